@@ -1,5 +1,7 @@
 """Where the time of a step goes: closed forms of a pipeline, and the same step taken apart."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -7,9 +9,11 @@ from prism import engine
 from prism.common.resultfiles import summary
 from prism.jobs.job import job_from_dict, load_job
 from prism.simulation.prepare import prepare, silence, treat_classes
+from prism.simulation.program import ideal_program
 from prism.simulation.steps import run_blocks, simulate
-from prism.simulation.timeloss import group_of
+from prism.simulation.timeloss import freed_classes
 from prism.simulation.variability import Treatment, is_communication
+from prism.workload.kernels import is_compute
 
 P, M, F, B = 4, 6, 1.0, 2.0
 QUIET = {"library": None}
@@ -49,6 +53,81 @@ def test_a_long_last_stage_is_imbalance_not_bubble():
     most, mean = M * (F + 2.0 * B), M * (F + np.mean(long))
     assert parts["stage_imbalance"][0] == pytest.approx((most - mean) / step, rel=1e-5)
     assert parts["bubble"][0] == pytest.approx(1.0 - most / step, rel=1e-5)
+
+
+def laid_out(**parallelism):
+    """A small transformer on as many GPUs of one node as its layout takes."""
+    p = {"microbatches": 4, "data_parallel": "none"} | parallelism
+    n = math.prod(p.get(name, 1) for name in ("tp", "cp", "pp", "dp"))
+    return job_from_dict({
+        "model": {"n_layers": 4, "hidden_size": 1024, "n_heads": 8, "ffn_size": 4096,
+                  "seq_len": 1024, "vocab_size": 32000},
+        "parallelism": p,
+        "cluster": {"nodes": 1, "gpus_per_node": n, "device": "h100"},
+        "variability": {"library": "h100-healthy"},
+    })  # fmt: skip
+
+
+LAYOUTS = [
+    {}, {"tp": 2}, {"cp": 2}, {"dp": 4, "data_parallel": "ddp"},
+    {"dp": 4, "data_parallel": "fsdp"}, {"pp": 2}, {"pp": 2, "dp": 2, "data_parallel": "zero1"},
+    {"pp": 4, "schedule": "zb-h1"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_the_optimizer_has_its_row_and_one_stage_no_bubble(layout):
+    job, step = laid_out(**layout), prepare(laid_out(**layout), 1)
+    parts, numbers = parts_of(job)
+    mean = numbers["step_time"]["mean"]
+    seconds = {name: share * mean for name, (share, _) in parts.items()}
+    assert sum(seconds.values()) == pytest.approx(mean, rel=1e-12)
+    optimizer = max(op.duration for op in step.workload.optimizer)
+    assert seconds["optimizer"] == pytest.approx(optimizer, rel=1e-9) and optimizer > 0.01 * mean
+    kernels = [
+        [k for c in row for k in (*c.forward, *c.backward) if is_compute(k.kernel_class)]
+        for row in step.workload.chunks
+    ]
+    work = np.array([sum(k.duration for k in row) for row in kernels])
+    work *= job.parallelism.microbatches
+    near = 1e-5 * mean
+    assert seconds["compute"] == pytest.approx(work.mean(), abs=near)
+    assert seconds["stage_imbalance"] == pytest.approx(work.max() - work.mean(), abs=near)
+    whole = run_blocks(ideal_program(silence(step, 1)), range(1), 1)[0][0, 0]
+    assert seconds["bubble"] == pytest.approx(whole - optimizer - work.max(), abs=near)
+    if job.parallelism.pp == 1:
+        assert seconds["bubble"] == 0.0
+    else:
+        assert seconds["bubble"] > 0.01 * mean
+
+
+@pytest.mark.parametrize(
+    ("schedule", "vpp", "bubble"),
+    [("gpipe", 1, (P - 1) * (F + B)), ("1f1b", 1, (P - 1) * (F + B)),
+     ("interleaved", 2, (P - 1) * (F + B) / 2), ("zb-h1", 1, (P - 1) * F)],
+)  # fmt: skip
+def test_the_bubble_is_the_schedules_published_one(schedule, vpp, bubble):
+    own = {"schedule": schedule, "vpp": vpp, "microbatches": 2 * P}
+    job = job_from_dict({
+        "model": {"durations": {"forward_s": F, "backward_s": B}},
+        "parallelism": {"pp": P} | own, "variability": QUIET,
+    })  # fmt: skip
+    parts, numbers = parts_of(job)
+    assert parts["bubble"][0] * numbers["step_time"]["mean"] == pytest.approx(bubble, rel=1e-5)
+    assert parts["optimizer"][0] == 0.0
+
+
+def test_every_collective_counts_to_its_group():
+    """First and last stage share the embedding; what all ranks share is of the widest group."""
+    classes = ["tp_all_reduce", "p2p", "embedding_all_reduce", "world_all_reduce", "attention"]
+    found = {group: set(freed) for group, freed in freed_classes(classes).items()}
+    assert found == {"pp": set(classes[1:4]), "tp": set(classes[:4])}
+    traced = ["layernorm_all_reduce", "transfer", "all_reduce", "dp_reduce_scatter"]
+    found = {group: set(freed) for group, freed in freed_classes(traced).items()}
+    assert found == {"dp": set(traced[2:]), "pp": set(traced[1:]), "tp": set(traced)}
+    assert freed_classes(["broadcast"]) == {"dp": ["broadcast"]}
+    parts, _ = parts_of(laid_out(pp=2, tp=2))
+    assert "exposed_dp" not in parts and {"exposed_pp", "exposed_tp"} < set(parts)
 
 
 def test_jitter_is_what_it_adds():
@@ -94,7 +173,7 @@ def test_parts_add_up_and_exposure_is_the_one_of_the_summary(name, dp, microbatc
     assert means.min() > -1e-4
     exposed = sum(share for part, (share, _) in parts.items() if part.startswith("exposed"))
     assert exposed == pytest.approx(numbers["exposed_communication"], abs=1e-6)
-    by_group = {f"exposed_{group_of(c)}" for c in numbers["critical_path"] if group_of(c)}
+    by_group = {f"exposed_{group}" for group in freed_classes(list(numbers["critical_path"]))}
     assert by_group == {part for part in parts if part.startswith("exposed")}
 
 

@@ -308,6 +308,7 @@ def _find_parts(
         "exposed_communication": exposed.share,
         "exposed_communication_se": exposed.error,
         "time_loss": loss.mean,
+        "time_loss_se": loss.mean_error,
         "time_loss_variance": loss.variance,
         "time_loss_variance_se": loss.variance_error,
         "part": loss.names,

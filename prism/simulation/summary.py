@@ -147,12 +147,13 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
             zip(path.kernel_class.values.tolist(), path.values.tolist(), strict=True)
         )
     if "time_loss" in dataset:
-        columns = dataset.time_loss, dataset.time_loss_variance, dataset.time_loss_variance_se
+        columns = {"mean_share": "", "mean_share_se": "_se", "variance_share": "_variance",
+                   "variance_share_se": "_variance_se"}  # fmt: skip
         out["time_loss"] = [
-            {"name": str(mean.part.item()), "mean_share": float(mean),
-             "variance_share": _known(float(share)), "variance_share_se": _known(float(se))}
-            for mean, share, se in zip(*columns, strict=True)
-        ]  # fmt: skip
+            {"name": str(part)}
+            | {key: _known(float(dataset[f"time_loss{of}"][i])) for key, of in columns.items()}
+            for i, part in enumerate(dataset.part.values)
+        ]
     if "slowdown_probability" in dataset:
         pairs = zip(dataset.threshold.values, dataset.slowdown_probability.values, strict=True)
         out["slowdown"] = {f"{t:.10g}": float(p) for t, p in pairs}

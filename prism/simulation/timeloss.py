@@ -14,6 +14,7 @@ from prism.distributions.tables import sample_table
 from prism.simulation.execution.tasks import Arrays
 from prism.simulation.prepare import Prepared, silence, silent_model
 from prism.simulation.program import Program, ideal_program
+from prism.simulation.tracemodel.arrays import kernel_class
 from prism.simulation.tracemodel.devicetime import ideal_device_times
 from prism.simulation.tracemodel.model import TraceModel
 from prism.simulation.variability import is_communication
@@ -23,6 +24,8 @@ Run = Callable[..., Arrays]
 
 GROUPS = ("dp", "pp", "ep", "cp", "tp")
 """Groups of ranks in the order in which their communication is made free, the widest first."""
+OTHER_NAMES = {"p2p": "pp", "transfer": "pp", "send": "pp", "embedding": "pp", "layernorm": "tp"}
+"""Groups of classes named otherwise, by their first word."""
 
 
 class TimeLoss(NamedTuple):
@@ -30,38 +33,42 @@ class TimeLoss(NamedTuple):
 
     names: list[str]
     mean: Array  # [part]
+    mean_error: Array  # [part] its standard error by cluster; NaN for one cluster
     variance: Array  # [part]; NaN where nothing varies
-    variance_error: Array  # [part] its standard error by cluster; NaN for one cluster
+    variance_error: Array  # [part] as of the mean
 
 
-def group_of(kernel_class: str) -> str:
-    """Name the group of ranks over which a class communicates.
+def group_of(name: str) -> str:
+    """Name the group of ranks over which a class communicates: "all" ranks, "" where it does not.
 
     Examples
     --------
     >>> [group_of(name) for name in ("p2p", "tp_all_gather", "dp_cp_all_reduce", "gemm_mlp")]
     ['pp', 'tp', 'dp', '']
     """
-    if not is_communication(kernel_class):
+    if not is_communication(name):
         return ""
-    if kernel_class == "p2p":
-        return "pp"
-    first = kernel_class.partition("_")[0]
-    return first if first in GROUPS else "dp"  # all ranks: gradient norms
+    first = name.partition("_")[0]
+    return first if first in GROUPS else OTHER_NAMES.get(first, "all")
 
 
 def freed_classes(classes: Sequence[str]) -> dict[str, list[str]]:
     """List the classes whose communication is free once a group's is, by group, the widest first.
+
+    What all ranks take part in counts to the widest group.
 
     Examples
     --------
     >>> freed_classes(["gemm_mlp", "p2p", "tp_all_gather"])
     {'pp': ['p2p'], 'tp': ['p2p', 'tp_all_gather']}
     """
+    groups = {name: group_of(name) for name in classes}
+    widest = next((group for group in GROUPS if group in groups.values()), GROUPS[0])
     freed: list[str] = []
     found = {}
     for group in GROUPS:
-        if own := [name for name in classes if group_of(name) == group]:
+        also = "all" if group == widest else group
+        if own := [name for name, its in groups.items() if its in (group, also)]:
             freed = freed + own
             found[group] = freed
     return found
@@ -92,10 +99,14 @@ def find_time_loss(
         parts[f"exposed_{group}"] = left - rest.astype(np.float64)
         left = rest.astype(np.float64)
     jitter, jitter_variance = _jitter(step.program)
-    ideal = _split_ideal(*_ideal_times(step, seed, run))
-    means = {name: float(part.mean()) for name, part in parts.items()} | ideal
-    means |= {"stragglers": left.mean() - jitter - sum(ideal.values()), "step_jitter": jitter}
-    kept = [np.arange(len(whole)) != k for k in range(-1, len(whole))]  # all, then without each
+    model = step.source
+    fixed = _ideal_trace(model) if isinstance(model, TraceModel) else _ideal_job(step, seed, run)
+    ideal = _split_ideal(fixed) | {"step_jitter": jitter}
+    n = len(whole)
+    kept = [np.arange(n) != k for k in range(-1, n if n > 1 else 0)]  # all, then without each
+    ends = np.array([whole[k].mean() for k in kept])
+    means = {name: np.array([part[k].mean() for k in kept]) for name, part in parts.items()}
+    means["stragglers"] = np.array([left[k].mean() for k in kept]) - sum(ideal.values())
     variance = np.array([_covariance(whole[k], whole[k]) for k in kept])
     shares = {"step_jitter": jitter_variance / variance} | {
         name: np.array([_covariance(part[k], whole[k]) for k in kept]) / variance
@@ -103,15 +114,17 @@ def find_time_loss(
     }
     shares["stragglers"] -= shares["step_jitter"]
     order = ["compute", *(f"exposed_{group}" for group in reversed(present)), "bubble",
-             "stage_imbalance", "stragglers", "launch_gaps", "step_jitter"]  # fmt: skip
-    mean = np.array([means[name] for name in order]) / whole.mean()
+             "stage_imbalance", "optimizer", "stragglers", "launch_gaps",
+             "step_jitter"]  # fmt: skip
+    mean = np.stack([means.get(name, ideal.get(name, 0.0) + 0.0 * ends) / ends for name in order])
     found = np.stack([shares.get(name, 0.0 * variance / variance) for name in order])
-    return TimeLoss(order, mean, found[:, 0], _jackknife_error(found[:, 1:]))
+    errors = _jackknife_error(mean[:, 1:]), _jackknife_error(found[:, 1:])
+    return TimeLoss(order, mean[:, 0], errors[0], found[:, 0], errors[1])
 
 
 def _covariance(part: Array, whole: Array) -> float:
-    """Covariance of two parts of the same replicates; NaN where there are none or they are one."""
-    if not whole.size or not np.ptp(whole):
+    """Covariance of two parts of the same replicates; NaN where these are all alike."""
+    if not np.ptp(whole):
         return float("nan")
     return float(((part - part.mean()) * (whole - whole.mean())).mean())
 
@@ -119,7 +132,7 @@ def _covariance(part: Array, whole: Array) -> float:
 def _jackknife_error(without: Array) -> Array:
     """Find standard errors of figures [figure] from their values without each cluster."""
     n = without.shape[1]
-    if n < 2:
+    if n == 0:
         return np.full(len(without), np.nan)
     return np.asarray(np.sqrt((n - 1.0) * without.var(axis=1)))
 
@@ -134,28 +147,49 @@ def _jitter(program: Program) -> tuple[float, float]:
     return mean, (mean * std) ** 2
 
 
-def _ideal_times(step: Prepared, seed: int, run: Run) -> tuple[float, Array, Array]:
-    """Time of a step without communication and without noise; busy time, launch gaps [stage] s."""
-    if isinstance(step.source, TraceModel):
-        _, _, gaps = ideal_device_times(step.source)  # what communication covers is no gap
-        whole, busy, _ = ideal_device_times(silent_model(step.source))
-        return whole, busy, np.minimum(gaps, whole - busy)
+class _Ideal(NamedTuple):
+    """A step without communication and without noise [s]."""
+
+    whole: float
+    optimizer: float  # which stages begin together: where it takes longest
+    busy: Array  # [stage] the other work of a rank
+    idle: Array  # [stage] waiting for the host alone
+    pipelined: bool
+
+
+def _ideal_job(step: Prepared, seed: int, run: Run) -> _Ideal:
+    assert step.workload is not None
     ideal = ideal_program(silence(step, seed))
-    times, _, _, busy = run(ideal, range(1), track=True)
+    times, _, _, tracked = run(ideal, range(1), track=True)
     whole = float(times[0, 0])
-    each = busy[0, :, 0].astype(np.float64) / (ideal.graph.n_replicas * ideal.n_members)
-    return whole, np.minimum(each, whole), np.zeros(each.size)  # the engine's 32 bits
+    optimizer = max((op.duration for op in step.workload.optimizer), default=0.0)
+    busy = tracked[0, :, 0].astype(np.float64) / (ideal.graph.n_replicas * ideal.n_members)
+    if busy.size == 1:  # there is nothing to wait for; the engine counts in 32 bits
+        busy = np.array([whole - optimizer])
+    return _Ideal(whole, optimizer, busy, np.zeros(busy.size), busy.size > 1)
 
 
-def _split_ideal(whole: float, busy: Array, gaps: Array) -> dict[str, float]:
+def _ideal_trace(model: TraceModel) -> _Ideal:
+    whole, devices = ideal_device_times(silent_model(model))
+    busy, optimizer, idle = (np.array(x) for x in zip(*(d[:3] for d in devices), strict=True))
+    if busy.size == 1:
+        idle = whole - busy
+    pipelined = model.p2p != "none" or "pp" in map(group_of, map(kernel_class, model.nodes))
+    return _Ideal(whole, float(optimizer.max()), busy - optimizer, idle, pipelined)
+
+
+def _split_ideal(ideal: _Ideal) -> dict[str, float]:
     """Split an ideal step into work and idle time [s].
 
     Compute is the mean over stages of a rank's work, the imbalance what the busiest stage has
-    more, the launch gaps those of that stage, the bubble what remains.
+    more, the launch gaps those of that stage, the bubble what remains. Without a pipeline that is
+    ranks' waiting for each other: imbalance too.
     """
-    work, most = float(busy.mean()), int(busy.argmax())
-    idle = whole - float(busy[most])
+    work, most = float(ideal.busy.mean()), int(ideal.busy.argmax())
+    rest = ideal.whole - ideal.optimizer - float(ideal.busy[most] + ideal.idle[most])
+    bubble = rest if ideal.pipelined else 0.0
     return {
-        "compute": work, "bubble": idle - float(gaps[most]),
-        "stage_imbalance": float(busy[most]) - work, "launch_gaps": float(gaps[most]),
+        "compute": work, "bubble": bubble,
+        "stage_imbalance": float(ideal.busy[most]) - work + (rest - bubble),
+        "optimizer": ideal.optimizer, "launch_gaps": float(ideal.idle[most]),
     }  # fmt: skip

@@ -66,6 +66,7 @@ PARTS = {
     "compute": "compute, the mean stage",
     "bubble": "pipeline bubble",
     "stage_imbalance": "stage imbalance",
+    "optimizer": "optimizer",
     "stragglers": "stragglers and noise",
     "launch_gaps": "launch gaps",
     "step_jitter": "step jitter",

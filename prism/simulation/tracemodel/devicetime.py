@@ -11,17 +11,16 @@ from prism.common.launchgaps import LaunchGaps, launch_gaps
 from prism.simulation.tracemodel.graph import ARRIVAL, LATENCY, Array, TraceNode, ends_of
 from prism.simulation.tracemodel.model import TraceModel, ideal_graph
 
+NO_DEVICE_OPS = ("launch_gap", "data_load")  # op kinds during which a device has nothing to run
+
 
 class DeviceTime(NamedTuple):
-    """Time of one device in a step: in which ops run on it [s], and its launch gaps."""
+    """Time of one device in a step [s], and its launch gaps."""
 
-    busy: float
+    busy: float  # its ops run
+    optimizer: float  # of that, its optimizer alone runs
+    idle: float  # from the step's begin to its last op, where it waits for no other device
     gaps: LaunchGaps
-
-    @property
-    def launch_gaps(self) -> float:
-        """Launch gaps together [s]."""
-        return float((self.gaps.end - self.gaps.begin).sum())
 
 
 def device_time(nodes: Sequence[TraceNode], start: Array, end: Array, stage: int) -> DeviceTime:
@@ -29,9 +28,12 @@ def device_time(nodes: Sequence[TraceNode], start: Array, end: Array, stage: int
 
     A device that waits in a collective or transfer is neither busy nor in a launch gap.
     """
-    ops = [i for i, n in enumerate(nodes) if n.kind == "op" and stage in n.stages]
+    ops = [
+        i for i, n in enumerate(nodes)
+        if n.kind == "op" and stage in n.stages and n.op_kind not in NO_DEVICE_OPS
+    ]  # fmt: skip
     if not ops:
-        return DeviceTime(0.0, launch_gaps(*np.zeros((3, 1))))
+        return DeviceTime(0.0, 0.0, 0.0, launch_gaps(*np.zeros((3, 1))))
     entries = [_entry(nodes, i, stage) for i in ops]
     hosts = np.array([_host_before(nodes, i, stage) for i in entries])
     issued = np.where(hosts < 0, np.nan, end[hosts])
@@ -45,18 +47,40 @@ def device_time(nodes: Sequence[TraceNode], start: Array, end: Array, stage: int
         for i, begin in zip(gaps.ended_by, gaps.begin, strict=True)
     ]
     gaps = gaps._replace(begin=np.maximum(gaps.begin, np.array(since, np.float64)))
-    idle = launch_gaps(start[ops], end[ops], issued).idle
-    return DeviceTime(float(end[ops].max() - start[ops].min()) - idle, gaps)
+    busy = _running(start[ops], end[ops])
+    rest = [i for i in ops if nodes[i].op_kind != "optimizer"]
+    others = _running(start[rest], end[rest]) if rest else 0.0
+    idle = float(end[ops].max()) - busy - _waits(nodes, start, end, ops, stage)
+    return DeviceTime(busy, busy - others, idle, gaps)
 
 
-def ideal_device_times(model: TraceModel) -> tuple[float, Array, Array]:
-    """Step with every effect at 1, and each stage's busy time and launch gaps, [stage] s."""
+def ideal_device_times(model: TraceModel) -> tuple[float, list[DeviceTime]]:
+    """Step with every effect at 1 [s], and the time of each stage's device in it."""
     graph = ideal_graph(model)
     ends = ends_of(graph)
     start, end = (ends - graph.durations)[:, 0, 0], ends[:, 0, 0]
     each = [device_time(graph.nodes, start, end, s) for s in range(model.n_stages)]
-    busy, gaps = (np.array(x) for x in zip(*((d.busy, d.launch_gaps) for d in each), strict=True))
-    return float(end.max()), busy, gaps
+    return float(end.max()), each
+
+
+def _running(start: Array, end: Array) -> float:
+    """Time in which some op runs [s]."""
+    return (
+        float(end.max() - start.min()) - launch_gaps(start, end, np.full_like(start, np.nan)).idle
+    )
+
+
+def _waits(
+    nodes: Sequence[TraceNode], start: Array, end: Array, ops: Sequence[int], stage: int
+) -> float:
+    """Idle time of a device that has come to an op which others have not come to [s]."""
+    waits, until = 0.0, 0.0
+    for i in sorted(ops, key=lambda i: float(start[i])):
+        came = [end[p] for p in nodes[i].preds if stage in nodes[p].stages]
+        if len(nodes[i].stages) > 1:
+            waits += max(0.0, float(start[i]) - max([until, *came]))
+        until = max(until, float(end[i]))
+    return waits
 
 
 def _entry(nodes: Sequence[TraceNode], i: int, stage: int) -> int:
