@@ -212,7 +212,7 @@ def print_layouts():
         print(f"| {source} | {len(shares)} | {len(shares) - len(known)} | {most} | {above[0]} | "
               f"{above[1]} |")  # fmt: skip
     print("\n| published layout | estimate | limit | P(fits) |\n|---|---|---|---|")
-    for share, told, gib, limit in sorted(full, reverse=True):
+    for _, told, gib, limit in sorted(full, reverse=True):
         print(f"| {told} | {gib:.0f} | {limit:.0f} | {fit_probability(gib, limit):.2f} |")
 
 
