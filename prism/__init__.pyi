@@ -10,6 +10,7 @@ from .analyses.validate import validate as validate
 from .analyses.watch import Watch as Watch
 from .cluster.nodemap import NodeSlowdown as NodeSlowdown
 from .cluster.nodemap import slow_node as slow_node
+from .cluster.nodes.inventory import read_inventory as read_inventory
 from .common.errors import PrismError as PrismError
 from .common.resultfiles import answer as answer
 from .common.resultfiles import load as load

@@ -30,6 +30,8 @@ def placement(**more):
             row("p2", "3 on stage 3, one replica", 10.1, 10.5, saved=-0.0096,
                 saved_ci=[-0.0106, -0.0086]),
         ],
+        "healthy": {"p50": 9.0, "p95": 9.36, "objective": 9.36, "saved": 0.1,
+                    "saved_ci": [0.099, 0.101]},
         "current": "p0", "best": "p1", "worst": "p2", "worst_over_best_p50": 10.1 / 9.4,
         "worst_over_best_p95": 10.5 / 9.8, "p_correct": 0.97, "n_candidates": 120, "n_screened": 9,
         "method": "all placements up to symmetry", "slow_nodes": nodes,

@@ -220,7 +220,7 @@ def test_variants_through_sweep_rank_and_place():
     assert mean[1, 3]["ideal_step_time"] == mean[1, 1]["ideal_step_time"]
     cv = {key: row["step_time"]["cv"] for key, row in mean.items()}
     assert cv[1, 3] > 1.8 * cv[1, 1]
-    assert len({row["memory_gib"] for row in found["rows"]}) == 1
+    assert len({row["memory"]["gib"] for row in found["rows"]}) == 1
     ranks = []
     for cv in (1.0, 3.0):
         job = made({"compute": {"cv": cv}}, effects | {"step": {"cv": 0.01}})

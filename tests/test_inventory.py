@@ -121,7 +121,7 @@ def test_names_are_looked_up_in_a_list_of_hosts(tmp_path):
     assert found.hosts[2] == "n12"
     with pytest.raises(PrismError, match="4 hosts.* 8 nodes"):
         read_host_list(listed, 8)
-    with pytest.raises(PrismError, match="4 hosts.* 3 nodes.*--spares 1"):
+    with pytest.raises(PrismError, match="4 hosts.* 3 nodes.*spares 1"):
         read_host_list(listed, 3)
     assert read_host_list(listed, 3, spares=1) == hosts
 
@@ -131,7 +131,7 @@ def test_names_without_a_list_take_their_order_only_if_every_node_is_named(tmp_p
     found = read(write(tmp_path, text), n_nodes=2)
     assert dict(found) == {1: NodeSlowdown(1.2)}
     assert any(": b, a" in note for note in found.notes)
-    refused(write(tmp_path, text), "names 2 hosts (b, a)", "--hosts LIST", "0 to 63")
+    refused(write(tmp_path, text), "names 2 hosts (b, a)", "hosts LIST", "0 to 63")
 
 
 @pytest.mark.parametrize(

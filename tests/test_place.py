@@ -19,11 +19,12 @@ from prism.analyses.placements.slack import level, slot_cost
 from prism.analyses.selection import Arm, pseudo_values
 from prism.cluster.nodemap import NodeSlowdown, slow_node
 from prism.common.errors import PrismError
-from prism.common.resultfiles import load, save
+from prism.common.resultfiles import load, save, summary
 from prism.jobs.job import job_from_dict, load_job
 from prism.simulation.draws import quiet_step, run_lanes
 from prism.simulation.results import job_of
-from prism.simulation.steps import run_blocks
+from prism.simulation.steps import run_blocks, simulate
+from prism.workload.memory import estimate_memory
 
 # fewer samples than answers rest on, where the figures are not what is tested
 FEW = {
@@ -261,6 +262,50 @@ def test_answer_has_what_the_interface_promises(answered):
     assert "drawn at random" in found["notes"][0]
 
 
+def test_the_cost_of_slow_nodes_is_over_a_job_without_them(answered):
+    found = summarize_place(answered)
+    healthy = small(dp=4, microbatches=4)
+    whole = summary(simulate(healthy, replicates=64 * 8, seed=5))["step_time"]
+    now = {row["name"]: row for row in found["placements"]}[found["current"]]
+    assert found["healthy"]["p50"] == pytest.approx(whole["p50"], rel=0.005)
+    assert found["healthy"]["saved"] == pytest.approx(1.0 - whole["p95"] / now["p95"], abs=0.01)
+    # nothing that is done with slow nodes is better than none being slow, but leaving them out
+    # what saves most is what is to be done
+    rows = found["alternatives"] | {row["name"]: row for row in found["placements"]}
+    saved = {name: row["saved"] for name, row in rows.items() if "saved_ci" in row}
+    del saved["all_in_one_replica"]
+    assert saved[found["action"]] == max(saved.values())
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_an_inventory_in_python_carries_host_names(tmp_path):
+    (tmp_path / "nodes.csv").write_text("node,slowdown\ng3,1.3\ng6,1.2\n")
+    found = prism.read_inventory(tmp_path / "nodes.csv", 16, hosts="g[0-15]")
+    result = place(small(dp=4), nodes=found, seed=1)
+    numbers = summary(result)
+    assert {node["host"]: node["compute"] for node in numbers["slow_nodes"]} == {
+        "g3": 1.3, "g6": 1.2
+    }  # fmt: skip
+    assert result["host"].to_numpy().tolist() == [f"g{i}" for i in range(16)]
+    assert "nodes g3, g6" in prism.answer(result).findings[1].text.lower()
+    save(result, tmp_path / "result.nc")
+    assert load(tmp_path / "result.nc")["host"].to_numpy()[3] == "g3"
+    # names may come apart from slowness
+    drawn = place(small(dp=4), slow_nodes=1, slowdown=1.2, hosts=found.hosts, seed=1)
+    (node,) = summary(drawn)["slow_nodes"]
+    assert node["host"] == f"g{node['node']}"
+
+
+def test_files_of_an_inventory_say_different_things(tmp_path):
+    (tmp_path / "a.csv").write_text("node,slowdown\n3,1.2\n")
+    (tmp_path / "b.csv").write_text("node,network\n3,1.4\n")
+    found = prism.read_inventory([tmp_path / "a.csv", tmp_path / "b.csv"], 16)
+    assert dict(found) == {3: prism.NodeSlowdown(1.2, network=1.4)}
+    with pytest.raises(PrismError, match="^(?!.*--).*hosts"):
+        (tmp_path / "c.csv").write_text("node,slowdown\nn3,1.2\n")
+        prism.read_inventory(tmp_path / "c.csv", 16)
+
+
 def test_alternatives_side_by_side(answered):
     found = summarize_place(answered)["alternatives"]
     assert list(found) == ["all_in_one_replica", "random", "drop_nodes", "spares", "fewer_layers"]
@@ -363,7 +408,17 @@ def test_durations_have_no_layers_to_move():
     ]
     assert "no layers" in found["fewer_layers"]["impossible"]
     assert "do not hold one replica" in found["drop_nodes"]["impossible"]
-    assert "--spares" in found["spares"]["impossible"]
+    assert "spares N" in found["spares"]["impossible"]
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_what_would_no_longer_fit_is_no_alternative(monkeypatch):
+    """Fewer replicas hold more of the optimizer each."""
+    job = small(dp=4, data_parallel="fsdp", pp=1, tp=1)
+    limit = estimate_memory(job).total * 1.001
+    monkeypatch.setattr("prism.workload.memory.memory_limit", lambda _: limit)
+    found = summarize_place(place(job, slow_nodes=1, slowdown=1.3, seed=1))["alternatives"]
+    assert "P(fits)" in found["drop_nodes"]["impossible"]
 
 
 @pytest.mark.usefixtures("few_samples")
@@ -382,8 +437,8 @@ def test_shard_groups_are_left_out_whole(size, lost):
     ({"slow_nodes": 1, "slowdown": 0.0}, "more than 0"),
     ({"slow_nodes": 1, "slowdown": -1.0}, "more than 0"),
     ({"slow_nodes": 1, "slowdown": float("nan")}, "more than 0"),
-    ({"slow_nodes": 1}, "add --slowdown"),
-    ({"slowdown": 1.2}, "add --slow-nodes"),
+    ({"slow_nodes": 1}, "add slowdown 1.2"),
+    ({"slowdown": 1.2}, "add slow_nodes 3"),
     ({"slow_nodes": 1, "slowdown": 1.2, "kind": "gpu"}, "compute, memory, network"),
     ({"slow_nodes": 1, "slowdown": 1.2, "objective": "p90"}, "expected one of p50"),
     ({"slow_nodes": 1, "slowdown": 1.2, "tolerance": 0.0}, "expected a share"),

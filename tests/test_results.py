@@ -25,12 +25,15 @@ from prism.common.shipped import data_path
 from prism.jobs.job import job_from_dict, load_job
 from prism.present.answers.estimate import terms_table
 from prism.present.reports.estimates import summary_table
+from prism.present.reports.inputs import inputs_of
 from prism.present.terminal import render
 from prism.simulation.execution.content import identity
 from prism.simulation.results import VARIABLES, job_of, made_with, make_dataset
 from prism.simulation.steps import simulate
 from prism.simulation.summary import apart, spread
 from prism.simulation.variability import is_communication
+from prism.workload import memory
+from prism.workload.memory import estimate_memory
 
 RUN = {"steps": 500, "deadline": "17h", "start": "2026-01-05", "price": 2.5}
 
@@ -84,6 +87,42 @@ def test_save_and_load(result, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["result.nc"]
     identical(result, load(path))
     assert summary(load(path)) == summary(result)
+
+
+def test_what_is_shown_was_saved(transformer_job, tmp_path, run, monkeypatch):
+    """Not estimated anew by a version whose constants, device or library are others."""
+    made = estimate(transformer_job, replicates=128, run_replicates=8, seed=1)
+    before = summary(made)
+    assert before["memory"]["gib"] == estimate_memory(transformer_job).gib
+    save(made, tmp_path / "result.nc")
+
+    def said(folder):
+        shown = json.loads(run("show", folder / "result.nc", "--json")[1])
+        assert run("report", folder, "-o", folder / "page.html", "-q")[0] == 0
+        page = (folder / "page.html").read_text()
+        compared = json.loads(run("compare", folder, folder, "--seed", 1, "--json")[1])
+        return shown, page, compared
+
+    first = said(tmp_path)
+    for name, value in {"ADAM_BYTES": 9e3, "ERROR": 0.01, "ERROR_STD": 0.01,
+                        "DRIVER_SHARE": 0.5}.items():  # fmt: skip
+        monkeypatch.setattr(memory, name, value)
+    assert estimate_memory(transformer_job).gib > before["memory"]["gib"] + 10
+    monkeypatch.setattr("prism.jobs.job.Job.tokens_per_step", 1)
+    monkeypatch.setattr("prism.jobs.job.Job.world_size", 1)
+    assert summary(load(tmp_path)) == before
+    assert said(tmp_path) == first
+    # of a version that saved no memory none is shown
+    older = made.copy()
+    del older.attrs["job_figures"]
+    assert "memory" not in summary(older)
+
+
+def test_entries_of_a_library_that_changed_are_not_listed(tmp_path):
+    made = estimate("llama3-70b-fsdp-512", replicates=64, run_replicates=4, seed=1)
+    assert inputs_of(made).library
+    found = inputs_of(made.assign_attrs(library_sha256="0" * 64))
+    assert found.library == () and "h100-healthy" in found.notes[-1]
 
 
 def test_loading_what_is_no_result(tmp_path):

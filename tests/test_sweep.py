@@ -512,3 +512,80 @@ def test_exposed_communication_is_that_of_an_estimate(small):
     job = job_at(given_values(small), {"variability.effects.step.cv": "0.01"}, (), small.name)
     alone = simulate(job, replicates=512, seed=4)
     assert rows[0]["exposed_communication"] == float(alone.exposed_communication) > 0.0
+
+
+# ------------------------------------------------------------------------------ what fits
+@pytest.fixture(scope="module")
+def tight():
+    """A job whose fastest settings keep everything, which its GPUs cannot."""
+    return load_job("llama3-70b-fsdp-512", TIGHT)
+
+
+TIGHT = ["cluster.nodes=8", "parallelism.dp=64"]
+VARIED = {"parallelism.recompute": ["full", "none"], "parallelism.microbatch_size": ["1", "2"]}
+
+
+@pytest.mark.usefixtures("few_quiet")
+@pytest.mark.parametrize("least", [0.5, 0.9])
+def test_what_is_not_likely_to_fit_is_not_chosen(tight, least):
+    made = sweep(tight, VARIED, replicates=2 * BLOCK, seed=1, min_p_fits=least)
+    found = summarize_sweep(made)
+    rows = found["rows"]
+    chances = [row["memory"]["p_fits"] for row in rows]
+    np.testing.assert_array_equal(made["p_fits"], chances)
+    fastest = min(rows, key=lambda row: row["p95_same_work"])
+    assert fastest["memory"]["p_fits"] < 0.01 and not fastest["likely_fits"]
+    fit = [i for i, row in enumerate(rows) if row["memory"]["p_fits"] >= least]
+    assert 0 < len(fit) < len(rows) and fit == list(range(len(fit)))  # first, then the others
+    for name, measure in {"fastest": "p50", "robust": "p95", "best": "p95"}.items():
+        assert found[name] == min(fit, key=lambda i: rows[i][f"{measure}_same_work"])
+    assert set(found["frontier"]) <= set(fit)
+    assert rows[0]["best_change"] is None
+    codes = [finding.code for finding in prism.answer(made).findings]
+    assert "does_not_fit" in codes
+
+
+@pytest.mark.usefixtures("few_quiet")
+def test_layouts_and_varied_settings_are_held_to_the_same():
+    job = load_job("llama3-70b-fsdp-512", [*TIGHT, "parallelism.recompute=none"])
+    keys = {
+        "parallelism.tp": ["1", "8"],
+        "parallelism.pp": ["1", "2", "4"],
+        "parallelism.cp": ["1"],
+    }
+    for least in (0.5, 0.9):
+        options = {"replicates": BLOCK, "seed": 1, "min_p_fits": least}
+        found = summarize_sweep(sweep(job, keys, layouts=True, **options))
+        rows = {i: row for i, row in enumerate(found["rows"]) if not row["own"]}
+        assert rows and all(row["memory"]["p_fits"] >= least for row in rows.values())
+        (own,) = [row for row in found["rows"] if row["own"]]
+        assert own["memory"]["p_fits"] < 0.01 and own["p95"] is not None
+        # the own setting is faster than what fits, and neither chosen nor cause to skip that
+        assert own["p95"] < min(row["p95"] for row in rows.values() if row["p95"])
+        assert {found["fastest"], found["robust"], found["best"]} <= set(rows)
+        assert all("P(fits)" in row["reason"] for row in found["refused"])
+
+
+@pytest.mark.usefixtures("few_quiet")
+def test_where_nothing_fits_nothing_is_chosen(run, tmp_path):
+    status, out, _ = run(
+        "sweep", "llama3-70b-fsdp-512", "--vary", "parallelism.recompute=none", "--vary",
+        "parallelism.microbatch_size=1,2", "--replicates", BLOCK, "--seed", 1, "--json", "-q",
+        "-o", tmp_path / "out",
+    )  # fmt: skip
+    found = json.loads(out)
+    assert status == 0
+    assert [found[name] for name in ("fastest", "robust", "best")] == [None] * 3
+    assert [finding["code"] for finding in found["findings"]] == ["none_fits"]
+    assert all(row["p95"] is not None for row in found["rows"])
+    assert (tmp_path / "out" / "sweep.png").exists()
+    assert run("report", tmp_path / "out", "-o", tmp_path / "page.html", "-q")[0] == 0
+
+
+def test_a_probability_of_fitting_is_one(pipeline, run):
+    with pytest.raises(PrismError, match="min_p_fits"):
+        sweep(pipeline, {"run.steps": [1, 2]}, min_p_fits=90.0)
+    assert run("sweep", pipeline, "--vary", "run.steps=1,2", "--min-p-fits", 90)[0] == 2
+    # where no memory is known all settings may be chosen
+    found = summarize_sweep(sweep(pipeline, {"run.steps": [1, 2]}, replicates=BLOCK, min_p_fits=1))
+    assert found["fastest"] is not None and found["rows"][0]["memory"] is None

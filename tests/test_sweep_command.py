@@ -36,7 +36,8 @@ def job(tmp_path):
 
 def made_row(p50, p95, figures="full", own=False, **setting):
     row = {f"parallelism.{k}": v for k, v in setting.items()}
-    row |= {"figures": figures, "own": own, "world_size": 16, "memory_gib": 40.0, "work": 1.0,
+    row |= {"figures": figures, "own": own, "world_size": 16, "work": 1.0,
+            "memory": {"gib": 40.0, "limit_gib": 80.0, "p_fits": 0.99},
             "at_least": 0.9 * (p50 or 10), "ideal_step_time": 0.9 * (p50 or 10),
             "clusters": 8 if figures == "screen" else 64}  # fmt: skip
     for name, value in (("p50", p50), ("p95", p95), ("mean", p50)):
@@ -56,8 +57,8 @@ def made():
         made_row(11.0, 11.0, tp=1, own=True), made_row(12.0, 12.5, "screen", tp=16),
         made_row(None, None, "bound", tp=32),
     ]  # fmt: skip
-    reasons = ["needs 95 GiB, more than the 74.5 GiB of h100"] * 2 + ["heads"]
-    reasons += ["needs 99 GiB, more than the 74.5 GiB of h100"]
+    reasons = ["needs 95 GiB: P(fits) below 50 % of 74.5 GiB of h100"] * 2 + ["heads"]
+    reasons += ["needs 99 GiB: P(fits) below 50 % of 74.5 GiB of h100"]
     return {
         "job": "made", "seed": 1, "objective": "p95", "layouts": True,
         "varied": ["parallelism.tp"], "rows": rows, "fastest": 2, "robust": 0, "best": 0,
@@ -88,7 +89,7 @@ def test_json_is_one_object_with_what_was_promised(run, job):
     )
     assert numbers["varied"] == ["parallelism.schedule", "parallelism.microbatches"]
     row = numbers["rows"][0]
-    assert {"step_time", "p50", "p95", "p50_se", "p95_se", "memory_gib", "ideal_step_time",
+    assert {"step_time", "p50", "p95", "p50_se", "p95_se", "memory", "ideal_step_time",
             "exposed_communication", *numbers["varied"]} <= set(row)  # fmt: skip
     assert {"mean", "std", "p5", "p99", "p95_ci", "between_cluster_std"} <= set(row["step_time"])
     asked = {"parallelism.schedule": ["1f1b", "gpipe"], "parallelism.microbatches": ["4", "8"]}
@@ -174,9 +175,9 @@ def test_the_table_has_marks_and_says_what_is_left_out(made):
     assert {tp: row[-1] for tp, row in rows.items()} == marks
     (table,) = [table for table in answer_of(made).tables if table.title == "Settings"]
     titles = [column.title for column in table.columns]
-    assert titles == ["tp", "GiB", "p50", "p95", "± 95 %", "p95 vs own", ""]
+    assert titles == ["tp", "GiB", "P(fits)", "p50", "p95", "± 95 %", "p95 vs own", ""]
     for row, given in zip(table.rows, made["rows"], strict=False):
-        assert [row[2].value, row[3].value] == [given["p50"], given["p95"]]
+        assert [row[3].value, row[4].value] == [given["p50"], given["p95"]]
     assert any("1 not simulated" in note for note in table.notes)
 
 

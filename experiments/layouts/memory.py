@@ -22,7 +22,7 @@ import numpy as np
 
 from prism.common.errors import PrismError
 from prism.jobs.job import load_job
-from prism.workload.memory import ERROR, GIB, estimate_memory, memory_limit
+from prism.workload.memory import ERROR, GIB, estimate_memory, fit_probability, memory_limit
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("PRISM_DATA", HERE.parents[2] / "shared" / "data")) / "public_jobs"
@@ -203,7 +203,7 @@ def print_layouts():
         if share is not None and share > 1.0:
             told = f"{source}: {name}{', offloads' if offloads(row) else ''}"
             full.append((share, told, memory.gib, limit / GIB))
-    print("\n| source | layouts | no job | fullest | above the limit | refused |")
+    print("\n| source | layouts | no job | fullest | above the limit | by more than the error |")
     print("|---|---|---|---|---|---|")
     for source, shares in sources.items():
         known = [share for share in shares if share is not None]
@@ -211,10 +211,9 @@ def print_layouts():
         most = f"{max(known):.2f}" if known else ""
         print(f"| {source} | {len(shares)} | {len(shares) - len(known)} | {most} | {above[0]} | "
               f"{above[1]} |")  # fmt: skip
-    print("\n| published layout | estimate | limit | accepted |\n|---|---|---|---|")
-    for share, told, gib, limit in sorted(full, reverse=True):
-        accepted = "no" if share > 1.0 + ERROR else "yes, with a warning"
-        print(f"| {told} | {gib:.0f} | {limit:.0f} | {accepted} |")
+    print("\n| published layout | estimate | limit | P(fits) |\n|---|---|---|---|")
+    for _, told, gib, limit in sorted(full, reverse=True):
+        print(f"| {told} | {gib:.0f} | {limit:.0f} | {fit_probability(gib, limit):.2f} |")
 
 
 if __name__ == "__main__":

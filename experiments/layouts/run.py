@@ -16,7 +16,7 @@ from prism.plots.sweep import plot_sweep
 
 HERE = Path(__file__).parent
 JOBS = ("llama3-405b-16k", "gpt3-175b-512", "llama3-70b-fsdp-512")
-SHOWN = ("p50", "p50_se", "p95", "p95_se", "p95_change", "p95_change_se", "memory_gib", "clusters",
+SHOWN = ("p50", "p50_se", "p95", "p95_se", "p95_change", "p95_change_se", "memory", "clusters",
          "ideal_step_time", "exposed_communication", "mfu", "figures", "own")  # fmt: skip
 
 

@@ -14,9 +14,11 @@ import numpy as np
 from prism.analyses.placements.alternatives import changed_job
 from prism.analyses.placements.answer import answer, make_case
 from prism.analyses.placements.problem import MOST_PLACED, make_problem
+from prism.analyses.placements.rows import better_alternatives
 from prism.analyses.selection import QUANTILES, Runner
 from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node, slowdown_keys
-from prism.common.errors import PrismError
+from prism.cluster.nodes.inventory import Inventory
+from prism.common.errors import PrismError, is_typed, named
 from prism.jobs.job import Job, load_job
 from prism.simulation.prepare import prepare
 from prism.simulation.results import provenance
@@ -40,6 +42,7 @@ def place(
     slowdown: float | None = None,
     kind: str = "compute",
     nodes: Mapping[int, NodeSlowdown] | None = None,
+    hosts: Mapping[int, str] | None = None,
     spares: int = 0,
     objective: str = "p95",
     tolerance: float = 0.001,
@@ -61,7 +64,10 @@ def place(
     kind : str
         What is slow: ``compute``, ``memory``, ``network`` or ``everything``.
     nodes : mapping of int to NodeSlowdown, optional
-        An inventory by node instead. Without either, the job's ``cluster.node_slowdowns``.
+        An inventory by node instead, as `prism.read_inventory` reads one. Without either, the job's
+        ``cluster.node_slowdowns``.
+    hosts : mapping of int to str, optional
+        Host names by node; those of the inventory where it has them.
     spares : int
         Spare nodes beside the job's.
     objective : str
@@ -93,7 +99,8 @@ def place(
     job = job if isinstance(job, Job) else load_job(job)
     seed, threads = settle_call(1, seed, threads)
     _check(job, objective, tolerance, spares)
-    notes: list[str] = []
+    known = nodes if isinstance(nodes, Inventory) else Inventory({})
+    names, notes = known.hosts | dict(hosts or {}), list(known.notes)
     inventory = _inventory(job, slow_nodes, slowdown, kind, nodes, seed, notes)
     built = _with_nodes(job, inventory, spares)
     problem = make_problem(prepare(built, seed), inventory, threads)
@@ -114,9 +121,14 @@ def place(
     call: dict[str, Any] = {"objective": objective, "tolerance": tolerance, "seed": seed}
     if built is job:  # its slow nodes are not written into it
         call["nodes"] = {str(n): list(slow) for n, slow in inventory.items()} or None
+    for node in found["slow_nodes"]:
+        if node["node"] in names:
+            node["host"] = names[node["node"]]
+    better = better_alternatives(found)
+    found["action"] = better[0]["name"] if better else found["best"]
     found |= {"job": job.name, "seed": seed, "notes": notes}
     found["wall_seconds"] = time.perf_counter() - begin
-    return _dataset(found, provenance(built, call))
+    return _dataset(found, provenance(built, call), names)
 
 
 def summarize_place(dataset: "xr.Dataset") -> dict[str, Any]:
@@ -156,8 +168,10 @@ def _inventory(
     if slow_nodes is None and slowdown is None:
         return placement.slowdowns()
     if slow_nodes is None or slowdown is None:
-        pair = ("--slowdown", "--slow-nodes 3")
-        given, missing = pair if slow_nodes is None else ("--slow-nodes", "--slowdown 1.2")
+        pair = (named("slowdown"), named("slow_nodes") + " 3")
+        if slowdown is None:
+            pair = (named("slow_nodes"), named("slowdown") + " 1.2")
+        given, missing = pair
         raise PrismError(f"{given} needs its partner: add {missing}")
     if kind not in KINDS:
         raise PrismError(f"kind of slowness {kind!r}, expected one of {', '.join(KINDS)}")
@@ -167,10 +181,11 @@ def _inventory(
         )
     slow = slow_node(slowdown, kind)
     rng = np.random.default_rng([seed, 6])
+    way = "--at" if is_typed() else "nodes"
     chosen = np.sort(rng.choice(placement.slots, slow_nodes, replace=False))
     notes.append(
         f"which nodes are slow was not given: drawn at random from the seed, "
-        f"{', '.join(map(str, chosen[:8]))}{' ...' if chosen.size > 8 else ''}; --at names them"
+        f"{', '.join(map(str, chosen[:8]))}{' ...' if chosen.size > 8 else ''}; {way} names them"
     )
     return {int(node): slow for node in chosen}
 
@@ -198,8 +213,8 @@ def _no_slow_node(inventory: Mapping[int, NodeSlowdown]) -> str:
         )
     found = "all nodes given are as fast as the others" if inventory else "no node is slow"
     return (
-        f"{found}; give --slow-nodes and --slowdown, --measured-nodes, or cluster.node_slowdowns "
-        "in the job"
+        f"{found}; give {named('slow_nodes')} and {named('slowdown')}, "
+        f"{'--measured-nodes' if is_typed() else 'nodes'}, or cluster.node_slowdowns in the job"
     )
 
 
@@ -214,7 +229,9 @@ def _with_nodes(job: Job, inventory: Mapping[int, NodeSlowdown], spares: int) ->
     return changed_job(job, cluster=keys)
 
 
-def _dataset(found: dict[str, Any], attrs: dict[str, Any]) -> "xr.Dataset":
+def _dataset(
+    found: dict[str, Any], attrs: dict[str, Any], names: Mapping[int, str]
+) -> "xr.Dataset":
     """Lay placements and the map of costs into a dataset; the summary goes along."""
     import xarray as xr
 
@@ -237,7 +254,10 @@ def _dataset(found: dict[str, Any], attrs: dict[str, Any]) -> "xr.Dataset":
         ):
             values = np.array([row[name] for row in found["stage_slack"]])
             data[f"stage_{name}"] = ("stage", values, {"units": units, "long_name": text})
-    coords = {"placement": [row["name"] for row in rows]}
+    coords: dict[str, Any] = {"placement": [row["name"] for row in rows]}
+    if names:
+        listed = [names.get(node, "") for node in range(max(*names, int(hosts.max())) + 1)]
+        coords["host"] = ("node", listed, {"long_name": "host name of every node"})
     attrs |= {"kind": "placement", "summary": json.dumps(found)}
     attrs |= {which: found[which] for which in ("best", "worst", "current", "objective")}
     return xr.Dataset(data, coords=coords, attrs=attrs)

@@ -32,14 +32,15 @@ from prism.analyses.sweeps.layouts import (
     layouts,
 )
 from prism.analyses.sweeps.points import BUILT, Bench, Point, least_seconds, simulate_points
-from prism.analyses.sweeps.rows import MEASURES, choose, make_rows, memory_notes, plain_value
+from prism.analyses.sweeps.rows import MEASURES, choose, make_rows, plain_value
 from prism.common import sizes
 from prism.common.errors import PrismError, named
+from prism.common.text import format_share
 from prism.distributions.library import load_library
 from prism.jobs.job import Job, given_values, load_job
 from prism.simulation.results import job_of, provenance
 from prism.simulation.steps import Progress, settle_call
-from prism.workload.memory import GIB, estimate_memory, memory_limit
+from prism.workload.memory import LEAST_P_FITS, memory_figures
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -58,6 +59,7 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "at_least": ("s", "time that a step takes at least, for the tokens of one step of the job"),
     "work": ("1", "tokens of a step over those of the job's"),
     "memory_gib": ("GiB", "memory of the busiest GPU, estimated"),
+    "p_fits": ("1", "probability that it fits the GPU, by the error of the estimate"),
     "exposed_communication": ("1", "share of the step that free communication would save"),
     "exposed_communication_se": ("1", "its standard error, by cluster"),
     "mfu": ("1", "model flop per second and GPU over the device's peak"),
@@ -76,6 +78,7 @@ def sweep(
     layouts: bool = False,
     replicates: int = REPLICATES,
     objective: str = "p95",
+    min_p_fits: float = LEAST_P_FITS,
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -95,6 +98,9 @@ def sweep(
         Steps of a setting that goes on to the end; 64 of them share one draw of the cluster.
     objective : str
         ``p50``, ``p95`` or ``mean`` of the step: what rows are sorted by, and ``best`` in.
+    min_p_fits : float
+        Probability that a setting's memory fits [1] below which it is not chosen, and not simulated
+        where it is a layout that prism proposes.
     seed, threads, progress
         As in `prism.simulate`.
 
@@ -125,10 +131,12 @@ def sweep(
         )
     if objective not in MEASURES:
         raise PrismError(f"objective {objective}: expected one of {', '.join(MEASURES)}")
+    if not 0.0 <= min_p_fits <= 1.0:
+        raise PrismError(f"{named('min_p_fits')} {min_p_fits}: expected a probability, 0 to 1")
     seed, threads = settle_call(replicates, seed, threads)
     _check_size(math.prod(map(len, grid.values())), replicates)
     check_values(grid)
-    points, refused = _points(job, grid, layouts, replicates, progress)
+    points, refused = _points(job, grid, layouts, replicates, min_p_fits, progress)
     if not points:
         raise PrismError(_all_refused(job, refused))
     clusters = -(-replicates // engine.LANES)
@@ -147,7 +155,7 @@ def sweep(
         warnings = [f"{len(refused):,} of {asked:,} settings were refused; the answer says why"]
     found: dict[str, Any] = {
         "job": job.name, "seed": seed, "objective": objective, "layouts": layouts,
-        "varied": list(points[0].setting), "world_size": job.world_size,
+        "min_p_fits": min_p_fits, "varied": list(points[0].setting), "world_size": job.world_size,
         "tokens_per_step": job.tokens_per_step, "rows": rows, "refused": refused,
         **choose(points, objective), "notes": _followed(points, grid) + _notes(points, rows),
         "warnings": warnings,
@@ -157,7 +165,8 @@ def sweep(
     by_hand = [key for key in grid if key not in LAYOUT_KEYS]
     if layouts and by_hand:
         found["by_setting"] = _by_setting(points, by_hand, objective)
-    call = {"vary": grid, "layouts": layouts, "replicates": replicates, "objective": objective}
+    call = {"vary": grid, "layouts": layouts, "replicates": replicates, "objective": objective,
+            "min_p_fits": min_p_fits}  # fmt: skip
     return _dataset(found, provenance(job, {**call, "seed": seed}))
 
 
@@ -175,7 +184,7 @@ def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> "xr.Dataset"
 # ----------------------------------------------------------------------------------- the settings
 def _points(
     job: Job, grid: Mapping[str, Sequence[str]], all_layouts: bool, replicates: int,
-    progress: Progress | None,
+    min_p_fits: float, progress: Progress | None,
 ) -> tuple[list[Point], list[dict[str, Any]]]:  # fmt: skip
     """Build every setting; those that break a rule or do not fit are refused, with the reason."""
     values = given_values(job)
@@ -187,16 +196,17 @@ def _points(
             progress(BUILT * (len(points) + len(refused)) // asked, 1000)
         try:
             made = job_at(values, setting, follows, job.name)
-            memory = estimate_memory(made)
-            if all_layouts and not own and memory is not None and memory.total > memory_limit(made):
+            memory = memory_figures(made)
+            fits = memory is None or memory["p_fits"] >= min_p_fits
+            if memory is not None and all_layouts and not (own or fits):
                 raise PrismError(
-                    f"needs {memory.gib:.0f} GiB, more than the {memory_limit(made) / GIB:.1f} GiB "
-                    f"of {made.cluster.device}"
+                    f"needs {memory['gib']:.0f} GiB: P(fits) below {format_share(min_p_fits)} of "
+                    f"{memory['limit_gib']:.1f} GiB of {made.cluster.device}"
                 )
             points.append(
                 Point(
                     setting=setting, job=made, group=group, own=own or made == job,
-                    work=_work(made) / _work(job), memory=memory,
+                    work=_work(made) / _work(job), memory=memory, fits=fits,
                     least=least_seconds(made) if all_layouts else 0.0,
                 )
             )  # fmt: skip
@@ -268,7 +278,7 @@ def _all_refused(job: Job, refused: Sequence[Mapping[str, Any]]) -> str:
 # ------------------------------------------------------------------------------------- the answer
 def _notes(points: Sequence[Point], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say how settings are compared, and what is assumed."""
-    notes = memory_notes(points)
+    notes = []
     unequal = any(abs(point.work - 1.0) > 1e-9 for point in points)
     if len({row["world_size"] for row in rows}) > 1:
         notes.append("settings take different numbers of GPUs" + (
@@ -306,7 +316,7 @@ def _dataset(found: dict[str, Any], attrs: dict[str, Any]) -> "xr.Dataset":
     rows = found["rows"]
     data: dict[str, Any] = {}
     for name, (units, text) in VARIABLES.items():
-        values = np.array([row.get(name) for row in rows], float)  # None: nan
+        values = np.array([_value(row, name) for row in rows], float)  # None: nan
         if not np.isnan(values).all():
             data[name] = ("setting", values, {"units": units, "long_name": text})
     coords: dict[str, Any] = {
@@ -316,6 +326,13 @@ def _dataset(found: dict[str, Any], attrs: dict[str, Any]) -> "xr.Dataset":
     coords["figures"] = ("setting", _column([row["figures"] for row in rows]))
     attrs |= {"kind": "sweep", "summary": json.dumps(found), "objective": found["objective"]}
     return xr.Dataset(data, coords=coords, attrs=attrs)
+
+
+def _value(row: Mapping[str, Any], name: str) -> Any:
+    memory = row["memory"] or {}
+    return {"memory_gib": memory.get("gib"), "p_fits": memory.get("p_fits")}.get(
+        name, row.get(name)
+    )
 
 
 def _column(values: list[Any]) -> list[Any]:

@@ -32,6 +32,11 @@ def as_typed() -> Iterator[None]:
         _TYPED.reset(token)
 
 
+def is_typed() -> bool:
+    """Whether messages name options of the command line."""
+    return _TYPED.get()
+
+
 def named(argument: str) -> str:
     """Name an argument as the caller gave it.
 

@@ -58,10 +58,11 @@ def plot_sweep(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     rows = numbers["rows"]
     run = [i for i, row in enumerate(rows) if row["p50"] is not None]
     named = _named(numbers)
-    limit = FARTHEST * float(rows[numbers["robust"]]["p95_same_work"])
+    least = rows[min(run, key=lambda i: float(rows[i]["p95_same_work"]))]
+    limit = FARTHEST * float(least["p95_same_work"])
     shown = [i for i in run if i in named or rows[i]["p95_same_work"] <= limit]
     ax = new_axes(ax, 7.6, 5.0)
-    unit, scale = time_unit(float(rows[numbers["robust"]]["p95_same_work"]))
+    unit, scale = time_unit(float(least["p95_same_work"]))
     looks = {i: (BLUE if i in numbers["frontier"] else GREY, None) for i in shown} | {
         i: (colour, shorten(f"{text}: {label(rows[i], numbers['varied'])}"))
         for i, (colour, text) in named.items()
@@ -90,7 +91,9 @@ def _named(numbers: Json) -> dict[int, tuple[str, str]]:
     """Give colour and name of the settings that are distinguished."""
     fastest, robust = numbers["fastest"], numbers["robust"]
     named = {fastest: (RED, "fastest"), robust: (GREEN, "robust")}
-    if fastest == robust:
+    if fastest is None:  # no setting is likely to fit
+        named = {}
+    elif fastest == robust:
         named = {fastest: (RED, "fastest and robust")}
     for i, row in enumerate(numbers["rows"]):
         if row["own"] and row["p50"] is not None:

@@ -16,6 +16,7 @@ from prism.distributions.library import library_path
 from prism.jobs.job import Job, job_from_dict
 from prism.jobs.job import provenance as value_sources
 from prism.simulation.execution.content import identity
+from prism.workload.memory import memory_figures
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -110,6 +111,16 @@ def provenance(job: Job, call: dict[str, Any]) -> dict[str, Any]:
         "seed": str(call["seed"]),
         **sources,
     }
+
+
+def job_figures(job: Job) -> dict[str, Any]:
+    """Figures of a job that its results are shown with, and saved with."""
+    return {
+        "world_size": job.world_size, "tokens_per_step": job.tokens_per_step,
+        "global_batch": job.parallelism.dp * job.parallelism.microbatches
+        * job.parallelism.microbatch_size,
+        "memory": memory_figures(job),
+    }  # fmt: skip
 
 
 def made_with() -> dict[str, str]:

@@ -44,7 +44,7 @@ from prism.simulation.program import (
     make_room,
     run_chunk,
 )
-from prism.simulation.results import make_dataset, provenance
+from prism.simulation.results import job_figures, make_dataset, provenance
 from prism.simulation.sampledreplicas import (
     count_draws,
     describe_replicas,
@@ -275,7 +275,7 @@ def simulate_step(
     samples = count_draws(step.program) * n_blocks * LANES + (unseen.n_draws if unseen else 0)
     attrs["engine"] = json.dumps(_engine_figures(samples, seconds, threads, n_blocks))
     attrs["replicas"] = json.dumps(describe_replicas(step.choice, unseen))
-    attrs |= {"kind": "simulation"}
+    attrs |= {"kind": "simulation", "job_figures": json.dumps(job_figures(job))}
     find: Callable[[], dict[str, Any]] = dict
     if parts:
         find = partial(_find_parts, step, times, seed, threads)

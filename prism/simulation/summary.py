@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import fdtri, stdtrit
 
 from prism.common.errors import PrismError, named
-from prism.simulation.results import TAIL_SAMPLES, job_of
-from prism.workload.memory import ERROR, GIB, estimate_memory, memory_limit
+from prism.simulation.results import TAIL_SAMPLES, job_figures, job_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -128,13 +127,13 @@ def _p95_interval(
 
 def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
     """Summarise what `simulate` returned, and `estimate` of a job; times in seconds."""
-    job = job_of(dataset)
+    job = _saved_figures(dataset)
     call = json.loads(dataset.attrs["call"])
     out: dict[str, Any] = {
         "job": dataset.attrs["job_name"],
         "seed": int(dataset.attrs["seed"]),
         "replicates": int(dataset.sizes["replicate"]),
-        "world_size": job.world_size,
+        "world_size": job["world_size"],
         "ideal_step_time": float(dataset.ideal_step_time),
         "step_time": _step_spread(dataset),
     }
@@ -160,14 +159,11 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
     if "mfu" in dataset:
         out["mfu"] = float(dataset.mfu)
         out["model_flops_per_gpu"] = float(dataset.model_flops_per_gpu)
-        out["global_batch"] = job.tokens_per_step // job.model.seq_len
-        out["tokens_per_step"] = job.tokens_per_step
-        out["tokens_per_s"] = job.tokens_per_step / out["step_time"]["mean"]
-        out["tokens_per_s_per_gpu"] = out["tokens_per_s"] / job.world_size
-    memory = estimate_memory(job)
-    if memory is not None:
-        out["memory"] = {"gib": memory.gib, "limit_gib": memory_limit(job) / GIB, "error": ERROR,
-                         "stage": memory.stage}  # fmt: skip
+        out |= {key: job[key] for key in ("global_batch", "tokens_per_step")}
+        out["tokens_per_s"] = job["tokens_per_step"] / out["step_time"]["mean"]
+        out["tokens_per_s_per_gpu"] = out["tokens_per_s"] / job["world_size"]
+    if job["memory"] is not None:
+        out["memory"] = job["memory"]
     if "time_to_train" in dataset:
         out |= _run_summary(dataset, call)
     out |= {k: json.loads(dataset.attrs[k]) for k in ("model_error", "data_error")
@@ -178,6 +174,14 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
         out["replicas"] = json.loads(dataset.attrs["replicas"])
     out["wall_seconds"] = float(dataset.attrs["wall_seconds"])
     return out
+
+
+def _saved_figures(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Return what a result says of its job; its memory is not known where it was not saved."""
+    if "job_figures" in dataset.attrs:
+        saved: dict[str, Any] = json.loads(dataset.attrs["job_figures"])
+        return saved
+    return job_figures(job_of(dataset)) | {"memory": None}
 
 
 def _steady(dataset: "xr.Dataset") -> dict[str, Any]:
@@ -330,7 +334,8 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
         out["completed"] = json.loads(dataset.attrs["completed_steps"])
     out |= run_end(dataset, call, runs)
     if "finish_by" in out:
-        out["finish_by"]["failures_modelled"] = job_of(dataset).run.failures is not None
+        run = json.loads(dataset.attrs["job"])["run"]
+        out["finish_by"]["failures_modelled"] = run["failures"] is not None
     out |= run_terms(dataset, runs)
     if "cost" in dataset:
         cost = np.asarray(dataset.cost, np.float64)

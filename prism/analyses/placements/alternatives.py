@@ -12,11 +12,13 @@ from prism.analyses.placements.problem import Problem, slowness, worst_factor
 from prism.analyses.placements.search import find_placements
 from prism.cluster.groups import count_replicas, shard_size
 from prism.cluster.nodemap import Placement, slowdown_keys
-from prism.common.errors import PrismError
+from prism.common.errors import PrismError, named
+from prism.common.text import format_share
 from prism.jobs.job import Job, job_from_dict, layer_split
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.program import Program
+from prism.workload.memory import LEAST_P_FITS, memory_figures
 from prism.workload.opgraph import nominal_duration
 
 Int = NDArray[np.int64]
@@ -77,8 +79,19 @@ def drop_nodes(problem: Problem, seed: int) -> Alternative:
     n = count_replicas(job)
     lost = (n - kept) * shard_size(job)
     label += f", {lost} replica{'s' * (lost > 1)} fewer, smaller batch"
-    program = _without(problem, kept, seed).program
-    return Alternative("drop_nodes", label, program, kept / n)
+    step = _without(problem, kept, seed)
+    _check_memory(problem, step.job)
+    return Alternative("drop_nodes", label, step.program, kept / n)
+
+
+def _check_memory(problem: Problem, changed: Job) -> None:
+    """Refuse a job that is not likely to fit its GPUs' memory any more."""
+    before, after = memory_figures(problem.step.job), memory_figures(changed)
+    if before and after and after["p_fits"] < LEAST_P_FITS <= before["p_fits"]:
+        raise PrismError(
+            f"memory: it needs {after['gib']:.0f} of {after['limit_gib']:.1f} GiB, P(fits) "
+            f"{format_share(after['p_fits'])}"
+        )
 
 
 def _replicas_without(problem: Problem) -> tuple[int, str]:
@@ -189,6 +202,7 @@ def fewer_layers(problem: Problem, hosts: Int, seed: int) -> Alternative:
         return Alternative(name, label, impossible=f"stage {source} has no layers")
     split[giver], split[taker] = split[giver] - 1, split[taker] + 1
     step = prepare(changed_job(job, parallelism={"layer_split": split.tolist()}), seed)
+    _check_memory(problem, step.job)
     label = f"slow nodes at stage {source}, a layer of it moved to stage {target}"
     return Alternative(name, label, relocate(step, hosts, problem.slowdowns))
 
@@ -210,7 +224,7 @@ def use_spares(problem: Problem) -> Alternative:
     free = sorted(set(range(Placement(problem.step.job).n_nodes)) - used - problem.slow)
     free.sort(key=lambda n: worst_factor(slowness(problem, n)))
     if not free:
-        text = "no spare nodes; --spares N says what they would bring"
+        text = f"no spare nodes; {named('spares')} N says what they would bring"
         return Alternative(name, "spare nodes in their places", impossible=text)
     slow = sorted(problem.slow & used, key=lambda n: (-worst_factor(slowness(problem, n)), n))
     slowest = slow[: len(free)]

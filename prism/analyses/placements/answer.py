@@ -89,7 +89,7 @@ def answer(case: Case) -> dict[str, Any]:
     problem, runner = case.problem, case.runner
     found = find_placements(problem, runner.seed)
     n = int(np.clip(ROW_SAMPLES // _block_cost(problem), FIRST_BLOCKS, MOST_BLOCKS))
-    runner.planned = LEAST_ARMS * FIRST_BLOCKS + 7 * n  # about as many rows are there
+    runner.planned = LEAST_ARMS * FIRST_BLOCKS + 8 * n  # about as many rows are there
     candidates, best, p_correct = choose(case, found)
     case.slope = candidates[0].arm.slope
     worst = max(candidates, key=lambda c: c.arm.values(case.objective, FIRST_BLOCKS).mean())
@@ -99,6 +99,8 @@ def answer(case: Case) -> dict[str, Any]:
     most = max(n, best.arm.n, candidates[0].arm.n)
     for candidate, draws in ((best, most), (candidates[0], most), (worst, n), (together, n)):
         runner.extend(candidate.arm, draws)
+    healthy = case.arm(level(problem, problem.slow).program(problem.hosts))
+    runner.extend(healthy, n)
     comparison = Comparison(case.objective, best.arm, candidates[0].arm)
     placements = _names(named, candidates)
     names = {which: next(n for n, c in placements.items() if c is named[which]) for which in named}
@@ -112,7 +114,7 @@ def answer(case: Case) -> dict[str, Any]:
     first, last = figures[names["best"]], figures[names["worst"]]
     return {
         **names, "objective": case.objective, "tolerance": case.tolerance,
-        "p_correct": p_correct, "placements": rows,
+        "p_correct": p_correct, "placements": rows, "healthy": comparison.figures(healthy),
         "worst_over_best_p50": last["p50"] / first["p50"],
         "worst_over_best_p95": last["p95"] / first["p95"],
         "alternatives": {

@@ -13,6 +13,7 @@ NO_SLACK, MOST_SLACK = 5e-4, 1.0
 """Slack below which there is none, and up to which it is looked for [1]."""
 SAME_NODES = {"all_in_one_replica": "all in one replica", "random": "placed at random, mean"}
 """Alternatives that place the same nodes elsewhere, and what they are called."""
+HEALTHY = "if the slow nodes were as fast as the others"
 OBJECTIVES = {"mean": "mean", "time_to_train": "time-to-train"}
 
 
@@ -36,6 +37,8 @@ def rows(numbers: Json) -> list[dict[str, Any]]:
         # one of these may be another of them
         if row and not any(other["name"] == row["name"] for other in found):
             found.append({**row, "label": with_place(text, row)})
+    if numbers.get("healthy"):
+        found.append({**numbers["healthy"], "name": "healthy", "label": HEALTHY})
     one = len(numbers.get("slow_nodes") or ()) == 1
     for name, row in (numbers.get("alternatives") or {}).items():
         if one and name == "all_in_one_replica":
@@ -43,6 +46,25 @@ def rows(numbers: Json) -> list[dict[str, Any]]:
         label = SAME_NODES.get(name) or str(row.get("label") or name.replace("_", " "))
         found.append({**row, "name": name, "label": label})
     return found
+
+
+def better_alternatives(numbers: Json) -> list[dict[str, Any]]:
+    """List what is better than any placement by more than the tolerance, the best first.
+
+    For the same work, and surely: all of its interval saves more than the best placement.
+    """
+    moved = max(0.0, float(entry(numbers, "best").get("saved", 0.0)))
+    found = [
+        row
+        for row in rows(numbers)
+        if row["name"] in (numbers.get("alternatives") or {}) and row["name"] not in SAME_NODES
+    ]
+    better = [
+        row
+        for row in found
+        if row.get("saved", 0.0) > moved + numbers["tolerance"] and row["saved_ci"][0] > moved
+    ]
+    return sorted(better, key=lambda row: -float(row["saved"]))
 
 
 def with_place(text: str, row: Json) -> str:

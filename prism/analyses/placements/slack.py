@@ -4,6 +4,7 @@ One node at a time is slow, all others are alike and every effect is at its mean
 noise hides of a slack, and slow nodes that share one.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.analyses.placements.problem import Problem, worst_factor
-from prism.cluster.nodemap import NodeSlowdown
+from prism.cluster.nodemap import NodeSlowdown, Placement
 
 Array = NDArray[np.float64]
 FREE = 0.1  # growth of the step over that of the node's time, below which slowness is hidden
@@ -31,14 +32,24 @@ class StageSlack(NamedTuple):
     cost: float
 
 
-def level(problem: Problem) -> Problem:
-    """Return the problem with all nodes alike, the workers of a fitted trace too."""
-    step = problem.step
+def level(problem: Problem, nodes: Collection[int] | None = None) -> Problem:
+    """Return the problem with some nodes typical, or all; the workers of a fitted trace too."""
+    step, slowdowns = problem.step, {}
+    if nodes is not None:
+        slowdowns = {n: slow for n, slow in problem.slowdowns.items() if n not in nodes}
     origin = step.program.origin
     if step.workload is None and origin is not None:
-        origin = origin._replace(factor=np.ones_like(origin.factor), held=None)
+        chosen = step.program.low.member
+        if nodes is not None:
+            chosen = chosen[np.isin(Placement(step.job).members(), list(nodes))]
+        factor, held = origin.factor.copy(), origin.held
+        factor[:, chosen] = 1.0
+        if held is not None:
+            held = held.copy()
+            held[:, :, chosen] = np.array([1.0, 0.0]).reshape(2, *[1] * (chosen.ndim + 1))
+        origin = origin._replace(factor=factor, held=held)
         step = replace(step, program=replace(step.program, origin=origin))
-    return replace(problem, step=step, slowdowns={}, _known={})
+    return replace(problem, step=step, slowdowns=slowdowns, _known={})
 
 
 def scale(slow: NodeSlowdown, exponent: float) -> NodeSlowdown:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from prism.simulation.program import Program, ideal_program
 from prism.simulation.steps import Exposed, find_exposed
 from prism.workload.build import build_workload
 from prism.workload.energy import mean_power
-from prism.workload.memory import Memory
 
 TOLERANCE = 0.001
 """Share of a figure that does not matter."""
@@ -43,7 +43,8 @@ class Point(Arm):
     job: Job
     group: tuple[str, ...] = ()  # what was varied by hand; layouts are chosen within it
     own: bool = False  # whether it is the job as it is
-    memory: Memory | None = None
+    memory: dict[str, Any] | None = None  # see `memory_figures`
+    fits: bool = True  # whether it is likely to, so that it may be chosen
     slope: float = 1.0  # until it is fitted
     least: float = 0.0  # seconds that a step takes at least, see `least_seconds`
     ideal: float | None = None  # the step with every effect at 1 [s]; None where not needed
@@ -126,7 +127,8 @@ def simulate_points(
 ) -> dict[Point, str]:
     """Simulate settings as far as they may be among the best; returns what is wrong with some.
 
-    With `skip` those are left out whose mean step is surely beyond the least p95.
+    With `skip` those are left out whose mean step is surely beyond the least p95. Settings that are
+    not likely to fit are compared with, and beat none.
     """
     groups: dict[tuple[str, ...], list[Point]] = {}
     for point in points:
@@ -168,6 +170,8 @@ def _screen(
             continue
         bench.look_closer(point, 1)
         run.append(point)
+        if not point.fits:
+            continue
         steps = point.samples("p95")
         limit = min(limit, float(np.quantile(steps, 0.95)))
         spread = max(spread, float(steps.std() / steps.mean()))
@@ -179,7 +183,8 @@ def _run_on(
 ) -> None:
     """Run those settings on that may be among the best, and the job's own."""
     measures = tuple(dict.fromkeys(("p50", "p95", objective)))
-    best = select(points, measures, TOLERANCE, bench, budget=budget, most=clusters)
+    may_win = [p for p in points if p.fits] or points
+    best = select(may_win, measures, TOLERANCE, bench, budget=budget, most=clusters)
     left = [p for p in points if p in best or p.own or p.n == clusters]
     if sum((clusters - p.n) * p.cost for p in left) > budget:
         clusters = max(p.n for p in left)

@@ -14,7 +14,6 @@ from prism.analyses.selection import difference, pareto, probability_best, stand
 from prism.analyses.sweeps.points import TOLERANCE as TOLERANCE
 from prism.analyses.sweeps.points import Point
 from prism.simulation.summary import spread
-from prism.workload.memory import GIB, memory_limit
 
 MEASURES = ("p50", "p95", "mean")
 JOULES_PER_KWH = 3.6e6
@@ -25,21 +24,23 @@ BARE = ("data_parallel", "schedule")
 
 
 def make_rows(points: Sequence[Point], objective: str) -> list[dict[str, Any]]:
-    """Put settings into rows, the simulated ones first, by the objective."""
+    """Put settings into rows, see `_ordered`."""
     own = {point.group: point for point in reversed(points) if point.own and point.n}
     any_own = next(iter(own.values()), None)
     ordered = _ordered(points, objective)
-    best = min((p for p in ordered if p.done), key=lambda p: p.figure(objective))
+    best = min(
+        (p for p in ordered if p.done and p.fits), key=lambda p: p.figure(objective), default=None
+    )
     return [
         _row(point, own.get(point.group, any_own)) | _from_best(point, best, objective)
         for point in ordered
     ]
 
 
-def _from_best(point: Point, best: Point, objective: str) -> dict[str, Any]:
+def _from_best(point: Point, best: Point | None, objective: str) -> dict[str, Any]:
     """Compare a setting with the best one: the change, its error, whether it may be none."""
     change, error, alike = None, None, False
-    if point is not best and min(point.n, best.n) > 1:
+    if best is not None and point is not best and min(point.n, best.n) > 1:
         change, error = _change(point, best, objective)
         n = min(point.n, best.n)
         alike = abs(change) <= -float(stdtrit(n - 1, LEVEL / 2.0)) * error
@@ -56,9 +57,10 @@ def _change(point: Point, base: Point, measure: str) -> tuple[float, float]:
 
 
 def _ordered(points: Sequence[Point], objective: str) -> list[Point]:
+    """Sort settings by the objective: those that may be chosen, those not likely to fit, others."""
     run, others = [p for p in points if p.n], [p for p in points if not p.n]
     others.sort(key=lambda point: point.bound)
-    return sorted(run, key=lambda p: p.figure(objective)) + others
+    return sorted(run, key=lambda p: (not p.fits, p.figure(objective))) + others
 
 
 def _row(point: Point, own: Point | None) -> dict[str, Any]:
@@ -67,7 +69,8 @@ def _row(point: Point, own: Point | None) -> dict[str, Any]:
         "figures": "full" if point.done else "screen" if point.n else "bound",
         "own": point.own,
         "world_size": point.job.world_size,
-        "memory_gib": None if point.memory is None else point.memory.gib,
+        "memory": point.memory,
+        "likely_fits": point.fits,
         "work": point.work,
         "at_least": point.bound,
         "ideal_step_time": point.ideal,
@@ -121,12 +124,18 @@ def plain_value(text: str) -> Any:
 def choose(
     points: Sequence[Point], objective: str, group: tuple[str, ...] | None = None
 ) -> dict[str, Any]:
-    """Say which settings are fastest, robust, best by the objective, and on the frontier."""
+    """Say which settings are fastest, robust, best by the objective, and on the frontier.
+
+    Of those that are likely to fit; None where none is.
+    """
     rows = _ordered(points, objective)
     simulated = [point for point in rows if point.n and group in (None, point.group)]
-    final = [point for point in simulated if point.done]
+    final = [point for point in simulated if point.done and point.fits]
     chosen: dict[str, Any] = {"p_correct": {}}
     names = {"fastest": "p50", "robust": "p95", "best": objective}
+    if not final:
+        return chosen | dict.fromkeys(names) | {"frontier": []}
+    simulated = [point for point in simulated if point.fits]
     for name, measure in names.items():
         point = min(final, key=lambda point: point.figure(measure))
         chosen[name] = rows.index(point)
@@ -134,25 +143,6 @@ def choose(
     figures = np.array([[point.figure(m) for m in ("p50", "p95")] for point in final])
     chosen["frontier"] = [rows.index(final[i]) for i in pareto(figures)]
     return chosen
-
-
-def memory_notes(points: Sequence[Point]) -> list[str]:
-    """Say which settings are kept although they seem not to fit."""
-    known = ((p.own, p.memory, memory_limit(p.job)) for p in points if p.memory is not None)
-    over = [(own, memory, limit) for own, memory, limit in known if memory.total > limit]
-    notes = [
-        f"the job's own setting is estimated at {memory.gib:.0f} GiB, more than the "
-        f"{limit / GIB:.1f} GiB of the GPU; it is kept to compare with"
-        for own, memory, limit in over if own
-    ]  # fmt: skip
-    others = [(memory, limit) for own, memory, limit in over if not own]
-    if others:
-        memory, limit = max(others, key=lambda each: each[0].total)
-        notes.append(
-            f"{len(others)} of the settings are estimated at more memory than the GPU has, up to "
-            f"{memory.gib:.0f} of {limit / GIB:.1f} GiB"
-        )
-    return notes
 
 
 def same_work_differs(numbers: Mapping[str, Any]) -> bool:

@@ -51,15 +51,13 @@ def read_measured_nodes(
 ) -> Inventory:
     """Read how slow a job's nodes are; `names` [node] are those of their hosts, where known."""
     from prism.cluster.nodemap import Placement
-    from prism.cluster.nodes.inventory import merge_inventories, read_inventory
+    from prism.cluster.nodes.inventory import read_inventory
 
     placement = Placement(job)
     n_nodes = placement.n_nodes
     # of spares no more than their names is known
     hosts = None if names is None else names[:n_nodes]
-    options: dict[str, Any] = {"kind": kind, "hosts": hosts, "column": column, "where": where}
-    found = {
-        file: read_inventory(file, n_nodes, placement.gpus_per_node, **options) for file in files
-    }
-    merged = merge_inventories(found)
-    return replace(merged, hosts=merged.hosts | dict(enumerate(names or ())))
+    found = read_inventory(
+        files, n_nodes, placement.gpus_per_node, kind=kind, hosts=hosts, column=column, where=where
+    )
+    return replace(found, hosts=found.hosts | dict(enumerate(names or ())))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +109,7 @@ def place(
         result = place_nodes(
             loaded,
             **slow,
+            hosts=inventory.hosts,
             spares=spares,
             objective=objective,
             tolerance=tolerance,
@@ -117,7 +117,6 @@ def place(
             threads=threads,
             progress=report,
         )
-    _add_names(result, inventory)
     texts = None if output is None else _host_lists(loaded, result, inventory.hosts)
     conclude(result, output=output, as_json=as_json, details=details, quiet=quiet, texts=texts)
 
@@ -181,18 +180,6 @@ def _inventory(
     if not files:
         return Inventory({}, known)
     return read_measured_nodes(job, files, listed, column, rows_of(where), kind)
-
-
-def _add_names(result: xr.Dataset, inventory: Inventory) -> None:
-    """Write host names, and what was noted while reading, into a result's summary."""
-    from prism.analyses.place import summarize_place
-
-    numbers = summarize_place(result)
-    for node in numbers["slow_nodes"]:
-        if node["node"] in inventory.hosts:
-            node["host"] = inventory.hosts[node["node"]]
-    numbers["notes"] = [*inventory.notes, *numbers.get("notes", ())]
-    result.attrs["summary"] = json.dumps(numbers)
 
 
 def _host_lists(job: Job, result: xr.Dataset, names: Mapping[int, str]) -> dict[str, str]:

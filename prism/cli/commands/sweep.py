@@ -44,6 +44,13 @@ from prism.cli.commands.terminal import progress_line
     show_default=True,
     help="What settings are sorted by.",
 )
+@click.option(
+    "--min-p-fits",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.5,
+    show_default=True,
+    help="Probability of fitting the GPU's memory below which a setting is not chosen.",
+)
 @set_option
 @output_option("Result, summary and plot.")
 @details_option
@@ -55,6 +62,7 @@ def sweep(
     layouts: bool,
     replicates: int,
     objective: str,
+    min_p_fits: float,
     overrides: tuple[str, ...],
     output: str | None,
     as_json: bool,
@@ -85,6 +93,7 @@ def sweep(
             layouts=layouts,
             replicates=replicates,
             objective=objective,
+            min_p_fits=min_p_fits,
             seed=seed,
             threads=threads,
             progress=report,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from prism.common.errors import PrismError
+from prism.common.errors import PrismError, named
 from prism.jobs.hostlists import is_number, looks_like_list, read_hosts_text
 from prism.traces.file import RecordedFile
 
@@ -63,7 +63,7 @@ def read_host_list(path: str, n_nodes: int, spares: int = 0) -> list[str]:
     names = read_hosts_text(text, path)
     if len(names) not in (n_nodes, n_nodes + spares):
         more = len(names) - n_nodes
-        way_out = f", or add --spares {more} for those beyond" if more > 0 else ""
+        way_out = f", or add {named('spares')} {more} for those beyond" if more > 0 else ""
         raise PrismError(
             f"{path}: {len(names):,} hosts, but the job has {n_nodes:,} nodes; list every node "
             f"once, in rank order{way_out}"
@@ -108,9 +108,9 @@ def find_nodes(
 
 def _in_order(labels: Sequence[str], n_nodes: int, locate: Callable[[str], str]) -> Nodes:
     """Give names numbers in their order, where there is one for every node."""
-    named = [label for label in labels if not is_number(label)]
-    shown = ", ".join(named[:_SHOWN]) + (", ..." if len(named) > _SHOWN else "")
-    if len(named) < len(labels):
+    texts = [label for label in labels if not is_number(label)]
+    shown = ", ".join(texts[:_SHOWN]) + (", ..." if len(texts) > _SHOWN else "")
+    if len(texts) < len(labels):
         number = next(label for label in labels if is_number(label))
         raise PrismError(
             f"{locate(number)}: node {number} is a number, others are names ({shown}); write all "
@@ -120,14 +120,14 @@ def _in_order(labels: Sequence[str], n_nodes: int, locate: Callable[[str], str])
         raise PrismError(
             f"{locate(labels[0])}: names {len(labels):,} hosts ({shown}) of a cluster of "
             f"{n_nodes:,} nodes, so their places in the rank order are unknown; give "
-            f"--hosts LIST, one name per line in rank order, or write node numbers, 0 to "
+            f"{named('hosts')} LIST, one name per line in rank order, or write node numbers, 0 to "
             f"{n_nodes - 1}"
         )
     return Nodes(
         {label: node for node, label in enumerate(labels)},
         dict(enumerate(labels)),
         f"nodes 0 to {n_nodes - 1} are the hosts in the order in which they appear: {shown}; "
-        "--hosts LIST gives another order",
+        f"{named('hosts')} LIST gives another order",
     )
 
 

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from prism.cluster.nodemap import KINDS, NodeSlowdown, slow_by_kind
 from prism.cluster.nodes.burnin import NODE_COLUMNS, UNKNOWN, read_burn_in
-from prism.cluster.nodes.hosts import Measured, find_nodes
-from prism.common.errors import PrismError
+from prism.cluster.nodes.hosts import Measured, find_nodes, read_host_list
+from prism.common.errors import PrismError, named
 from prism.traces import find_recording
 from prism.traces.choose import check_column, chosen_rows
 from prism.traces.rare.nccltests import BandwidthTest, BandwidthTests
 from prism.traces.rawtable import RawTable
 
+Path = str | os.PathLike[str]
 LEAST, MOST = 1e-3, 1e3  # slowdowns outside of this are errors
 FASTER = 0.8  # a node so much faster than the others was probably meant to be slower
 NOTICED = 1e-3  # a node that differs by less is as the others: the tolerance of `prism place`
@@ -50,35 +51,75 @@ class Inventory(Mapping[int, NodeSlowdown]):
 
 
 def read_inventory(
-    path: str | os.PathLike[str],
+    path: Path | Sequence[Path],
     n_nodes: int,
-    gpus_per_node: int,
+    gpus_per_node: int = 8,
     *,
     kind: str | None = None,
-    hosts: Sequence[str] | None = None,
+    hosts: Sequence[str] | Path | None = None,
     column: str | None = None,
     where: Mapping[str, str] | None = None,
 ) -> Inventory:
-    """Read how slow nodes are; what a file is, is found by content.
+    r"""Read how slow nodes are; what a file is, is found by content.
 
-    It may be a CSV or parquet table with a column of nodes (see `NODE_COLUMNS`) and either factors
-    (``slowdown``, `KINDS`) or a time or rate per GPU; or output of nccl-tests per node or per pair
-    of nodes, a file or a folder of files. `kind` is what a plain ``slowdown`` or a time slows, and
-    `hosts` [node] are names; of a table, `column` is the measurement and `where` chooses rows.
+    Parameters
+    ----------
+    path : path or sequence of paths
+        A CSV or parquet table with a column of nodes and either factors (``slowdown``, ``compute``,
+        ``memory``, ``network``, ``everything``) or a time or rate per GPU; or output of nccl-tests
+        per node or per pair of nodes, a file or a folder of files. Several say different things of
+        the same nodes.
+    n_nodes, gpus_per_node : int
+        Of the cluster that the job runs on.
+    kind : str, optional
+        What a plain ``slowdown`` or a time slows; ``compute`` where not given.
+    hosts : sequence of str, or path, optional
+        Host names [node] in rank order, a host file, or a list such as ``"node[001-064]"``.
+    column, where
+        Of a table, the measurement, and which rows to keep.
+
+    Returns
+    -------
+    Inventory
+        A mapping from node to `NodeSlowdown` that `place` takes as ``nodes``, with the names of
+        hosts (``hosts``) and what was assumed (``notes``).
 
     Raises
     ------
     PrismError
         If the file is none of these, a node is unknown or there twice, a slowdown is not above
         0, or nothing is left.
+
+    Examples
+    --------
+    >>> import prism
+    >>> from pathlib import Path
+    >>> _ = Path("nodes.csv").write_text("node,slowdown\nn3,1.25\nn5,1.1\n")
+    >>> found = prism.read_inventory("nodes.csv", 8, hosts="n[0-7]")
+    >>> found[3].compute, found.hosts[3]
+    (1.25, 'n3')
     """
-    source, where = str(path), dict(where or {})
+    if isinstance(hosts, str | os.PathLike):
+        hosts = read_host_list(os.fspath(hosts), n_nodes)
+    paths = [path] if isinstance(path, str | os.PathLike) else path
+    return merge_inventories({
+        str(one): _read(one, n_nodes, gpus_per_node, kind, hosts, column, dict(where or {}))
+        for one in paths
+    })  # fmt: skip
+
+
+def _read(
+    path: Path, n_nodes: int, gpus_per_node: int, kind: str | None, hosts: Sequence[str] | None,
+    column: str | None, where: dict[str, str],
+) -> Inventory:  # fmt: skip
+    """Read what one file says."""
+    source = str(path)
     found = find_recording(path)
     if found.holds == "collectives":
         if column is not None or where or kind not in (None, "network"):
             raise PrismError(
                 f"{source}: is output of nccl-tests, which has no columns and measures the "
-                "network; leave --column, --where and --kind out"
+                f"network; leave {named('column')}, {named('where')} and {named('kind')} out"
             )
         measured = _solve(found.read(), source)
     else:

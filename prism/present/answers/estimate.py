@@ -291,8 +291,11 @@ def _step_rows(numbers: Json) -> list[tuple[str, Cell]]:
         text = f"{words(share(numbers['mfu']))} ({tera})"
         rows.append(("model flops utilisation (MFU)", Figure(numbers["mfu"], text)))
     if numbers.get("memory") is not None:
-        gib, limit, error = (numbers["memory"][key] for key in ("gib", "limit_gib", "error"))
+        memory = numbers["memory"]
+        gib, limit, error = (memory[key] for key in ("gib", "limit_gib", "error"))
         text = f"{gib:.0f} ± {error * gib:.0f} of {limit:.1f} GiB (estimate)"
+        if "p_fits" in memory:  # saved by a version that knew it
+            text += f", P(fits) {words(share(memory['p_fits']))}"
         rows.append(("memory of the fullest GPU", Figure(gib, text)))
     for factor, probability in (numbers.get("slowdown") or {}).items():
         if probability > 0.0:

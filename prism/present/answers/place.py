@@ -12,10 +12,12 @@ from prism.analyses.placements.rows import (
     MOST_SLACK,
     NO_SLACK,
     SAME_NODES,
+    better_alternatives,
     entry,
     numbered,
     objective_name,
     rows,
+    same_work,
     with_place,
 )
 from prism.common.text import NO_CHANGE, format_count, format_like, format_share, percent_change
@@ -45,6 +47,8 @@ Json = Mapping[str, Any]
 
 MOST_MOVES, MOST_NODES, MOST_ALIKE, MOST_BETTER = 6, 8, 3, 3
 """Moves, nodes, kinds of slowness and better alternatives that are named one by one."""
+DO = {"drop_nodes": "run ", "spares": "put ", "fewer_layers": "put "}
+"""What is done for an alternative, before its label."""
 LEAST_SURE = 0.9
 """Probability of a good selection below which there is a warning [1]."""
 
@@ -111,11 +115,38 @@ def _names(nodes: Sequence[Json]) -> str:
 
 # ------------------------------------------------------------------------------ in sentences
 def _findings(numbers: Json, found: Sequence[Json]) -> list[Finding]:
-    """Say what to do and what it brings, then what explains it."""
-    return [
-        *_advice(numbers, entry(numbers, "best"), entry(numbers, "current")),
-        *_alternatives(numbers, found), *_stages(numbers), _selection(numbers),
-    ]  # fmt: skip
+    """Say the best that can be done, what the slow nodes cost now, then what explains it."""
+    best, now = entry(numbers, "best"), entry(numbers, "current")
+    moves = _advice(numbers, best, now)
+    first, others = _alternatives(numbers, found, now), _cost_now(numbers, now)
+    if first and first[0].severity == "answer":
+        moves[0] = moves[0]._replace(text=f"With all nodes kept: {_lower(moves[0].text)}")
+        return [*first, *others, *moves, *_stages(numbers), _selection(numbers)]
+    return [*moves, *others, *first, *_stages(numbers), _selection(numbers)]
+
+
+def _lower(text: str) -> str:
+    return text[0].lower() + text[1:]
+
+
+def _cost_now(numbers: Json, now: Json) -> list[Finding]:
+    """Say what the slow nodes cost where they are, over nodes that are as fast as the others."""
+    healthy = numbers.get("healthy")
+    if not healthy:
+        return []
+    low, high = (1.0 / (1.0 - x) - 1.0 for x in healthy["saved_ci"])
+    cost = percent_change(1.0 / (1.0 - healthy["saved"]) - 1.0, (low, high))
+    before, after = _two(numbers, healthy, now)
+    text = f"{_names(numbers['slow_nodes'])} cost{'s' * (len(numbers['slow_nodes']) == 1)} {cost} "
+    text += f"of {objective_name(numbers)} as placed now{with_place('', now)}: {after} instead of "
+    return [Finding("cost_now", f"{text[0].upper()}{text[1:]}{before}.")]
+
+
+def _two(numbers: Json, *pair: Json) -> list[str]:
+    """Write the objective of two rows for the same work, with digits that tell them apart."""
+    values = [float(same_work(row, "objective") or 0.0) for row in pair]
+    fine = max(abs(values[0] - values[1]) / 20.0, 1e-4 * values[0])
+    return [format_like(value, values[0], fine) for value in values]
 
 
 def _advice(numbers: Json, best: Json, now: Json) -> list[Finding]:
@@ -149,10 +180,7 @@ def _advice(numbers: Json, best: Json, now: Json) -> list[Finding]:
 
 def _gain(numbers: Json, best: Json, now: Json) -> str:
     """Write both values of the objective and the change, with its interval."""
-    key = numbers["objective"]
-    before, after = (float(row.get(key, row["objective"])) for row in (now, best))
-    fine = max(abs(before - after) / 20.0, 1e-4 * before)
-    text = " -> ".join(format_like(value, before, fine) for value in (before, after))
+    text = " -> ".join(_two(numbers, now, best))
     return f"{objective_name(numbers)} {text} ({words(_saved(best))})"
 
 
@@ -195,18 +223,19 @@ def _tolerance(numbers: Json) -> str:
     return format_share(numbers["tolerance"], 2)
 
 
-def _alternatives(numbers: Json, found: Sequence[Json]) -> list[Finding]:
+def _alternatives(numbers: Json, found: Sequence[Json], now: Json) -> list[Finding]:
     """Say whether something else than moving nodes is better still, for the same work."""
-    placed = {row["name"] for row in numbers["placements"]} | set(SAME_NODES)
-    others = [row for row in found if row["name"] not in placed and "saved" in row]
-    moved = entry(numbers, "best")["saved"]
-    better = [row for row in others if row["saved"] > moved + NO_CHANGE]
-    sure = [row for row in better if row["saved_ci"][0] > max(0.0, moved)]
-    sure.sort(key=lambda row: -float(row["saved"]))
+    sure = better_alternatives(numbers)
     if sure:
-        listed = "; ".join(f"{row['label']} ({words(_saved(row))})" for row in sure[:MOST_BETTER])
-        text = f"Better than any placement, for the same work: {listed}."
-        return [Finding("better_alternative", text, "advice")]
+        first = sure[0]
+        text = f"{DO.get(first['name'], '')}{first['label']}: {_gain(numbers, first, now)} for the "
+        text = f"{text[0].upper()}{text[1:]}same work, better than any placement."
+        more = "; ".join(f"{row['label']} ({words(_saved(row))})" for row in sure[1:MOST_BETTER])
+        text += f" Also better than any placement: {more}." if more else ""
+        return [Finding("better_alternative", text, "answer")]
+    names = set(numbers.get("alternatives") or {}) - set(SAME_NODES)
+    others = [row for row in found if row["name"] in names and "saved" in row]
+    better = any(row["saved"] > entry(numbers, "best")["saved"] + NO_CHANGE for row in others)
     distinct = "statistically distinguishably " if better else ""
     text = f"No alternative that was simulated is {distinct}better for the same work."
     return [Finding("no_better_alternative", text)] if others else []
@@ -222,7 +251,9 @@ def _stages(numbers: Json) -> list[Finding]:
     text = f"{low} to the step on stage {least['stage']}, {high} on stage {most['stage']}"
     if low == high:
         text = f"{low} to the step on any stage"
-    return [Finding("stage_cost", f"One such node adds {text} (deterministic step).")]
+    slowest = max(numbers["slow_nodes"], key=lambda node: max(_factors(node).values()))
+    text = f"A node as slow as {_names([slowest])} ({_slowness(slowest)}), alone, adds {text}"
+    return [Finding("stage_cost", f"{text} (deterministic step).")]
 
 
 def _selection(numbers: Json) -> Finding:
@@ -230,7 +261,7 @@ def _selection(numbers: Json) -> Finding:
     screened = numbers["n_screened"]
     text = f"{format_count(screened)} placement{'s' * (screened != 1)} screened on the "
     text += f"deterministic step ({numbers['method']}), {format_count(numbers['n_candidates'])} "
-    text += f"simulated; P(none of these beats the best by more than {_tolerance(numbers)} of "
+    text += f"simulated; P(no placement beats the best one by more than {_tolerance(numbers)} of "
     text += f"{objective_name(numbers)}) is {_probability(numbers['p_correct'])}."
     return Finding("selection", text)
 
@@ -252,17 +283,12 @@ def _warnings(numbers: Json) -> list[str]:
 
 def _facts(numbers: Json) -> list[tuple[str, Figure]]:
     """Pick the figures that stand out."""
-    best, now = entry(numbers, "best"), entry(numbers, "current")
-    name, like = objective_name(numbers), now["objective"]
-    fine = max(0.1 * abs(like - best["objective"]), 2e-4 * like)
-    before, after = (
-        Figure(row["objective"], format_like(row["objective"], like, fine)) for row in (now, best)
-    )
-    return [
-        (f"{name}, as is", before),
-        (f"{name}, best placement", after),
-        ("change", _saved(best)),
-    ]
+    now, name = entry(numbers, "current"), objective_name(numbers)
+    first = (better_alternatives(numbers) or [entry(numbers, "best")])[0]
+    texts = zip((now, first), _two(numbers, now, first), strict=True)
+    before, after = (Figure(same_work(row, "objective"), text) for row, text in texts)
+    label = first.get("label") if first["name"] in numbers["alternatives"] else "best placement"
+    return [(f"{name}, as is", before), (f"{name}, {label}", after), ("change", _saved(first))]
 
 
 # --------------------------------------------------------------------------------- in tables

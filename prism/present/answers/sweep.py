@@ -52,7 +52,7 @@ def sweep_answer(result: xr.Dataset) -> Answer:
     """Make the answer of a sweep."""
     numbers = summarize_sweep(result)
     rows = numbers["rows"]
-    robust, keys = rows[numbers["robust"]], numbers["varied"]
+    keys, chosen = numbers["varied"], _chosen(numbers)
     shown = shown_rows(numbers)
     rest = [i for i, row in enumerate(rows) if row["p50"] is not None and i not in shown]
     made = (
@@ -75,19 +75,22 @@ def sweep_answer(result: xr.Dataset) -> Answer:
         warnings=(*numbers["warnings"], *_unsure(numbers)),
         assumptions=tuple(numbers["notes"]),
         facts=tuple(
-            (f"{label(rows[numbers[name]], keys)}, {measure}",
-             _time(rows[numbers[name]], f"{measure}_same_work"))
-            for name, measure in CHOICES.items()
+            (f"{label(rows[i], keys)}, {measure}", _time(rows[i], f"{measure}_same_work"))
+            for i, measure in ((i, CHOICES[name]) for name, i in chosen.items())
         ),
         pictures=(Picture(
             "sweep", f"Settings of {numbers['job']}: p50 of the step against p95",
             lambda: plots.plot_sweep(result),
             "Down and to the left is better; nothing lies below and left of the frontier. Bars are "
             "two standard errors.",
-            Errors(f"p95 of the robust one ± {words(_error(robust))} (95 %)",
-                   NOT_INCLUDED),
+            Errors(f"p95 of the first row ± {words(_error(rows[0]))} (95 %)", NOT_INCLUDED),
         ),),
     )  # fmt: skip
+
+
+def _chosen(numbers: Json) -> dict[str, int]:
+    """Return the rows of `CHOICES`; none where no setting is likely to fit."""
+    return {name: numbers[name] for name in CHOICES if numbers[name] is not None}
 
 
 def _head(numbers: Json) -> str:
@@ -109,8 +112,13 @@ def _varied(call: Json, keys: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------ in sentences
 def _findings(numbers: Json) -> list[Finding]:
     """Name the best settings, and those that are as good."""
-    rows, keys = numbers["rows"], numbers["varied"]
-    fast, robust = numbers["fastest"], numbers["robust"]
+    rows, keys, chosen = numbers["rows"], numbers["varied"], _chosen(numbers)
+    if not chosen:
+        closest = max(rows, key=lambda row: (row.get("memory") or {}).get("p_fits", 0.0))
+        wanted = format_share(numbers["min_p_fits"])
+        text = f"No setting has P(fits) of {wanted} or more; closest is {label(closest, keys)}"
+        return [Finding("none_fits", f"{text}, {_memory(closest)}.", "answer")]
+    fast, robust = chosen["fastest"], chosen["robust"]
     named = [("fastest", "Fastest (least p50)", fast), ("robust", "Robust (least p95)", robust)]
     if fast == robust:
         named = [("fastest_and_robust", "Fastest and robust (least p50 and p95)", fast)]
@@ -124,7 +132,30 @@ def _findings(numbers: Json) -> list[Finding]:
         more = len(ties) - MOST_NAMED
         listed = "; ".join(ties[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
         out.append(Finding("indistinguishable", f"{text}: {listed}."))
+    best = rows[chosen["robust"]]
+    faster = [
+        row for row in rows
+        if not _fits(row) and row["p95"] is not None
+        and row["p95_same_work"] < best["p95_same_work"]
+    ]  # fmt: skip
+    if faster:
+        first = min(faster, key=lambda row: float(row["p95_same_work"]))
+        text = f"Faster, but P(fits) is too low: {label(first, keys)}, {_memory(first)}"
+        more = len(faster) - 1
+        out.append(Finding("does_not_fit", text + (f"; and {more} more." if more else ".")))
     return out
+
+
+def _fits(row: Json) -> bool:
+    """Whether a setting is likely to fit; so are all where the memory is not known."""
+    return bool(row.get("likely_fits", True))
+
+
+def _memory(row: Json) -> str:
+    """Write the memory of a setting, of the GPU's, and the probability that it fits."""
+    memory = row["memory"]
+    text = f"{memory['gib']:.0f} of {memory['limit_gib']:.1f} GiB"
+    return f"{text}, P(fits) {words(share(memory['p_fits']))}"
 
 
 def _setting(row: Json, keys: Sequence[str]) -> str:
@@ -132,6 +163,8 @@ def _setting(row: Json, keys: Sequence[str]) -> str:
     own = "the job's own setting, " if row["own"] else ""
     p50, p95 = (words(_time(row, f"{measure}_same_work")) for measure in ("p50", "p95"))
     text = f"{own}{label(row, keys)}: p50 {p50}, p95 {p95}"
+    if row.get("memory") and row["memory"]["p_fits"] < LEAST_SURE:
+        text += f", {_memory(row)}"
     if row.get("p50_change") is not None:
         changes = " and ".join(words(_change(row, measure)) for measure in ("p50", "p95"))
         text += f" ({changes} against the job's own)"
@@ -143,7 +176,7 @@ def _unsure(numbers: Json) -> list[str]:
     return [
         f"that no setting has a {measure} better by 0.1 % than the {name} one is certain to "
         f"{format_share(float(numbers['p_correct'][name]), 2)} only; raise --replicates"
-        for name, measure in CHOICES.items()
+        for name, measure in ((name, CHOICES[name]) for name in _chosen(numbers))
         if float(numbers["p_correct"][name]) < LEAST_SURE
     ]
 
@@ -152,7 +185,8 @@ def _unsure(numbers: Json) -> list[str]:
 def shown_rows(numbers: Json) -> list[int]:
     """Choose the rows of the first table: the best ones, the frontier and the job's own."""
     rows = numbers["rows"]
-    must = {numbers["fastest"], numbers["robust"], numbers["best"], *numbers["frontier"]}
+    must = {*_chosen(numbers).values(), *numbers["frontier"]}
+    must |= {numbers["best"]} - {None}
     must |= {i for i, row in enumerate(rows) if row["own"]}
     rest = [i for i, row in enumerate(rows) if i not in must and row["p50"] is not None]
     return sorted([*must, *rest[: max(0, MOST_ROWS - len(must))]])
@@ -174,13 +208,13 @@ def _settings_table(
     rows = numbers["rows"]
     one_size = len({row["world_size"] for row in rows}) == 1
     columns = (
-        *_keys(numbers, which), Column("GPUs"), Column("GiB"),
+        *_keys(numbers, which), Column("GPUs"), Column("GiB"), Column("P(fits)"),
         *(Column(name, "step time") for name in ("p50", "p95", "± 95 %")),
         Column("p95 vs own"), Column("GPU energy"), Column(right=False),
     )  # fmt: skip
     made: list[tuple[Cell, ...]] = [
         (*(_value(row[key]) for key in numbers["varied"]),
-         None if one_size else count(row["world_size"]), _gib(row),
+         None if one_size else count(row["world_size"]), *_fit_cells(row),
          _time(row, "p50_same_work"), _time(row, "p95_same_work"), _error(row),
          _change(row, "p95"), _energy(row, numbers), _marks(i, row, numbers))
         for i, row in ((i, rows[i]) for i in which)
@@ -211,9 +245,11 @@ def _value(value: Any) -> Cell:
     return Figure(value, str(value)) if isinstance(value, int | float) else str(value)
 
 
-def _gib(row: Json) -> Cell:
-    gib = row["memory_gib"]
-    return None if gib is None else Figure(gib, f"{gib:.0f}")
+def _fit_cells(row: Json) -> tuple[Cell, Cell]:
+    memory = row.get("memory")
+    if not memory:
+        return None, None
+    return Figure(memory["gib"], f"{memory['gib']:.0f}"), share(memory["p_fits"])
 
 
 def _energy(row: Json, numbers: Json) -> Cell:
@@ -227,6 +263,8 @@ def _energy(row: Json, numbers: Json) -> Cell:
 def _marks(i: int, row: Json, numbers: Json) -> str:
     """Say what a row is."""
     names = [name for name in CHOICES if numbers[name] == i]
+    if not _fits(row):
+        return ", ".join(["P(fits) too low", *["job's own"] * bool(row["own"])])
     if numbers["objective"] == "mean" and numbers["best"] == i:
         names.append("least mean")
     if row.get("indistinguishable_from_best"):
@@ -251,6 +289,11 @@ def _notes(numbers: Json) -> tuple[str, ...]:
         notes.append("frontier: no setting is better in both p50 and p95")
     if same_work_differs(numbers):
         notes.append("times are for the tokens of one step of the job")
+    if any(not _fits(row) for row in rows):
+        notes.append(
+            f"P(fits) too low: below {format_share(numbers['min_p_fits'])} by the error of the "
+            "memory estimate; not chosen"
+        )
     bounds = sum(row["p50"] is None for row in rows)
     if bounds:
         notes.append(f"{format_count(bounds)} not simulated: slower even without noise")
@@ -266,6 +309,9 @@ def _by_setting(numbers: Json) -> Table:
     columns += [Column("robust layout", right=False), Column("p50"), Column("p95")]
     made = []
     for group in groups:
+        if group["robust"] is None:
+            made.append((*(_value(group[key]) for key in hand), "none fits", None, None))
+            continue
         best = rows[group["robust"]]
         times = (_time(best, f"{measure}_same_work") for measure in ("p50", "p95"))
         made.append((*(_value(group[key]) for key in hand), label(best, rest), *times))
@@ -285,7 +331,7 @@ def _refused(numbers: Json) -> Table:
 def _kind(reason: str) -> str:
     """Put reasons that differ in their numbers together."""
     if reason.startswith("needs ") and " GiB" in reason:
-        return "need " + reason[reason.index("more than") :]
+        return "need too much:" + reason[reason.index(":") + 1 :]
     return reason
 
 

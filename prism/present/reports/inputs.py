@@ -102,15 +102,16 @@ def _library(result: xr.Dataset, values: Json) -> tuple[tuple[Table, ...], tuple
         return (), ("no library: the job gives its durations and effects itself",)
     if variability.get("model") is not None or name not in library_names():
         return (), (f"a report opens no file that a result names: prism show {name} lists it",)
-    tables, kept = describe(str(name)).tables, str(result.attrs.get("library_sha256") or "")
-    if kept:
-        now = hashlib.sha256(library_path(str(name)).read_bytes()).hexdigest()
-        if now != kept:
-            return tables, (
-                f"library {name} has changed since this result was made: the entries listed are "
-                f"the present ones (sha256 {now[:12]}, then {kept[:12]})",
-            )
-    return tables, ()
+    kept = str(result.attrs.get("library_sha256") or "")
+    if not kept:
+        return (), (f"which library {name} this result was made with is not known",)
+    now = hashlib.sha256(library_path(str(name)).read_bytes()).hexdigest()
+    if now != kept:
+        return (), (
+            f"library {name} has changed since this result was made, so that its entries are not "
+            f"listed (sha256 {now[:12]}, then {kept[:12]})",
+        )
+    return describe(str(name)).tables, ()
 
 
 def made_by(result: xr.Dataset, numbers: Json, file: str, command: str) -> list[tuple[str, str]]:
