@@ -93,7 +93,7 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", seed: int, threads: i
     if congestion is not None:
         model = replace(
             model, mean=model.mean * congestion.ratio, std=model.std * congestion.ratio,
-            regime=congestion.rates, residuals=np.empty(0),
+            regime=congestion.rates,
         )  # fmt: skip
     fail, e = job.run.failures, job.run.evaluation
     model = replace(
