@@ -144,8 +144,10 @@ def step_by_step(name):
     return brute.run(), brute.failures
 
 
+@pytest.mark.parametrize("most", [0, 2500], ids=["sums", "steps"])
 @pytest.mark.parametrize("name", CASES)
-def test_events_agree_with_steps_one_by_one(name):
+def test_events_agree_with_steps_one_by_one(name, most, monkeypatch):
+    monkeypatch.setattr(runmodel, "STEP_BY_STEP", most)
     expected, failures = step_by_step(name)
     runs = simulate_runs(model(**CASES[name]), 2500, N_RUNS, 2)
     assert max(distance(runs.total, expected)) < 4.5
@@ -189,6 +191,49 @@ def test_congestion_comes_and_goes_between_steps_as_well():
     assert more == pytest.approx(rate * (100 * 3600.0 + 10 * 60.0))
     assert runmodel._averaged(case, 1000) is case
     assert runmodel._averaged(idle, 10_000).mean.shape[1] < case.mean.shape[1]
+
+
+THREE = [1, 2, 3]
+RARE = default_rng(5).lognormal(-1.5, 1.7, 20_000)  # a jitter of CV 4 or so
+RARE_STEPS = RunModel(
+    np.full((1, 1), 5.0 + RARE.mean()), np.full((1, 1), RARE.std()), residuals=RARE - RARE.mean()
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, {"evaluations": Evaluations(3, 1e-3)}, {"episodes": Episodes(1e-6, 8, 60.0, 1.0,
+                                                                         np.array([1.1]))},
+        {"interruptions": Interruptions(3.8, 2), "checkpoints": Checkpoints(2, 0.0, False)},
+        {"regime": np.array([[0.0, 1e-9], [1e-3, 0.0]]), "mean": RARE_STEPS.mean * [1.0, 1.2],
+         "std": RARE_STEPS.std * [1.0, 1.2]},
+    ],
+    ids=["alone", "evaluation", "episodes", "failures", "congestion"],
+)  # fmt: skip
+def test_three_steps_have_the_tail_of_three_steps(changes):
+    """Against the sum of three draws, whatever else could happen and hardly does."""
+    runs = simulate_runs(replace(RARE_STEPS, **changes), 3, 20_000, 4, marks=THREE)
+    steps = 5.0 + default_rng(6).choice(RARE, (400_000, 3))
+    for i in range(3):
+        direct = steps[:, : i + 1].sum(axis=1)
+        for q in (0.5, 0.95, 0.99):
+            wanted, n = np.quantile(direct, q), min(runs.total.size, runs.marks.shape[0])
+            share = (runs.marks[:, i] <= wanted).mean()
+            assert abs(share - q) < 5.0 * np.sqrt(q * (1.0 - q) / n)
+
+
+def test_a_failure_finds_the_step_that_is_going_on():
+    """Long steps fail more often than short ones, and are drawn anew."""
+    fail = Interruptions(8.64e7 / 20.0 / 8.0, 8)  # one every 20 s
+    long = np.where(default_rng(7).random(4000) < 0.1, 30.0, 2.0)
+    case = RunModel(np.full((1, 1), long.mean()), np.full((1, 1), long.std()),
+                    residuals=long - long.mean(), interruptions=fail)  # fmt: skip
+    # with q the chance that a step is done before a failure, E T = (1 - q) / (r q)
+    q = np.exp(-long / 20.0).mean()
+    wanted = 20.0 * (1.0 - q) / q
+    runs = simulate_runs(case, 1, 20_000, 3)
+    assert abs(runs.total.mean() - wanted) < 5.0 * runs.total.std() / 20_000**0.5
 
 
 def test_short_runs_are_walked_as_long_ones_sum():

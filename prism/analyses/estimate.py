@@ -49,6 +49,7 @@ def estimate(
     start: str | datetime.datetime | None = None,
     probability: float | None = None,
     price: float | None = None,
+    gpus: int | None = None,
     completed: str | Path | None = None,
     column: str | None = None,
     where: Mapping[str, str] | None = None,
@@ -70,6 +71,8 @@ def estimate(
         thresholds over the ideal step time [1], start date, probability of the finish date [1],
         price of a GPU-hour. Without these, and with a job that says nothing of its run, none is
         drawn.
+    gpus : int, optional
+        GPUs of a model of step times, which knows none: they fail at a published rate.
     completed : path, optional
         Completed steps of a run in progress, which the rest is conditioned on.
     column, where
@@ -111,7 +114,11 @@ def estimate(
     if completed is not None:
         past = {"completed": str(completed), "column": column, "where": dict(where or {})}
     if not isinstance(job, Job) and is_step_model(job):
-        return _from_step_times(job, options | past)
+        return _from_step_times(job, options | past | {"gpus": gpus})
+    if gpus is not None:
+        raise PrismError(
+            f"{named('gpus')} {gpus}: is for a model of step times; a job has those of its layout"
+        )
     job = job if isinstance(job, Job) else load_job(job)
     call = _settle(job, options, completed is not None) | {"engine": engine} | past
     _check(call)
@@ -208,9 +215,9 @@ def _check(call: dict[str, Any]) -> None:
         if not number or not low <= value <= high:
             problems.append(f"{named(name)} {value!r}: expected {expected}")
 
-    for name in ("replicates", "run_replicates", "steps"):
+    for name in ("replicates", "run_replicates", "steps", "gpus"):
         try:
-            if call[name] is not None:
+            if call.get(name) is not None:
                 check_whole(name, call[name], 1, MAX_STEPS)
         except PrismError as error:
             problems.append(str(error))

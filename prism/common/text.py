@@ -143,6 +143,8 @@ def format_share(share: float, digits: int = 3, half: float | None = None) -> st
     --------
     >>> format_share(0.12345), format_share(0.0), format_share(1.477, 2)
     ('12.3 %', '0 %', '148 %')
+    >>> format_share(0.9975), format_share(0.9997), format_share(0.9975, 2)
+    ('99.8 %', '100 %', '100 %')
     >>> format_share(0.2894, half=0.0612), format_share(0.7634, half=0.0052)
     ('29 ± 6 %', '76.3 ± 0.5 %')
     >>> format_share(2e-4, half=0.0), format_share(0.072, half=1e-5)
@@ -154,7 +156,8 @@ def format_share(share: float, digits: int = 3, half: float | None = None) -> st
         return f"{percent:.{decimals}f} ± {100.0 * half:.{decimals}f} %"
     if half is not None and 0.0 < abs(share) < 5e-4:
         return "<0.1 %"
-    return f"{percent:.{digits}g} %" if abs(percent) < 99.5 else f"{percent:.0f} %"
+    rounds_up = 100.0 - 0.5 * 10.0 ** (2 - digits)
+    return f"{percent:.{digits}g} %" if abs(percent) < rounds_up else f"{percent:.0f} %"
 
 
 def percent_change(change: float, interval: Sequence[float] | None = None) -> str:

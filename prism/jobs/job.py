@@ -38,6 +38,12 @@ from prism.jobs.jobspec.messages import (
     validate_block,
 )
 from prism.jobs.jobspec.presets import PRESETS, SIZES
+from prism.jobs.jobspec.run import (
+    CHECKPOINT_S,
+    FAILURES_PER_GPU_DAY,
+    CheckpointBlock,
+    FailuresBlock,
+)
 from prism.jobs.jobspec.yaml import KeyPath, Layer, as_text, display_path, is_override
 from prism.jobs.layersplit import auto_split
 
@@ -195,13 +201,31 @@ class Job(BaseModel):
         return sum(n * phase.global_batch for phase, n in phases) * self.model.seq_len
 
     @property
+    def failures(self) -> FailuresBlock | None:
+        """Failures of a run: the job's, else a published rate; None where there are none."""
+        given = self.run.failures
+        if given == "none" or (given is None and self.model.durations is not None):
+            return None
+        block = given or FailuresBlock()
+        rate = 1000.0 * FAILURES_PER_GPU_DAY * self.cluster.gpus_per_node
+        known = {} if block.per_1000_node_days is not None else {"per_1000_node_days": rate}
+        return block.model_copy(update=known)
+
+    @property
+    def checkpoint(self) -> CheckpointBlock | None:
+        """Checkpoints of a run: the job's; with failures, assumed ones."""
+        if self.run.checkpoint is None and self.failures is not None:
+            return CheckpointBlock(interval=CHECKPOINT_S, mode="async")
+        return self.run.checkpoint
+
+    @property
     def has_run(self) -> bool:
         """Whether it asks for a run: says how long it is, when it ends, or what interrupts it."""
         effects = self.variability.effects
         how_told = ("probability", "slowdown_thresholds")
         said = [effects.fail_slow, *(value for key, value in self.run if key not in how_told)]
         diurnal = effects.step is not None and bool(effects.step.diurnal_cv)
-        return diurnal or any(value is not None for value in said)
+        return diurnal or any(value not in (None, "none") for value in said)
 
 
 def _fill_blocks(data: Mapping[str, Any]) -> dict[str, Any]:

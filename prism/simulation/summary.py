@@ -300,6 +300,8 @@ def run_terms(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any
     if "ettr" in dataset:
         out["ettr"] = float(dataset.ettr.mean())
         out["failures"] = float(dataset.run_failures.mean())
+    if "failures" in dataset.attrs:
+        out["failure_model"] = json.loads(dataset.attrs["failures"])
     times = np.asarray(dataset.run_term_time, np.float64)
     names = [str(name) for name in dataset.term.values]
     centred, whole = runs - runs.mean(), float(runs.var())
@@ -333,9 +335,6 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
     if "completed_steps" in dataset.attrs:
         out["completed"] = json.loads(dataset.attrs["completed_steps"])
     out |= run_end(dataset, call, runs)
-    if "finish_by" in out:
-        run = json.loads(dataset.attrs["job"])["run"]
-        out["finish_by"]["failures_modelled"] = run["failures"] is not None
     out |= run_terms(dataset, runs)
     if "cost" in dataset:
         cost = np.asarray(dataset.cost, np.float64)

@@ -10,9 +10,17 @@ import numpy as np
 from prism.common.errors import PrismError, named
 from prism.distributions.library import load_library
 from prism.jobs.job import Job
+from prism.jobs.jobspec.run import FAILURES_SOURCE
 from prism.models.calibration.model import Calibration, communication_share, load_calibration
 from prism.simulation.prepare import Prepared
-from prism.simulation.runs.build import build_run_model, marks_of, mean_step
+from prism.simulation.runs.build import (
+    PAUSES,
+    build_run_model,
+    describe_failures,
+    effective_share,
+    marks_of,
+    mean_step,
+)
 from prism.simulation.runs.checkpointing import FailureLaw, best_steps, expected_time
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import RunModel, Runs
@@ -28,8 +36,6 @@ if TYPE_CHECKING:
 
 CLUSTERS_IN_PROGRESS = 1024  # draws of how fast a run in progress is, given its completed steps
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time of progress
-# Terms of a run in which nothing is learnt for good.
-PAUSES = ("stalls", "evaluations", "checkpoints", "lost_work", "restarts", "spares")
 
 
 class DrawnRun(NamedTuple):
@@ -93,7 +99,8 @@ def draw_run(
     if power is not None:
         values["gpu_power"] = power
         values["gpu_energy"] = power * job.world_size * runs.total
-    values |= _interruptions(model, runs, steps - done)
+    values |= _interruptions(job, model, runs, steps - done)
+    attrs["failures"] = json.dumps(describe_failures(model, _failure_source(job), _assumed(job)))
     coords = {
         "term": list(runs.terms),
         "quantile": list(QUANTILES),
@@ -112,6 +119,28 @@ def _about_error(job: Job, error: float) -> dict[str, Any]:
     if gpus in library and job.world_size > library.value(gpus):
         source += f"; more beyond {library.value(gpus):,.0f} GPUs, the largest published"
     return {"spread": error, "class": name, "source": source}
+
+
+def _failure_source(job: Job) -> str:
+    """Say where the rate of failures is from, or why there are none."""
+    given = job.run.failures
+    if given is not None and (given == "none" or given.per_1000_node_days is not None):
+        return "run.failures"
+    return "model.durations" if job.failures is None else FAILURES_SOURCE
+
+
+def _assumed(job: Job) -> list[str]:
+    """Name what a job leaves open of its failures and checkpoints."""
+    r, out = job.run, []
+    if r.failures is None or (r.failures != "none" and r.failures.per_1000_node_days is None):
+        out.append("rate")
+    if r.failures is None:
+        out.append("down")
+    if r.checkpoint is None:
+        out.append("checkpoint")
+    elif r.checkpoint.write_s is None:
+        out.append("write")
+    return out
 
 
 def _past(job: Job, model: RunModel, call: dict[str, Any], share: float) -> "UnderWay":
@@ -138,17 +167,17 @@ def calibration_of(job: Job) -> Calibration | None:
     return load_calibration(library) if library is not None else None
 
 
-def _interruptions(model: RunModel, runs: Runs, n_steps: int) -> dict[str, Any]:
+def _interruptions(job: Job, model: RunModel, runs: Runs, n_steps: int) -> dict[str, Any]:
     """Return the effective share of the time and the best interval of checkpoints.
 
-    What an interval costs is that of the `n_steps` still to come.
+    What an interval costs is that of the `n_steps` still to come; no interval is best where nobody
+    says what a checkpoint costs.
     """
     out: dict[str, Any] = {}
     c, fail = model.checkpoints, model.interruptions
     if (c, fail, model.evaluations) == (None, None, None):
         return out
-    counts = [runs.terms[name] for name in runs.terms if name not in PAUSES]
-    out |= {"ettr": np.sum(counts, axis=0) / runs.total, "run_failures": runs.failures}
+    out |= {"ettr": effective_share(runs.terms, runs.total), "run_failures": runs.failures}
     if c is None:
         return out
     step_s = mean_step(model)
@@ -157,12 +186,13 @@ def _interruptions(model: RunModel, runs: Runs, n_steps: int) -> dict[str, Any]:
         "checkpoint_steps": c.interval_steps,
         "checkpoint_write_time": c.write_s,
     }
-    if fail is None or fail.rate_per_s == 0.0:
+    stated = job.run.checkpoint is not None and job.run.checkpoint.write_s is not None
+    if fail is None or fail.rate_per_s == 0.0 or not stated:
         return out
     waits = float(runs.terms["spares"].sum()) / max(1, int(runs.failures.sum()))
     law = FailureLaw(fail.rate_per_s, fail.mean_down_s + waits)
     # an interval beyond the end of the run is no checkpoint at all
-    best = min(best_steps(step_s, c.write_s, law, c.blocking), n_steps)
+    best = min(best_steps(step_s, c.write_s, law), n_steps)
     ahead = [runs.terms[name] for name in runs.terms if name not in (*PAUSES, "completed_steps")]
     work = float(np.sum([*ahead, runs.terms["stalls"]], axis=0).mean())
     times = [

@@ -76,7 +76,9 @@ def _steps(job: Job, call: Call, parts: bool) -> "xr.Dataset":
 
 
 def _runs(job: Job, steps: int, call: Call) -> "xr.Dataset":
-    return estimate(
+    run = job.run.model_copy(update={"failures": job.run.failures or "none"})
+    job = job.model_copy(update={"run": run})
+    return estimate(  # measured runs are whole ones
         job, replicates=call.replicates, run_replicates=call.replicates, steps=steps,
         seed=call.seed, threads=call.threads, progress=call.progress,
     )  # fmt: skip

@@ -65,6 +65,11 @@ if TYPE_CHECKING:
 )
 @click.option("--price", type=click.FloatRange(min=0.0), help="Of one GPU for one hour.")
 @click.option(
+    "--gpus",
+    type=click.IntRange(min=1),
+    help="GPUs of a model of step times, which knows none: their failures.",
+)
+@click.option(
     "--progress",
     "--completed",
     "completed",

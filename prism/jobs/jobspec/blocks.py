@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, StrictBool
 from prism.jobs.jobspec.effects import Effects
 from prism.jobs.jobspec.hardware import HardwareScale
 from prism.jobs.jobspec.presets import PRESETS
-from prism.jobs.jobspec.run import CheckpointBlock, EvaluationBlock, FailuresBlock, RampPhase
+from prism.jobs.jobspec.run import CheckpointBlock, EvaluationBlock, Failures, RampPhase
 from prism.jobs.jobspec.tiers import TierBlock, TierName
 from prism.jobs.jobspec.values import (
     AboveOne,
@@ -441,10 +441,12 @@ class RunBlock(Block):
         "Report P(step slower than this times the ideal).", (1.05, 1.1, 1.2)
     )
     checkpoint: CheckpointBlock | None = key(
-        "Checkpoints: {interval: 30min, write_s: 60, mode: blocking}."
+        "Checkpoints: {interval: 30min, write_s: 60, mode: blocking} [with failures: every 10min, "
+        "async]."
     )
-    failures: FailuresBlock | None = key(
-        "Failures of nodes: {per_1000_node_days: 3.8, restart: 10min}."
+    failures: Failures | None = key(
+        "Failures of nodes: {per_1000_node_days: 3.8, restart: 10min}, or none [these, unless "
+        "model.durations are given]."
     )
     batch_ramp: tuple[RampPhase, ...] | None = key(
         "Smaller batches at the beginning: [{tokens: 252e6, global_batch: 512}, ...]."

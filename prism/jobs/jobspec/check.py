@@ -10,6 +10,8 @@ from itertools import pairwise
 from math import ceil, inf
 from typing import Any
 
+from pydantic import BaseModel
+
 from prism.jobs.jobspec.blocks import DEVICE_LIBRARY, UNMODELLED, Blocks
 from prism.jobs.jobspec.clustercheck import check_cluster, check_tiers
 from prism.jobs.jobspec.modelcheck import (
@@ -57,7 +59,7 @@ def _is_set(b: Blocks, key: str) -> bool | None:
     block: Any = b
     for name in path:
         block = getattr(block, name, None)
-    if block is None:
+    if not isinstance(block, BaseModel):
         return None
     value = getattr(block, last)
     return bool(value) and value != type(block).model_fields[last].default
@@ -207,9 +209,6 @@ def _check_run(b: Blocks) -> Iterator[Problem]:
         yield "expected rising numbers; write [1.05, 1.1, 1.2]", "run.slowdown_thresholds"
     if r.checkpoint is not None:
         yield from _check_checkpoint(b)
-    elif r.failures is not None and r.failures.per_1000_node_days > 0.0:
-        text = "without checkpoints every failure would lose all work since the start; "
-        yield text + "set run.checkpoint: {interval: 30min}", "run.failures", "run.checkpoint"
 
 
 def _check_checkpoint(b: Blocks) -> Iterator[Problem]:
@@ -239,10 +238,9 @@ def _check_slow_nodes(b: Blocks) -> Iterator[Problem]:
     if slow.replace and slow.detection is None:
         text = "missing: a slow node is replaced once it is found; give for example 10min"
         yield text, f"{key}.detection", f"{key}.replace"
-    if slow.replace and (r.checkpoint is None or r.failures is None):
-        text = "a replaced node means a restart from a checkpoint; set run.checkpoint and "
-        text += "run.failures, whose restart it takes"
-        yield text, f"{key}.replace", "run.checkpoint", "run.failures"
+    if slow.replace and (r.failures == "none" or (r.failures is None and b.model.durations)):
+        text = "a replaced node means a restart; set run.failures, whose restart it takes"
+        yield text, f"{key}.replace", "run.failures"
 
 
 _CHECKS = (

@@ -5,7 +5,7 @@ pydantic finds the errors of one block; here they become lines such as
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -94,7 +94,7 @@ def _copied(data: Any) -> Any:
 
 
 def _path(detail: ErrorDetails) -> KeyPath:
-    return tuple(str(part) for part in detail["loc"] if part != "[key]")
+    return tuple(str(part) for part in detail["loc"] if part not in ("[key]", "[block]", "[word]"))
 
 
 def _fields(kind: type[BaseModel], path: KeyPath) -> list[str]:
@@ -102,10 +102,16 @@ def _fields(kind: type[BaseModel], path: KeyPath) -> list[str]:
     for key in path:
         if key not in kind.model_fields:  # a name that the user chose, or a place in a list
             continue
-        annotation = kind.model_fields[key].annotation
-        options = [annotation, *getattr(annotation, "__args__", ())]
-        kind = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+        kind = next(_blocks_in(kind.model_fields[key].annotation))
     return list(kind.model_fields)
+
+
+def _blocks_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Find the blocks in a field's type, however it is wrapped."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in getattr(annotation, "__args__", ()):
+        yield from _blocks_in(part)
 
 
 def _meant(word: str, siblings: Iterable[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """`prism estimate` of a model of step times: a step and the run, from scratch or in progress.
 
 The result has the variables of any estimate, as far as step times tell them; GPUs, their price and
-what happens on them are not known here. Left out: evaluations, checkpoints and failures.
+what happens on them are not known here, but for the failures of a given number. Left out:
+evaluations.
 """
 
 import json
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 import prism
 from prism.common.errors import PrismError, named
+from prism.jobs.jobspec.run import FAILURES_SOURCE
 from prism.models.steptimes.model import StepModel, load_step_model
 from prism.models.steptimes.predict import (
     Drawn,
@@ -26,6 +28,7 @@ from prism.models.steptimes.predict import (
 )
 from prism.models.steptimes.runs import progress
 from prism.simulation.results import SCHEMA, make_dataset
+from prism.simulation.runs.build import describe_failures, effective_share
 from prism.simulation.summary import run_end, run_terms, spread
 from prism.traces import read_step_times
 
@@ -53,6 +56,7 @@ def estimate_steps(
     completed: str | Path | None = None,
     column: str | None = None,
     where: Mapping[str, str] | None = None,
+    gpus: int | None = None,
 ) -> "xr.Dataset":
     """Estimate a step and the whole run from a model of step times.
 
@@ -68,6 +72,8 @@ def estimate_steps(
         As in `prism.estimate`: [s], times the typical step [1], a date, a probability [1].
     completed : path, optional
         The completed steps of the run that is estimated; ``column`` and ``where`` choose from them.
+    gpus : int, optional
+        GPUs of the run, which fail at a published rate; without failures where None.
 
     Returns
     -------
@@ -92,12 +98,20 @@ def estimate_steps(
         times = read_step_times(completed, column=column, where=where)
         past, notes = progress(model, times, n_steps, min(run_replicates, DRAWS), seed), times.notes
         warnings = [*past.notes[len(notes) :], *warnings]
-    drawn = draw_runs(model, n_steps, run_replicates, seed, past)
+    drawn = draw_runs(model, n_steps, run_replicates, seed, past, gpus)
     sample = _sample_steps(model, n_steps, replicates, seed)
     values = _values(model, n_steps, sample, drawn, slowdown_thresholds, deadline)
     call = {"steps": n_steps, "probability": probability, "start": start, "seed": seed}
+    if gpus is None:
+        failures = {"per_1000_node_days": 0.0, "source": "gpus"}
+    else:
+        values |= {
+            "ettr": effective_share(drawn.terms, drawn.total), "run_failures": drawn.failures
+        }  # fmt: skip
+        failures = describe_failures(drawn.model, FAILURES_SOURCE, ("rate", "down", "checkpoint"))
     attrs = _attrs(path, model, call) | {
-        "notes": json.dumps(list(notes)), "warnings": json.dumps(warnings),
+        "failures": json.dumps(failures), "notes": json.dumps(list(notes)),
+        "warnings": json.dumps(warnings),
         "wall_seconds": time.perf_counter() - begin,
     }  # fmt: skip
     coords = {"threshold": list(slowdown_thresholds), "term": list(drawn.terms)}

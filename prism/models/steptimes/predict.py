@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from prism.models.steptimes.model import StepModel
 from prism.models.steptimes.spread import Spread, mean_variance
+from prism.simulation.runs.build import with_failures
 from prism.simulation.runs.drift import ar1
 from prism.simulation.runs.model import NORMAL_STEPS, simulate_runs
 from prism.simulation.runs.parts import Drift, RunModel, StallProcess
@@ -26,6 +27,7 @@ _AHEAD = 0.2  # last share of the steps seen whose mean stands for all that come
 
 _STREAM = 40  # keeps these draws apart from others under the same seed
 _TERMS = ("ideal_steps", "slow_steps", "step_noise", "run_effect", "drift", "stalls")
+_STOPS = ("lost_work", "restarts")
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,15 @@ class Drawn:
         Seconds, the offset between steps and measured totals included.
     terms : dict of str to float64 [run]
         Seconds by term; they add up to the total.
+    model : RunModel
+        What was drawn.
+    failures : int64 [run]
     """
 
     total: Array
     terms: dict[str, Array]
+    model: RunModel
+    failures: NDArray[np.int64]
 
 
 def work_of(model: StepModel, first: int, n_steps: int) -> tuple[float, Array | None]:
@@ -113,8 +120,9 @@ def _stalls(model: StepModel, share: float) -> StallProcess | None:
 
 
 def draw_runs(
-    model: StepModel, n_steps: int, n_runs: int, seed: int, past: "UnderWay | None" = None
-) -> Drawn:
+    model: StepModel, n_steps: int, n_runs: int, seed: int, past: "UnderWay | None" = None,
+    gpus: int | None = None,
+) -> Drawn:  # fmt: skip
     """Draw totals of whole runs.
 
     Parameters
@@ -123,12 +131,15 @@ def draw_runs(
         Steps of a run; what totals leave out at the start is left out.
     past : UnderWay, optional
         A run in progress (`prism.models.steptimes.runs.progress`).
+    gpus : int, optional
+        Whose failures stop it; none where they are not known.
     """
     done = 0 if past is None else past.done
     first = min(max(done, model.offset_skips * model.mean_over), n_steps)
     parts = run_model(model, n_steps, first) if past is None else past.model
+    parts = parts if gpus is None else with_failures(parts, gpus)
     runs = simulate_runs(parts, n_steps - first, n_runs, seed)
-    terms = {name: runs.terms[name] for name in _TERMS}
+    terms = {name: runs.terms[name] for name in (*_TERMS, *(() if gpus is None else _STOPS))}
     if past is not None:
         terms = {"completed_steps": np.full(n_runs, past.elapsed_s)} | terms
     k = model.mean_over
@@ -139,7 +150,7 @@ def draw_runs(
         terms["pauses"] = np.full(n_runs, ahead)
     noise = generator(seed, 6).standard_normal(n_runs)
     terms["offset"] = model.offset_s + model.offset_std_s * noise
-    return Drawn(np.asarray(sum(terms.values())), terms)
+    return Drawn(np.asarray(sum(terms.values())), terms, parts, runs.failures)
 
 
 def draw_steps(

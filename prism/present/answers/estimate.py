@@ -73,6 +73,11 @@ PARTS = {
     **{f"exposed_{group}": f"exposed {group.upper()} communication"
        for group in ("tp", "cp", "ep", "pp", "dp")},
 }  # fmt: skip
+NO_FAILURES = {
+    "model.durations": ", as the job gives durations and no hardware; run.failures adds them",
+    "gpus": ": a model of step times knows no GPUs; --gpus N adds those of N GPUs",
+}
+ASSUMED = "run.failures and run.checkpoint set them, `failures: none` leaves failures out"
 LEAST_PART = 5e-4
 """Share of the step below which a part is not listed [1]."""
 
@@ -134,7 +139,7 @@ def _findings(numbers: Json, result: xr.Dataset) -> list[Finding]:
     against = f"p50 {format_share(abs(slower))} {'below' if slower < 0.0 else 'above'} it"
     text = f"Half of the steps take at most {p50}, 95 % at most {p95}; the ideal step takes {ideal}"
     out.append(Finding("step_time", f"{text} ({against}).", "answer"))
-    return [*out, *_checkpoint_advice(numbers)]
+    return [*out, *_failures(numbers), *_checkpoint_advice(numbers)]
 
 
 def _ideal(numbers: Json) -> float:
@@ -150,7 +155,6 @@ def _deadline(numbers: Json, result: xr.Dataset) -> str:
     deadline, p = format_duration(found["deadline"]), float(found["probability"])
     n, cluster = format_count(numbers["run_replicates"]), result["run_cluster_idx"].to_numpy()
     n_clusters = np.unique(cluster).size
-    failures = "" if found.get("failures_modelled", True) else " No failures are modelled."
     if p in (0.0, 1.0):
         # 3 / n: the 95 % bound on the probability of what was not seen in n draws
         bound = format_share(min(1.0, 3.0 / n_clusters), 2)
@@ -158,18 +162,38 @@ def _deadline(numbers: Json, result: xr.Dataset) -> str:
         late = " to be late" if p else ""
         return (
             f"The run is {which} within {deadline}: {seen} of {n} simulated runs on {n_clusters} "
-            f"cluster draws (less than {bound} likely{late}, with 95 % confidence).{failures}"
+            f"cluster draws (less than {bound} likely{late}, with 95 % confidence)."
         )
     done = (result["time_to_train"].to_numpy() <= found["deadline"]).astype(np.float64)
     se = spread(done, cluster)["mean_se"]
     half = None if se is None else half_width(se, n_clusters)
     within = f"{UNKNOWN}; " if half is None else ""
-    text = f"P(done within {deadline}) is {words(share(p, half))} ({within}{n} simulated runs)."
-    return text + failures
+    return f"P(done within {deadline}) is {words(share(p, half))} ({within}{n} simulated runs)."
 
 
 def _term(name: str) -> str:
     return TERMS.get(name, name.replace("_", " "))
+
+
+def _failures(numbers: Json) -> list[Finding]:
+    """Say what is assumed of failures, or that there are none."""
+    found = numbers.get("failure_model")
+    if found is None:
+        return []
+    if not found["per_1000_node_days"]:
+        text = f"Failures are left out{NO_FAILURES.get(found['source'], '')}."
+        return [Finding("failures", text)]
+    rate = f"{found['per_1000_node_days']:.3g} failures per 1,000 node-days"
+    texts = {
+        "rate": f"{rate} ({found['source']})",
+        "down": f"{format_duration(found['down'])} until the job is back",
+        "checkpoint": "a checkpoint every "
+        f"{format_duration(found['checkpoint_interval'])} in the background",
+        "write": f"{format_duration(found['write'])} to write a checkpoint",
+    }
+    assumed = ", ".join(texts[name] for name in found["assumed"])
+    how = "--gpus sets their number" if "world_size" not in numbers else ASSUMED
+    return [Finding("failures", f"Assumed: {assumed}; {how}.")] if assumed else []
 
 
 def _checkpoint_advice(numbers: Json) -> list[Finding]:

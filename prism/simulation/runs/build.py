@@ -1,8 +1,9 @@
 """The run model of a job: its simulated steps, and what its file says comes between them."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,13 @@ from prism.common.errors import PrismError
 from prism.engine import LANES
 from prism.jobs.job import Job
 from prism.jobs.jobspec.effects import FailSlowEffect
-from prism.jobs.jobspec.run import REPAIR_S, FailuresBlock
+from prism.jobs.jobspec.run import (
+    CHECKPOINT_S,
+    FAILURES_PER_GPU_DAY,
+    REPAIR_S,
+    RESTART_S,
+    FailuresBlock,
+)
 from prism.simulation.draws import congested_leaves, stalls_in
 from prism.simulation.prepare import Prepared
 from prism.simulation.runs.parts import (
@@ -45,6 +52,8 @@ STORAGE_BYTES_PER_GPU_S = 2e12 / 16_384
 SLOW_FACTOR = {"compute": 1.2, "network": 3.0}  # a hot node; the lower end of 3-10x congestion
 SLOW_S = {"compute": 600.0, "network": 1440.0}  # means of Greyhound (ATC'25)
 PEAK_H = 15.0  # assumption: slowest when the day is hottest
+# Terms of a run in which nothing is learnt for good.
+PAUSES = ("stalls", "evaluations", "pauses", "checkpoints", "lost_work", "restarts", "spares")
 
 
 def build_run_model(step: Prepared, dataset: "xr.Dataset", seed: int, threads: int) -> RunModel:
@@ -93,9 +102,9 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", seed: int, threads: i
     if congestion is not None:
         model = replace(
             model, mean=model.mean * congestion.ratio, std=model.std * congestion.ratio,
-            regime=congestion.rates, residuals=np.empty(0),
+            regime=congestion.rates,
         )  # fmt: skip
-    fail, e = job.run.failures, job.run.evaluation
+    fail, e = job.failures, job.run.evaluation
     model = replace(
         model, stalls=stalls, n_nodes=job.n_nodes, run_cv=effects.run_cv, episodes=episodes,
         model_error=effects.model_error,
@@ -183,20 +192,57 @@ def _episodes(slow: FailSlowEffect, sim: Simulator) -> Episodes:
 
 
 def _checkpoints(job: Job, step_s: float) -> Checkpoints | None:
-    c = job.run.checkpoint
+    c = job.checkpoint
     if c is None:
         return None
     write_s = c.write_s
     if write_s is None:
-        size = BYTES_PER_PARAMETER * count_parameters(job.model)
+        size = 0.0
+        if job.model.durations is None:
+            size = BYTES_PER_PARAMETER * count_parameters(job.model)
         write_s = size / (STORAGE_BYTES_PER_GPU_S * job.world_size)
     steps = c.interval_steps or max(1, round((c.interval or 0.0) / step_s))
+    if job.run.checkpoint is None:
+        steps = max(steps, math.floor(write_s / step_s) + 1)  # as often as storage takes at most
     if write_s >= steps * step_s and (c.mode == "async" or c.interval is not None):
         raise PrismError(
             f"{job.source}: run.checkpoint: a checkpoint takes {write_s:.4g} s to write, but one "
             f"begins every {steps * step_s:.4g} s ({steps} steps); make the interval longer"
         )
     return Checkpoints(steps, write_s, c.mode == "blocking")
+
+
+def with_failures(model: RunModel, n_gpus: int) -> RunModel:
+    """Give runs the failures of so many GPUs, in nodes of 8, at a published rate.
+
+    Checkpoints are written in the background; what one takes is not known.
+    """
+    n_nodes = max(1, round(n_gpus / 8))
+    rate = 1000.0 * FAILURES_PER_GPU_DAY * n_gpus / n_nodes
+    steps = max(1, round(CHECKPOINT_S / mean_step(model)))
+    return replace(
+        model, n_nodes=n_nodes, interruptions=Interruptions(rate, n_nodes, 0.0, RESTART_S),
+        checkpoints=Checkpoints(steps, 0.0, blocking=False),
+    )  # fmt: skip
+
+
+def describe_failures(model: RunModel, source: str, assumed: Sequence[str] = ()) -> dict[str, Any]:
+    """Say what stops a run, where its rate is from, what it goes back to, and what is assumed."""
+    fail, c = model.interruptions, model.checkpoints
+    if fail is None or fail.rate_per_s == 0.0:
+        return {"per_1000_node_days": 0.0, "source": source}
+    out = {
+        "per_1000_node_days": fail.per_1000_node_days, "nodes": fail.n_nodes, "source": source,
+        "down": fail.mean_down_s, "assumed": list(assumed),
+    }  # fmt: skip
+    if c is not None:
+        out |= {"checkpoint_interval": c.interval_steps * mean_step(model), "write": c.write_s}
+    return out
+
+
+def effective_share(terms: Mapping[str, Array], total: Array) -> Array:
+    """Share of the time of runs in which something is learnt for good [run]."""
+    return np.asarray(np.sum([terms[x] for x in terms if x not in PAUSES], axis=0) / total)
 
 
 def _failures(f: FailuresBlock, n_nodes: int) -> Interruptions:
@@ -209,6 +255,7 @@ def _failures(f: FailuresBlock, n_nodes: int) -> Interruptions:
         for name, cause in f.causes.items()
     )  # fmt: skip
     repair_s = REPAIR_S if f.repair is None else f.repair
+    assert f.per_1000_node_days is not None  # filled by `Job.failures`
     return Interruptions(
         f.per_1000_node_days, n_nodes, f.detection, f.restart, f.spares, repair_s, causes
     )

@@ -68,13 +68,12 @@ def best_interval(write_s: float, law: FailureLaw) -> float:
     return float((1.0 + lambertw(-np.exp(-x - 1.0)).real) / law.rate_per_s)
 
 
-def best_steps(step_s: float, write_s: float, law: FailureLaw, blocking: bool = True) -> int:
+def best_steps(step_s: float, write_s: float, law: FailureLaw) -> int:
     """Return the number of steps, with what stalls them, that is the best interval.
 
-    In the background the shortest is, as long as a checkpoint takes to write.
+    One that is written in the background counts as if the job stood still meanwhile, the most that
+    it can cost; and none begins before the last is written.
     """
-    if not blocking:
-        return max(1, int(np.ceil(write_s / step_s)))
     low = max(1, int(best_interval(write_s, law) / step_s))
     times = [expected_time(1.0, n * step_s, write_s, law) for n in (low, low + 1)]
-    return low + int(times[1] < times[0])
+    return max(low + int(times[1] < times[0]), int(np.ceil(write_s / step_s)))

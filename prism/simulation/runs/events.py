@@ -1,10 +1,11 @@
 """Runs from event to event, many at a time.
 
 Events: a failure, a change of regime, the start or end of a fail-slow episode, a node replaced, a
-mark to record. Between two of them n steps take n mu + the sum of the drift + sqrt(n) sigma z +
-compound-Poisson stalls + the checkpoints and evaluations among them. A failure sends a run back to
-its last checkpoint. Exact but for this: which step an event falls into is found from the expected
-speed until then. A replaced node renews the whole cluster with probability 1 / nodes, which keeps
+mark to record. Between two of them the steps of a short run are drawn one by one
+(`prism.simulation.runs.stepped`); those of a long one take n mu + the sum of the drift + sqrt(n)
+sigma z + compound-Poisson stalls + the checkpoints and evaluations among them, and which step an
+event falls into is found from the expected speed until then. A failure sends a run back to its last
+checkpoint. A replaced node renews the whole cluster with probability 1 / nodes, which keeps
 the clusters' spread and gives the memory that an average over nodes would have.
 """
 
@@ -20,6 +21,7 @@ from prism.simulation.runs.ledger import Ledger
 from prism.simulation.runs.outages import Outages, waiting_times
 from prism.simulation.runs.parts import Array, Index, RunModel
 from prism.simulation.runs.rates import stationary
+from prism.simulation.runs.stepped import BLOCK, SteppedRuns, draw_steps
 
 CHUNK = 1024  # runs that draw together; the first n runs do not change with their number
 MANY = 1000  # stalls beyond which their sum is as good as normal
@@ -56,7 +58,7 @@ def generator(seed: int, first: int, stream: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[seed, (first // CHUNK << 8) + stream]))
 
 
-def draw_own(model: RunModel, rng: np.random.Generator) -> Array:
+def draw_run_effect(model: RunModel, rng: np.random.Generator) -> Array:
     """Draw the factor that all steps of each run of a chunk share [1]."""
     return np.maximum(1.0 + model.run_cv * rng.standard_normal(CHUNK), LEAST)
 
@@ -74,9 +76,9 @@ class EventLoop:
 
     def __init__(
         self, model: RunModel, n_steps: int, first: int, seed: int, start_s: float,
-        marks: Sequence[int] = (),
+        marks: Sequence[int] = (), stepped: bool = False,
     ) -> None:  # fmt: skip
-        self.model, self.n_steps, self.start_s = model, n_steps, start_s
+        self.model, self.n_steps, self.start_s, self.stepped = model, n_steps, start_s, stepped
         self.rng = generator(seed, first, 12)
         n, rng = CHUNK, self.rng
         # terms of this model's steps; those of stops are never lost
@@ -91,7 +93,7 @@ class EventLoop:
         self.drift = rng.standard_normal(n)
         if model.drift.initial is not None:
             self.drift = model.drift.initial[self.cluster]
-        self.own = draw_own(model, rng)
+        self.own = draw_run_effect(model, rng)
         self.effect = self.own * wrong_by(model, first, seed)
         self.ledger = Ledger(len(self.names), n, model.checkpoints)
         self.outages = Outages(model.interruptions, n, rng)
@@ -100,8 +102,8 @@ class EventLoop:
         # the work of the first s steps; steps alike where there is no profile
         profile = model.profile
         self.work = None if profile is None else np.concatenate([[0.0], np.cumsum(profile)])
-        self.least = 1.0 if profile is None else float(profile.min())
-        self.most = 1.0 if profile is None else float(profile.max())
+        self.least = 1.0 if profile is None else float(profile.min(initial=1.0))
+        self.most = 1.0 if profile is None else float(profile.max(initial=1.0))
         # clocks: of the first failure (`outages`), change of regime and episode
         self.state = np.zeros(n, np.int64)
         self.switch = np.full(n, _NEVER)
@@ -167,13 +169,19 @@ class EventLoop:
         slot = which - 3
         stops = (which == 0) | ((slot >= 0) & self.swap[runs, np.maximum(slot, 0)])
         pace = self._base()
-        n, over = self._steps_within(gap, left, pace[0])
+        mark = self.marks[np.searchsorted(self.marks, self.done, side="right")] - self.done
+        most, drawn = np.minimum(left, mark), None
+        if self.stepped:
+            most = np.minimum(most, BLOCK)
+            drawn = self._draw(int(most.max()))
+            n, over = drawn.within(gap)
+        else:
+            n, over = self._steps_within(gap, left, pace[0])
         # a step in progress goes on through all but a stop
         n = np.where(stops | (gap <= 0.0), n, n + 1.0)
-        mark = self.marks[np.searchsorted(self.marks, self.done, side="right")] - self.done
-        reached = (n >= np.minimum(left, mark)) | ~np.isfinite(gap)
-        n = np.where(reached, np.minimum(left, mark), n)
-        self._take(n, *pace)
+        reached = (n >= most) | ~np.isfinite(gap)
+        n = np.where(reached, most, n)
+        self._take(n, drawn, *pace)
         happens = ~reached & (left > 0.0)
         stop = happens & stops
         if stop.any():
@@ -243,8 +251,23 @@ class EventLoop:
         wave = wave_sum(self.time + self.start_s, n, base, drift.diurnal_peak_s)
         return np.asarray(np.sqrt(2.0) * drift.diurnal_cv * wave)
 
-    def _take(self, n: Array, base: Array, regime: Array, slow: Array) -> None:
-        """Take n steps each: their time, by term."""
+    def _draw(self, n: int) -> SteppedRuns:
+        """Draw the next n steps of all runs one by one."""
+        i = np.arange(n + 1)[:, None]
+        work, pauses = np.ones((n, CHUNK)), np.zeros((n + 1, CHUNK))
+        if self.model.profile is not None:
+            at = (self.done + i[:-1]).astype(np.int64)
+            work = self.model.profile[np.minimum(at, self.n_steps - 1)]
+        for every, seconds in self.model.pauses.values():
+            pauses += seconds * ((self.done + i) // every - self.done // every)
+        scale = self.effect * self.ratio.max(axis=1)
+        at_s = self.start_s + self.time
+        return draw_steps(
+            self.model, self.cluster, self.state, scale, work, pauses, self.drift, at_s, self.rng
+        )
+
+    def _sums(self, n: Array, base: Array, slow: Array) -> tuple[Array, Array, Array | float]:
+        """Draw noise, drift and stalls of n steps each from the distributions of their sums [s]."""
         model, drift = self.model, self.model.drift.of(self.cluster)
         work = self._work_of(n)
         z = self.rng.standard_normal((3, CHUNK))
@@ -255,6 +278,17 @@ class EventLoop:
         std = model.std[self.cluster, self.state] * self.effect * slow * each
         noise = std * np.sqrt(n * (1.0 + drift.cv**2)) * z[0]
         noise = np.maximum(noise, -(base * work + moved))  # steps take no less than nothing
+        return noise, moved, self._stalls(np.maximum(base * work + moved, 0.0))
+
+    def _take(
+        self, n: Array, drawn: SteppedRuns | None, base: Array, regime: Array, slow: Array
+    ) -> None:
+        """Take n steps each: their time, by term."""
+        model, work = self.model, self._work_of(n)
+        if drawn is None:
+            noise, moved, stalls = self._sums(n, base, slow)
+        else:
+            noise, moved, stalls, self.drift = drawn.after(n)
         mean = model.mean[self.cluster, 0]
         ideal = mean if model.ideal_s is None else model.ideal_s
         terms = {
@@ -266,7 +300,7 @@ class EventLoop:
             "fail_slow": base * work * (1.0 - 1.0 / slow),
             "step_noise": noise,
             "drift": moved,
-            "stalls": self._stalls(np.maximum(base * work + moved, 0.0)),
+            "stalls": stalls,
             **self._pauses(n),
         }
         seconds = np.array([terms[name] for name in self.names])
