@@ -195,7 +195,11 @@ def test_there_are_sixty_of_them():
 @pytest.mark.parametrize(
     ("columns", "options", "unit"),
     [
-        (dict(step=STEP, step_time_min=2.0 / 60.0), dict(column="step_time_min", unit="min"), "min"),
+        (
+            dict(step=STEP, step_time_min=2.0 / 60.0),
+            dict(column="step_time_min", unit="min"),
+            "min",
+        ),
         (dict(step=STEP, step_time=2e3), dict(unit="ms"), "ms"),
         (dict(step=STEP, step_time=2e3, steps_s=0.5), dict(column="steps_s"), "steps/s"),
         ({"Wall time": CLOCK, "Step": STEP, "Value": 2.0}, dict(column="Value", unit="s"), "s"),
@@ -213,7 +217,11 @@ def test_what_a_user_says_wins(tmp_path, columns, options, unit):
     [
         (dict(step=STEP, step_time=2.0), dict(unit="days"), "--unit days.*min"),
         (dict(step=STEP, start_s=CLOCK), dict(column="start_s"), "not a duration; --unit"),
-        ({"Wall time": CLOCK, "Step": STEP, "Value": 2e3}, dict(column="Value", unit="s"), "--unit"),
+        (
+            {"Wall time": CLOCK, "Step": STEP, "Value": 2e3},
+            dict(column="Value", unit="s"),
+            "--unit",
+        ),
         ({"_step": STEP, "_runtime": SINCE, "step_time": 200.0}, {}, "unit is off|--unit"),
         (dict(step=STEP, tokens_s=1e6), {}, "tokens_per_step"),
     ],
@@ -237,12 +245,51 @@ def test_a_measurement_of_gpus_follows_the_same_names():
     assert meaning("allreduce_gb_s").kind == "rate" and meaning("gemm_ms").unit == "ms"
 
 
-def test_commands_say_what_they_took(tmp_path, run, few_repeats):
-    path = written(tmp_path / "steps.csv", dict(step=np.arange(N), step_time=2.0 + 0.01 * np.sin(I),
-                                                step_time_min=1.9))  # fmt: skip
-    for args in (("show",), ("fit", "--seed", 0), ("validate", "--trace", "--bootstrap", 0)):
-        status, out, err = run(args[0], *args[1:2], path, *args[2:], "--json", "-q")
+@pytest.mark.parametrize("command", ["show", "fit", "validate", "compare", "watch"])
+def test_commands_say_what_they_took(tmp_path, run, few_repeats, command):
+    path, n = tmp_path / "t.csv", np.arange(40)
+    pd.DataFrame({
+        "step": n, "step_time": 2.0 + 0.01 * np.sin(n), "step_time_min": 1.9,
+    }).to_csv(path, index=False)  # fmt: skip
+    after = {
+        "show": (path,), "fit": (path, "--seed", 0), "compare": (path, path, "--seed", 0),
+        "validate": ("--trace", path, "--train", 8, "--bootstrap", 0, "--seed", 0),
+        "watch": (path, "--once", "--steps", 100, "--seed", 0),
+    }  # fmt: skip
+    why = "no unit in its name, taken as seconds"
+    expected = {"column": "step_time", "unit": "s", "why": why}
+    status, out, err = run(command, *after[command], "--json", "-q")
+    found = json.loads(out)
+    assert status == 0 and (found["a"] if command == "compare" else found)["taken"] == expected
+    shown = " ".join(run(command, *after[command], "-q")[1].split())
+    assert "'step_time', in s" in shown
+
+
+@pytest.mark.parametrize("command", ["show", "fit", "validate", "replay", "timeline", "compare"])
+def test_steps_are_chosen_by_number_or_the_first_left_out(tmp_path, run, few_repeats, command):
+    steps, trace = tmp_path / "t.csv", "experiments/samples/trace.csv"
+    n = np.arange(60)
+    table = pd.DataFrame({"step": n, "step_s": np.where(n < 20, 9.0, 2.0 + 0.01 * np.sin(n))})
+    table.to_csv(steps, index=False)
+    after, where, seen = {
+        "show": ((steps,), "20:59", lambda found: found["p50"]),
+        "fit": ((steps, "--seed", 0), "20:", lambda found: found["step_time"]["mean"]),
+        "compare": ((steps, steps), "20:", lambda found: found["quantities"]["step_time"]
+                    ["figures"]["mean"]["a"]),
+        "validate": (("--trace", steps, "--bootstrap", 0), "20:",
+                     lambda found: 2.0 * (1.0 + found["p50_error"])),
+        "replay": ((trace,), "2:4", lambda found: found["steps"] - 1),
+        "timeline": ((trace,), "2:2", lambda found: found["steps"][0]["step"]),
+    }[command]  # fmt: skip
+    for chosen in (("--steps", where), ("--skip", 20))[: 2 - (command in ("replay", "timeline"))]:
+        status, out, err = run(command, *after, *chosen, "--json", "-q")
         assert status == 0, err
-        assert json.loads(out)["taken"] == {
-            "column": "step_time", "unit": "s", "why": "no unit in its name, taken as seconds",
-        }  # fmt: skip
+        assert seen(json.loads(out)) == pytest.approx(2.0, rel=0.01)
+    assert run(command, *after, "--steps", "1000:", "-q")[0] == 2
+
+
+def test_the_unit_is_an_option_of_the_commands(tmp_path, run, few_repeats):
+    path = written(tmp_path / "t.csv", {"step": np.arange(N), "step_time_min": 2.0 + 0.01 * I % 3})
+    _, out, err = run("show", path, "--column", "step_time_min", "--unit", "min", "--json")
+    assert json.loads(out)["p50"] == pytest.approx(60.0 * np.median(2.0 + 0.01 * I % 3))
+    assert run("show", path)[0] == 2

@@ -61,7 +61,9 @@ def test_steps_are_numbered_per_run_where_they_are_not(read):
 
 def test_several_durations_are_listed_with_the_groups(read):
     text = "t_s,step_s,system\n0,1,x\n1,2,y\n2,3,x\n3,4,y\n"
-    with pytest.raises(PrismError, match=r"t_s \[s\], step_s \[s\]; .*--column .*--where .*system: x, y"):
+    with pytest.raises(
+        PrismError, match=r"t_s \[s\], step_s \[s\]; .*--column .*--where .*system: x, y"
+    ):
         read(text)
     times = read(text, column="step_s", where={"system": "y"})
     assert list(times.seconds) == [2, 4]

@@ -51,6 +51,7 @@ def estimate(
     price: float | None = None,
     completed: str | Path | None = None,
     column: str | None = None,
+    unit: str | None = None,
     where: Mapping[str, str] | None = None,
     seed: int | None = None,
     threads: int | None = None,
@@ -72,8 +73,8 @@ def estimate(
         drawn.
     completed : path, optional
         Completed steps of a run in progress, which the rest is conditioned on.
-    column, where
-        Which of its columns is the duration, and which rows to keep.
+    column, unit, where
+        Which of its columns is the duration, its unit, and which rows to keep.
     seed, threads, progress, engine
         As in `simulate`.
 
@@ -109,7 +110,9 @@ def estimate(
     }  # fmt: skip
     past: dict[str, Any] = {}
     if completed is not None:
-        past = {"completed": str(completed), "column": column, "where": dict(where or {})}
+        past = {
+            "completed": str(completed), "column": column, "unit": unit, "where": dict(where or {}),
+        }  # fmt: skip
     if not isinstance(job, Job) and is_step_model(job):
         return _from_step_times(job, options | past)
     job = job if isinstance(job, Job) else load_job(job)

@@ -289,8 +289,7 @@ def take_named(column: str, unit: str | None, known: Collection[str], source: st
         return _of_rate(column, found, f"{told}, ", known, source)
     if found.kind == "clock":
         raise PrismError(
-            f"{source}: column {column!r} is {found.why}, not a duration; --unit says "
-            "otherwise"
+            f"{source}: column {column!r} is {found.why}, not a duration; --unit says otherwise"
         )
     if not found.unit and found.of != "step":
         raise PrismError(
@@ -348,9 +347,7 @@ def several_columns(source: str, what: str, found: Sequence[str], groups: str) -
     """Error for columns of which each may be meant; `groups` are to be chosen among too."""
     return PrismError(
         f"{source}: several columns may be the {what}: {', '.join(found)}; choose one with "
-        f"--column NAME"
-        + f", and rows with --where COLUMN=VALUE ({groups})"
-        * bool(groups)
+        f"--column NAME" + f", and rows with --where COLUMN=VALUE ({groups})" * bool(groups)
     )
 
 
