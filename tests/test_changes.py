@@ -11,7 +11,7 @@ from changes_made import during, noise, step_times, trace
 
 import prism
 from prism.common.errors import PrismError
-from prism.models.changes.find import changes_of_step_times, changes_of_trace, skip_steps
+from prism.models.changes.find import changes_of_step_times, changes_of_trace, choose_steps
 from prism.models.changes.fit import fit_steps
 from prism.models.changes.segments import find_edges, outliers
 from prism.models.steptimes.model import PAUSE, model_from_dataset, model_to_dataset
@@ -148,12 +148,26 @@ def test_pauses_between_steps_of_a_trace_are_counted():
 
 def test_the_first_steps_are_skipped_on_request():
     rng = np.random.default_rng(8)
-    times = skip_steps(step_times(np.ones(20), rng, 3), 5)
+    times = choose_steps(step_times(np.ones(20), rng, 3), 5)
     assert times.seconds.size == 45 and times.step.min() == 5
-    assert np.unique(skip_steps(trace(rng, 10), 4).ops["step"]).tolist() == list(range(104, 110))
+    assert np.unique(choose_steps(trace(rng, 10), 4).ops["step"]).tolist() == list(range(104, 110))
     for recording in (times, trace(rng, 10)):
         with pytest.raises(prism.PrismError, match="skip"):
-            skip_steps(recording, 20)
+            choose_steps(recording, 20)
+
+
+def test_steps_are_taken_by_number():
+    rng = np.random.default_rng(8)
+    times, ops = step_times(np.ones(20), rng, 3), trace(rng, 10)
+    for steps, first, last in (("5:9", 5, 9), ("5:", 5, 19), (":9", 0, 9)):
+        found = choose_steps(times, steps=steps).step
+        assert (found.min(), found.max(), found.size) == (first, last, 3 * (last - first + 1))
+    assert choose_steps(times, 2, "5:9").step.min() == 7
+    assert np.unique(choose_steps(ops, 1, "103:106").ops["step"]).tolist() == [104, 105, 106]
+    for recording in (times, ops):
+        for steps in ("900:", "5", ":", "a:b"):
+            with pytest.raises(prism.PrismError, match="steps"):
+                choose_steps(recording, steps=steps)
 
 
 def test_outliers_are_no_segments_and_a_warm_up_is_no_outlier():

@@ -9,8 +9,8 @@ import pytest
 
 import prism
 from prism.jobs.job import load_job
-from prism.simulation.runs.build import build_run_model
 from prism.simulation.prepare import prepare
+from prism.simulation.runs.build import build_run_model
 from prism.simulation.steps import simulate
 
 RATE = 1000 * 419 / (2_048 * 54)  # of nodes of 8 GPUs, per 1,000 node-days

@@ -85,7 +85,7 @@ def test_production_step_times_ask_for_the_job():
 def test_mlperf_table_asks_until_one_system_is_left():
     pytest.importorskip("pyarrow")
     path = DATA / "mlperf" / "step_times.parquet"
-    with pytest.raises(PrismError, match="t_s, step_s, dt_s; choose one"):
+    with pytest.raises(PrismError, match=r"t_s \[s\], step_s \[s\], dt_s \[s\]; choose one"):
         read_step_times(path)
     with pytest.raises(PrismError, match="system: .* and 20 more; benchmark: gpt3, llama31_405b"):
         read_step_times(path, "step_s")

@@ -51,9 +51,11 @@ def compare(
     b: "str | os.PathLike[str] | xr.Dataset",
     *,
     column: str | None = None,
+    unit: str | None = None,
     where: Mapping[str, str] | None = None,
     effect: float = EFFECT,
     skip: int | None = None,
+    steps: str | None = None,
     fail_if_slower: float | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
@@ -66,8 +68,9 @@ def compare(
         A result of `prism.estimate`, its file or folder; or step times (CSV, parquet, a
         log), where ``FILE[key=value,...]`` keeps rows. Where each run has one value, these are its
         totals.
-    column, where
-        Choose from a table of step times, for both.
+    column, unit, where, steps
+        Choose from a table of step times, for both; steps are ``A:B``, numbers of the first and
+        the last.
     effect : float
         Relative difference that matters [1]: how many steps, runs or replicates see it is worked
         out, and differences that are surely smaller are called so.
@@ -107,7 +110,8 @@ def compare(
             "as 1% or 0.01"
         )
     seed = fresh_seed() if seed is None else seed
-    first, second = (read_input(source, column, where, seed) for source in (a, b))
+    options = {"column": column, "unit": unit, "where": where}
+    first, second = (read_input(source, options, steps, seed) for source in (a, b))
     first, second, pairing, notes = brought_together(first, second, skip)
     names = [name for name in (STEPS, RUNS) if name in first.samples and name in second.samples]
     found: dict[str, Quantity] = {}

@@ -52,6 +52,7 @@ def estimate(
     gpus: int | None = None,
     completed: str | Path | None = None,
     column: str | None = None,
+    unit: str | None = None,
     where: Mapping[str, str] | None = None,
     seed: int | None = None,
     threads: int | None = None,
@@ -75,8 +76,8 @@ def estimate(
         GPUs of a model of step times, which knows none: they fail at a published rate.
     completed : path, optional
         Completed steps of a run in progress, which the rest is conditioned on.
-    column, where
-        Which of its columns is the duration, and which rows to keep.
+    column, unit, where
+        Which of its columns is the duration, its unit, and which rows to keep.
     seed, threads, progress, engine
         As in `simulate`.
 
@@ -112,7 +113,9 @@ def estimate(
     }  # fmt: skip
     past: dict[str, Any] = {}
     if completed is not None:
-        past = {"completed": str(completed), "column": column, "where": dict(where or {})}
+        past = {
+            "completed": str(completed), "column": column, "unit": unit, "where": dict(where or {}),
+        }  # fmt: skip
     if not isinstance(job, Job) and is_step_model(job):
         return _from_step_times(job, options | past | {"gpus": gpus})
     if gpus is not None:

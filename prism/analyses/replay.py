@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from prism.common.errors import PrismError
 from prism.common.means import finite_mean
 from prism.common.text import percent_change
+from prism.models.changes.find import choose_steps
 from prism.models.kernellaws import ONE_STEP, why_no_model
 from prism.models.kerneltrace.graph import KernelGraph, step_graphs
 from prism.models.kerneltrace.steps import KernelSteps, split_steps
@@ -42,7 +43,10 @@ STRAGGLERS: Cause = ("stragglers",)
 DIMS = {"op_kind": ("op_kind",), "stage": ("stage",), "worker": ("dp_rank", "stage")}
 
 
-def replay(trace: str | Path | Sequence[str | Path], step_range: str | None = None) -> "xr.Dataset":
+def replay(
+    trace: str | Path | Sequence[str | Path], step_range: str | None = None,
+    skip: int | None = None, steps: str | None = None,
+) -> "xr.Dataset":  # fmt: skip
     """Replay a trace's own durations, and the steps without stragglers.
 
     Parameters
@@ -51,6 +55,10 @@ def replay(trace: str | Path | Sequence[str | Path], step_range: str | None = No
         A trace: a file, several files of one job's ranks, or their folder.
     step_range : str, optional
         What a profiler's ranges that are steps are called (`read_trace`).
+    skip : int, optional
+        First steps to leave out.
+    steps : str, optional
+        ``A:B``, the numbers of the first and the last step to take.
 
     Returns
     -------
@@ -72,7 +80,7 @@ def replay(trace: str | Path | Sequence[str | Path], step_range: str | None = No
     >>> figures["steps"], round(figures["slowdown_same_work"], 3)
     (8, 1.049)
     """
-    return replay_trace(read_trace(trace, step_range))
+    return replay_trace(choose_steps(read_trace(trace, step_range), skip, steps))
 
 
 class Found(NamedTuple):

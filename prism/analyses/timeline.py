@@ -30,6 +30,7 @@ from prism.engine import LANES
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import model_attrs
 from prism.jobs.jobspec.yaml import shipped_jobs
+from prism.models.changes.find import choose_steps
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.results import job_of, provenance
 from prism.simulation.steps import Progress, run_blocks, settle_call
@@ -55,6 +56,8 @@ def timeline(
     ideal: bool = False,
     step: int | None = None,
     step_range: str | None = None,
+    skip: int | None = None,
+    steps: str | None = None,
     replicates: int | None = None,
     seed: int | None = None,
     threads: int | None = None,
@@ -81,6 +84,8 @@ def timeline(
     step_range : str, optional
         Of a profiler's trace: what the ranges that are steps are called; see
         `prism.analyses.replay`.
+    skip, steps
+        Of a trace: first steps to leave out; ``A:B``, the first and the last number to choose from.
     replicates, seed, threads
         Of a job as in ``simulate``; 4,096 replicates, of a result those that it has of them.
     ranks, replicas, stages : sequence of int, optional
@@ -126,22 +131,23 @@ def timeline(
             "replicates": replicates, "ideal": ideal, "overrides": tuple(overrides),
         }  # fmt: skip
         _refuse(trace.source, "a trace, whose steps were measured", given)
-        played = play_trace(trace, step)
+        played = play_trace(choose_steps(trace, skip, steps), step)
         about = {"source": trace.source, "prism_version": prism.__version__} | shown
         return _lay_out(played, wanted, about, trace.notes)
-    _refuse(str(what), "a job, whose steps are simulated", {"step": step, "step_range": step_range})
+    of_trace = {"step": step, "step_range": step_range, "skip": skip, "steps": steps}
+    _refuse(str(what), "a job, whose steps are simulated", of_trace)
     job, n, seed = _job(what, replicates, seed, overrides)
     seed, threads = settle_call(n, seed, threads)
     prepared = prepare(job, seed, engine="exact")
     check_size(prepared)
     blocks = range(-(-n // LANES))
     times = run_blocks(prepared.program, blocks, seed, threads, progress=progress)[0]
-    steps = _play(
+    shown_steps = _play(
         JobPlayer(prepared, seed), times.reshape(-1)[:n].astype(np.float64),
         PERCENTILES if percentiles is None else percentiles, ideal,
     )  # fmt: skip
     attrs = provenance(job, {"replicates": n, "seed": seed}) | {"replicates": n, "source": job.name}
-    return _lay_out(steps, wanted, attrs | shown, (), _rank_rows(prepared))
+    return _lay_out(shown_steps, wanted, attrs | shown, (), _rank_rows(prepared))
 
 
 def summarize_timeline(timeline: xr.Dataset) -> dict[str, Any]:

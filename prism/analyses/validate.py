@@ -17,7 +17,7 @@ from prism.common.errors import PrismError, named
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model, model_attrs
 from prism.models.calibration.model import is_calibrated
-from prism.models.changes.find import skip_steps
+from prism.models.changes.find import choose_steps
 from prism.simulation.steps import fresh_seed
 from prism.traces import find_recording, read_step_times, read_totals, read_trace
 
@@ -35,6 +35,7 @@ def validate(
     measured: str | Path | None = None,
     model: str | Path | None = None,
     column: str | None = None,
+    unit: str | None = None,
     where: Mapping[str, str] | None = None,
     totals: str | None = None,
     quantity: str = "step_time",
@@ -42,6 +43,7 @@ def validate(
     replicates: int = 20_000,
     bootstrap: int = 100,
     skip: int | None = None,
+    steps: str | None = None,
     seed: int | None = None,
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -61,8 +63,8 @@ def validate(
         Measured step times.
     model : path, optional
         A fitted model, alone or as the variability of `job`.
-    column, where
-        Choose from a wider table, see `prism.traces.read_step_times`.
+    column, unit, where
+        Choose from a wider table, and say the unit, see `prism.traces.read_step_times`.
     totals : str, optional
         "FILE:COLUMN" with measured totals per run [s].
     quantity : str
@@ -74,7 +76,9 @@ def validate(
     bootstrap : int
         Repetitions of the comparison in simulation behind the p-value; 0 for none.
     skip : int, optional
-        First steps of a trace, or of each run of it, to leave out.
+        First steps to leave out, of each run.
+    steps : str, optional
+        ``A:B``, the numbers of the first and the last step to take.
     seed, threads, progress
         As in `simulate`.
 
@@ -119,14 +123,15 @@ def validate(
                 f"{named('trace')} holds steps, not runs: {named('quantity')} time_to_train and "
                 f"{named('totals')} need a job or a model with {named('measured')}"
             )
-        return hold(_split(trace, str(train or "first-half"), column, where, skip, call), call)
+        chosen = {"column": column, "unit": unit, "where": where}
+        return hold(_split(trace, str(train or "first-half"), chosen, skip, steps, call), call)
     if train is not None:
         raise PrismError(f"{named('train')} belongs to {named('trace')}: nothing is fitted here")
-    if skip is not None:
-        raise PrismError(f"{named('skip')} belongs to {named('trace')}: nothing is fitted here")
     assert measured is not None
     target = _with_model(job, model)
-    times = read_step_times(measured, column=column, where=where)
+    per_step = target.work_per_step if isinstance(target, Job) else None
+    times = read_step_times(measured, column=column, where=where, unit=unit, per_step=per_step)
+    times = choose_steps(times, skip, steps)
     by_run = quantity == "time_to_train" and totals is not None
     known = read_totals(str(totals), where=where) if by_run else None
     case = (
@@ -137,18 +142,18 @@ def validate(
 
 
 def _split(
-    trace: str | Path | Sequence[str | Path], train: str, column: str | None,
-    where: Mapping[str, str] | None, skip: int | None, call: Call,
+    trace: str | Path | Sequence[str | Path], train: str, chosen: Mapping[str, Any],
+    skip: int | None, steps: str | None, call: Call,
 ) -> Case:  # fmt: skip
     """Fit one part of a recording and predict the other."""
     found = find_recording(trace)
     if found.holds == "step_times":
-        times = skip_steps(read_step_times(found, column=column, where=where), skip)
+        times = choose_steps(read_step_times(found, **chosen), skip, steps)
         return split_case(times, str(trace), train, call)
-    if column is not None or where:
-        names = f"{named('column')} and {named('where')}"
+    if any(chosen.values()):
+        names = f"{named('column')}, {named('unit')} and {named('where')}"
         raise PrismError(f"{names} choose among step times; a trace of ops has none")
-    return trace_case(skip_steps(read_trace(found), skip), train, call)
+    return trace_case(choose_steps(read_trace(found), skip, steps), train, call)
 
 
 def _with_model(job: Job | str | Path | None, model: str | Path | None) -> Job | str | Path:

@@ -73,14 +73,15 @@ class Watch:
 
     def __init__(
         self, log: str | os.PathLike[str], job: Job | str | os.PathLike[str] | None = None, *,
-        steps: int | None = None, column: str | None = None,
+        steps: int | None = None, column: str | None = None, unit: str | None = None,
         where: Mapping[str, str] | None = None, seed: int | None = None,
         threads: int | None = None, progress: Progress | None = None,
     ) -> None:  # fmt: skip
         self.seed = fresh_seed() if seed is None else seed
         if steps is not None and steps < 1:
             raise PrismError(f"{named('steps')} {steps}: expected at least 1")
-        self._steps, self._log = steps, GrowingLog(os.fspath(log), column, where)
+        self._steps = steps
+        options: dict[str, Any] = {"column": column, "unit": unit, "where": where}
         _, threads = settle_call(1, self.seed, threads)
         self._model: OfJob | OfLog | OfSteps
         path = "" if job is None or isinstance(job, Job) else os.fspath(job)
@@ -91,6 +92,8 @@ class Watch:
         else:
             loaded = job if isinstance(job, Job) else load_job(path)
             self._model = OfJob(loaded, self.seed, threads, progress)
+            options["per_step"] = loaded.work_per_step
+        self._log = GrowingLog(os.fspath(log), **options)
 
     def exists(self) -> bool:
         """Whether there is such a log."""
@@ -130,7 +133,7 @@ class Watch:
             "job": self._model.name or str(self._log.path), "log": str(self._log.path),
             "model": self._model.kind, "seed": self.seed, "run_replicates": RUNS,
             "steps": at.total, "completed_steps": at.done,
-            "written": at.at.isoformat(timespec="seconds"),
+            "taken": times.taken, "written": at.at.isoformat(timespec="seconds"),
             "last_step_time": float(times.seconds[-LAST:].mean()),
             "time_left": _spread(left), "finish": _dates(left, reading.written_s),
             "departure": _departed(departure, past, times),

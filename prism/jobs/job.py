@@ -177,6 +177,12 @@ class Job(BaseModel):
         return p.dp * p.microbatches * p.microbatch_size * self.model.seq_len
 
     @property
+    def work_per_step(self) -> dict[str, float]:
+        """Samples and tokens of one step by name; empty where no sequence length is known."""
+        tokens = self.tokens_per_step
+        return {"samples": tokens / self.model.seq_len, "tokens": tokens} if tokens else {}
+
+    @property
     def n_steps(self) -> int:
         """Steps of the run, from its steps or from its tokens."""
         if self.run.tokens is not None:

@@ -20,7 +20,7 @@ from prism.common.errors import PrismError
 from prism.common.text import percent_change
 from prism.jobs.job import Job, load_job
 from prism.models.calibration.fit import Progress, calibrate
-from prism.models.changes.find import changes_of_trace, skip_steps, without_steps
+from prism.models.changes.find import changes_of_trace, choose_steps, without_steps
 from prism.models.changes.fit import fit_steps
 from prism.models.changes.report import report_changes
 from prism.models.kernellaws import library_of_table, library_of_trace, why_no_model
@@ -65,11 +65,13 @@ def fit(
     seed: int | None = None,
     *,
     column: str | None = None,
+    unit: str | None = None,
     where: Mapping[str, str] | None = None,
     totals: str | None = None,
     first_steps: int | None = None,
     step_range: str | None = None,
     skip: int | None = None,
+    steps: str | None = None,
 ) -> "xr.Dataset":
     """Learn distributions and effects from a trace, or from step times alone.
 
@@ -80,13 +82,15 @@ def fit(
         times, of one or several runs; a table of kernels by HTA; output of nccl-tests.
     seed : int, optional
         Of the bootstraps and of the cross-check; fresh where None.
-    column, where, totals, first_steps
-        Of step times only: the duration's column, the rows to keep, "FILE:COLUMN" with measured
-        totals per run, and how many first steps of each run the variation is learnt from.
+    column, unit, where, totals, first_steps
+        Of step times only: the duration's column and its unit, the rows to keep, "FILE:COLUMN" with
+        measured totals per run, and how many first steps of each run the variation is learnt from.
     step_range : str, optional
         Of a profiler's trace: what its ranges that are steps are called (`read_trace`).
     skip : int, optional
         First steps to leave out, of each run.
+    steps : str, optional
+        ``A:B``, the numbers of the first and the last step to take.
 
     Returns
     -------
@@ -113,12 +117,14 @@ def fit(
     seed = fresh_seed() if seed is None else seed
     found = find_recording(inputs)
     if found.holds == "step_times":
-        times = skip_steps(read_step_times(found, column=column, where=where), skip)
+        times = read_step_times(found, column=column, where=where, unit=unit)
+        times = choose_steps(times, skip, steps)
         known = None if totals is None else read_totals(totals, where=where)
-        steps = fit_steps(times, known, first_steps, seed)
-        return step_model_to_dataset(steps, _provenance(times.source, seed))
+        of_steps = fit_steps(times, known, first_steps, seed)
+        return step_model_to_dataset(of_steps, _provenance(times.source, seed))
     for name, value in (
-        ("column", column), ("where", where), ("totals", totals), ("first-steps", first_steps),
+        ("column", column), ("unit", unit), ("where", where), ("totals", totals),
+        ("first-steps", first_steps),
     ):  # fmt: skip
         if value is not None and value != {}:
             raise PrismError(f"--{name}: chooses among step times; a trace has none, leave it out")
@@ -130,7 +136,7 @@ def fit(
     reason = why_no_model(trace)
     if reason is not None:
         return library_of_trace(trace, reason).assign_attrs(_provenance(trace.source, seed))
-    trace = skip_steps(trace, skip)
+    trace = choose_steps(trace, skip, steps)
     rows, out = changes_of_trace(trace)
     kept = without_steps(trace, out)
     model = fit_kernels(kept) if trace.has_kernels else _fit_pipeline(kept, seed)
@@ -145,7 +151,10 @@ def fit_calibrated(
     seed: int | None = None,
     *,
     column: str | None = None,
+    unit: str | None = None,
     where: Mapping[str, str] | None = None,
+    skip: int | None = None,
+    steps: str | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> "xr.Dataset":
@@ -158,8 +167,8 @@ def fit_calibrated(
         which these columns have these values, beside those of `where`.
     seed, threads, progress
         As in `prism.simulate`.
-    column, where
-        Choose from a wider table.
+    column, unit, where, skip, steps
+        As in `fit`, of every size.
 
     Returns
     -------
@@ -193,7 +202,10 @@ def fit_calibrated(
         seen.add(label)
         job = job if isinstance(job, Job) else load_job(job)
         path, rows = rows_in_name(str(source), where or {}, "--calibrate: ")
-        times = read_step_times(path, column=column, where=rows)
+        times = read_step_times(
+            path, column=column, where=rows, unit=unit, per_step=job.work_per_step
+        )
+        times = choose_steps(times, skip, steps)
         sizes.append((job, replace(times, source=str(source))))
     sources = ", ".join(times.source for _, times in sizes)
     return calibrate(sizes, _provenance(sources, seed), seed, threads, progress)

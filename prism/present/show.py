@@ -42,6 +42,9 @@ def describe(
     column: str | None = None,
     where: Mapping[str, str] | None = None,
     step_range: str | None = None,
+    unit: str | None = None,
+    skip: int | None = None,
+    steps: str | None = None,
 ) -> Answer:
     """Describe a file, or a job or library that ships with prism.
 
@@ -59,6 +62,12 @@ def describe(
         The rows to keep of such a table.
     step_range : str, optional
         What the ranges of a profiler's trace that are steps are called.
+    unit : str, optional
+        That of `column`, where its name has none.
+    skip : int, optional
+        First steps of a trace, or of each run of step times, to leave out.
+    steps : str, optional
+        ``A:B``, the numbers of the first and the last step of these.
 
     Returns
     -------
@@ -72,7 +81,8 @@ def describe(
     """
     from prism.distributions.library import library_names
     from prism.jobs.jobspec.yaml import shipped_jobs
-    from prism.traces import find_recording
+    from prism.models.changes.find import choose_steps
+    from prism.traces import find_recording, read_step_times, read_trace
 
     path = Path(what)
     if (path / "result.nc").is_file():  # the folder that a command wrote
@@ -84,10 +94,15 @@ def describe(
     if not is_netcdf and not is_job and path.exists():
         found = find_recording(what)
     kind = None if found is None else found.holds
-    if (column is not None or where) and kind != "step_times":
+    if (column is not None or unit is not None or where) and kind != "step_times":
         raise PrismError(
-            f"{what}: --column and --where choose among step times, which this is not; leave them "
-            "out"
+            f"{what}: --column, --unit and --where choose among step times, which this is not; "
+            "leave them out"
+        )
+    if (skip is not None or steps is not None) and kind not in ("step_times", "trace"):
+        raise PrismError(
+            f"{what}: --skip and --steps choose steps of a trace or of step times, which this is "
+            "not; leave them out"
         )
     if step_range is not None and kind != "trace":
         raise PrismError(
@@ -108,8 +123,9 @@ def describe(
     from prism.present.traceshow import describe_step_times, describe_trace
 
     if kind == "trace":
-        return describe_trace(found or what, step_range)
-    return describe_step_times(found or what, column, where)
+        return describe_trace(choose_steps(read_trace(found or what, step_range), skip, steps))
+    times = read_step_times(found or what, column, where, unit)
+    return describe_step_times(choose_steps(times, skip, steps))
 
 
 def describe_jobs() -> Answer:

@@ -28,7 +28,7 @@ from prism.present.answer import (
     share,
 )
 from prism.present.answers.stepmodel import step_time_rows
-from prism.traces import Recording, read_step_times, read_trace
+from prism.traces import StepTimes
 from prism.traces.table import Trace
 
 WAITING = ("transfer", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -36,12 +36,8 @@ WAITING = ("transfer", "all_reduce", "all_gather", "reduce_scatter", "all_to_all
 MOST_ROWS = 20
 
 
-def describe_trace(what: str | Recording, step_range: str | None = None) -> Answer:
-    """Describe a trace: its layout, and each kind of op with its spread.
-
-    ``step_range`` is what its ranges that are steps are called, where nothing else marks them.
-    """
-    trace = read_trace(what, step_range)
+def describe_trace(trace: Trace) -> Answer:
+    """Describe a trace: its layout, and each kind of op with its spread."""
     ops = trace.ops
     steps = np.unique(ops["step"][ops["step"] >= 0])
     places = ("rank", "dp_rank", "stage", "chunk", "stream")
@@ -127,18 +123,12 @@ def _ops(kinds: Sequence[Mapping[str, Any]]) -> list[Table]:
     return [shown, Table("Further ops", columns, rows[MOST_ROWS:], details=True)]
 
 
-def describe_step_times(
-    what: str | Recording, column: str | None = None, where: Mapping[str, str] | None = None
-) -> Answer:
-    """Describe a file of step times: how many, of how many runs, and their spread.
-
-    ``column`` and ``where`` choose the duration and the rows of a wide table.
-    """
-    times = read_step_times(what, column, where)
+def describe_step_times(times: StepTimes) -> Answer:
+    """Describe step times: how many, of how many runs, and their spread."""
     seconds = times.seconds
     mean, std = float(seconds.mean()), float(seconds.std(ddof=1)) if seconds.size > 1 else 0.0
     found: dict[str, Any] = {
-        "kind": "step_times", "source": times.source, "column": times.column,
+        "kind": "step_times", "source": times.source, "column": times.column, "taken": times.taken,
         "n": int(seconds.size), "n_runs": int(np.unique(times.run).size),
         "n_effective": effective_n(seconds, times.step, times.run), "mean_over": times.mean_over,
         "mean": mean, "std": std,

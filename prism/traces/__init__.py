@@ -26,5 +26,6 @@ __all__ = [
 
 # modules that rooms above may import
 FACE = (
-    "choose", "file", "growing", "kernelnames", "rare.hta", "rare.nccltests", "rawtable", "table",
+    "choose", "columns", "file", "growing", "kernelnames", "rare.hta", "rare.nccltests", "rawtable",
+    "table",
 )  # fmt: skip

@@ -1,15 +1,14 @@
 """Which column and which rows of a table the user means.
 
 A wide table holds several durations, and several jobs or systems: those not chosen among are an
-error that lists them. The unit of a duration is the last word of its
-column's name, or the whole name. Left out: reading the values (steps.py).
+error that lists them. What a column's name means is in columns.py; what becomes of the values in
+steps.py.
 """
 
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,33 +16,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.traces.columns import Taken, counts_among, take, take_named
 from prism.traces.rawtable import RawTable
-
-PER_SECOND = {
-    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
-    **dict.fromkeys(("ms", "msec"), 1e3), **dict.fromkeys(("us", "usec"), 1e6),
-    "ns": 1e9, "min": 1.0 / 60.0, "h": 1.0 / 3600.0,
-}  # fmt: skip
-"""Last word of a column's name: how many of that unit are one second."""
-
-_OTHER_WORDS = ("min", "h")
-"""Units that alone are no name of a duration: a minimum, a height."""
-
-_UNIT = re.compile(r"(.+)(?:\((\w+)\)| in (\w+))")  # other than behind an underscore
-
-_RATE = re.compile(r".*(?:\b|_)(?:per[ _]|/)(?:s|secs?|seconds?)")
-_OF_RATE = "divide the tokens or samples of a step by it, as a column step_s"
-
-IS_MEAN = {
-    "iteration-time": True,  # Megatron-LM (BSD-3), Megatron Bridge, Primus
-    "elapsed time per iteration (ms)": True,  # the same in their logs
-    "time_metrics/end_to_end(s)": True,  # torchtitan (BSD-3)
-    "train_step_timing in s": False,  # NeMo (Apache-2.0)
-    "perf/step_time_seconds": False,  # MaxText (Apache-2.0)
-    "perf/iteration_time_ms": False,
-}
-"""Names of step times in trackers, [s] where they have no unit: whether a value is the mean over
-the steps since the one before."""
 
 RUN_COLUMNS = ("run", "run_id")
 """Names of the column that tells runs apart."""
@@ -81,53 +55,17 @@ def rows_in_name(
     return path, chosen
 
 
-def check_column(table: RawTable, name: str, option: str) -> None:
+def check_column(
+    table: RawTable, name: str, option: str, names: Sequence[str] | None = None
+) -> None:
     """Refuse a name that the table lacks, with the nearest it has."""
-    if name not in table.columns:
-        near = difflib.get_close_matches(name, table.columns, n=1, cutoff=0.5)
+    names = table.columns if names is None else names
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         raise PrismError(
-            f"{table.source}: {option}: no column {name!r}; {hint}found {table.listing}"
+            f"{table.source}: {option}: no column {name!r}; {hint}found {list_values(list(names))}"
         )
-
-
-def per_second(table: RawTable, column: str) -> float:
-    """Say how many of the column's unit are one second."""
-    unit = unit_of(column)
-    if is_rate(column):
-        raise PrismError(f"{table.source}: column {column!r} is a rate, not a time; {_OF_RATE}")
-    if unit is None:
-        units = ", ".join(unit for unit in PER_SECOND if unit not in _OTHER_WORDS)
-        raise PrismError(
-            f"{table.source}: the name of column {column!r} has no unit; rename it so that it ends "
-            f"with one after an underscore, such as {column}_s or {column}_ms, or to the unit "
-            f"alone: {units}"
-        )
-    return PER_SECOND[unit]
-
-
-def unit_of(column: str) -> str | None:
-    """Find the unit in a column's name: its last word, `(s)`, ` in s`; None where there is none."""
-    if known_name(column) == "iteration-time":
-        return "s"
-    if is_rate(column):
-        return None
-    found = _UNIT.fullmatch(column.lower())
-    before, _, unit = column.lower().rpartition("_")
-    before, unit = (found[1], found[2] or found[3]) if found else (before, unit)
-    known = unit in PER_SECOND and (before or unit not in _OTHER_WORDS)
-    return unit if known else None
-
-
-def is_rate(column: str) -> bool:
-    """Tell tokens_per_s, samples/sec and the like: no duration."""
-    return known_name(column) is None and _RATE.fullmatch(column.lower()) is not None
-
-
-def known_name(name: str) -> str | None:
-    """Find the step time that a name means, folders of a tracker before it or not."""
-    lower = f"/{name.strip().lower()}"
-    return next((known for known in IS_MEAN if lower.endswith(f"/{known}")), None)
 
 
 def chosen_rows(table: RawTable, where: Mapping[str, str]) -> NDArray[np.int64]:
@@ -169,41 +107,42 @@ def list_values(values: list[str]) -> str:
 
 
 def duration_column(
-    table: RawTable, column: str | None, where: Mapping[str, str], rows: NDArray[np.int64]
-) -> str:
-    """Find the one duration, or refuse with the candidates."""
+    table: RawTable, names: Sequence[str], column: str | None, unit: str | None,
+    per_step: Mapping[str, float], groups: str = "",
+) -> Taken:  # fmt: skip
+    """Find the one column of step times among `names`, or refuse with the candidates.
+
+    `per_step` are samples and tokens of a step, where the caller knows them.
+    """
+    known = {"steps", *per_step}
+    known |= {of for of in ("samples", "tokens") if any(counts_among(table.columns, of))}
     if column is not None:
-        check_column(table, column, "--column")
-        per_second(table, column)
-        return column
-    found = [
-        name
-        for name in table.columns
-        if unit_of(name) is not None and _is_mostly_numbers(table, name)
-    ]
-    known = [name for name in found if known_name(name)]
-    if len(found) == 1 or len(known) == 1:
-        return (known or found)[0]
-    if not found:
-        rates = [name for name in table.columns if is_rate(name)]
-        hint = f"; {rates[0]} is a rate: {_OF_RATE}" if rates else ""
-        raise PrismError(
-            f"{table.source}: no duration among the columns {table.listing}; expected "
-            "one whose name ends with its unit, such as step_s or step_ms, or is one, such as "
-            f"seconds; the first line of a CSV names the columns{hint}"
-        )
-    raise several_columns(table, "step time", found, groups_among(table, rows, {"step", *where}))
+        check_column(table, column, "--column", names)
+        return take_named(column, unit, known, table.source)
+    return take(names, unit, known, table.source, groups)
 
 
-def several_columns(table: RawTable, what: str, found: list[str], groups: str) -> PrismError:
-    """Error for columns of which each may be meant; `groups` are to be chosen among too."""
-    return PrismError(
-        f"{table.source}: several columns may be the {what}: {', '.join(found)}; choose one with "
-        "--column NAME" + f", and rows with --where COLUMN=VALUE ({groups})" * bool(groups)
-    )
+def seconds_of(
+    table: RawTable, taken: Taken, per_step: Mapping[str, float], steps: NDArray[np.int64] | None
+) -> NDArray[np.float64]:
+    """Step times [row; s] of the column that was taken; `steps` number the rows."""
+    values = table.numbers(taken.column)
+    if taken.of in ("", "steps"):
+        return taken.seconds(values)
+    each, so_far = counts_among(table.columns, taken.of)
+    if each:
+        return taken.seconds(values, np.prod([table.numbers(name) for name in each], axis=0))
+    if taken.of in per_step or so_far is None or steps is None:
+        return taken.seconds(values, per_step.get(taken.of, np.nan))
+    counts = table.numbers(so_far)
+    known = np.isfinite(counts)
+    gain, gap = np.diff(counts[known]), np.diff(steps[known])
+    use = (gain > 0.0) & (gap > 0)
+    count = float(np.median(gain[use] / gap[use])) if use.any() else np.nan
+    return taken.seconds(values, count)
 
 
-def _is_mostly_numbers(table: RawTable, name: str) -> bool:
+def is_mostly_numbers(table: RawTable, name: str) -> bool:
     """Say whether at least half of the filled cells are numbers, so that others are errors."""
     series = table.frame[name]
     if pd.api.types.is_bool_dtype(series):

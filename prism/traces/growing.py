@@ -6,11 +6,10 @@ What was read before a log was rotated or cut is kept. Left out: the formats (re
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,14 +51,12 @@ class GrowingLog:
     Parameters
     ----------
     path : path
-    column, where
-        As in `read_step_times`.
+    options
+        Those of `read_step_times`.
     """
 
-    def __init__(
-        self, path: str | Path, column: str | None = None, where: Mapping[str, str] | None = None
-    ) -> None:
-        self.path, self._options = Path(path), {"column": column, "where": where}
+    def __init__(self, path: str | Path, **options: Any) -> None:
+        self.path, self._options = Path(path), options
         self._file: tuple[int, int] | None = None
         self._head, self._size = b"", 0
         self._last: StepTimes | None = None
@@ -76,7 +73,7 @@ class GrowingLog:
         self._file, self._size = (at.st_dev, at.st_ino), at.st_size
         self._head = file.head[:_HEAD]
         reader = next((r for r in READERS if r.sniff(file)), None)
-        times = read_step_times(Recording(str(self.path), (file,), reader), **self._options)  # type: ignore[arg-type]
+        times = read_step_times(Recording(str(self.path), (file,), reader), **self._options)
         is_log = reader is not None and reader.name == "log"
         if np.unique(times.run).size > 1 and not is_log:
             names = ", ".join(map(str, np.unique(times.run)[:4]))

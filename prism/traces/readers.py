@@ -68,7 +68,7 @@ READERS = (
     Reader("nsys", "an Nsight Systems export", "trace", lambda f: f.kind == "sqlite", read_nsys,
            True, ("step_range",)),
     Reader("tensorboard", "TensorBoard's events", "step_times", is_events, read_events, True,
-           ("column", "where")),
+           ("column", "where", "unit", "per_step")),
     Reader("log", "a log of step times", "step_times", lambda f: is_log(f.text), read_log,
            options=("where",)),
     Reader("nccl-tests", "output of nccl-tests", "collectives", lambda f: is_nccl_tests(f.text),
@@ -79,9 +79,9 @@ READERS = (
     Reader("tidy", "a table of ops", "trace", lambda f: is_tidy(f.columns),
            lambda files: read_tidy(files[0].table)),
     Reader("export", "a table of a tracker", "step_times", is_export, read_export,
-           options=("column", "where")),
+           options=("column", "where", "unit", "per_step")),
     Reader("steps", "a table of step times", "step_times", is_step_table, read_table_times,
-           options=("column", "where")),
+           options=("column", "where", "unit", "per_step")),
 )  # fmt: skip
 """All formats, in the order in which they are asked."""
 
@@ -227,15 +227,37 @@ def read_step_times(
     what: PathLike | Recording,
     column: str | None = None,
     where: Mapping[str, str] | None = None,
+    unit: str | None = None,
+    per_step: Mapping[str, float] | None = None,
 ) -> StepTimes:
-    """Read measured step times."""
+    """Read measured step times.
+
+    Parameters
+    ----------
+    what : path or Recording
+    column, unit : str, optional
+        The column (scalar, metric) that is the step time, and its unit where the name has none.
+    where : mapping of str to str, optional
+        The rows to keep.
+    per_step : mapping of str to float, optional
+        ``samples`` and ``tokens`` of a step, where the caller knows them: rates of these are read.
+
+    Raises
+    ------
+    PrismError
+        No step time is there, or several that were not chosen among.
+    """
     found = what if isinstance(what, Recording) else find_recording(what)
     if found.holds == "step_times":
-        times: StepTimes = found.read(column=column, where=where)
-        return times
-    if len(found.files) > 1 or found.files[0].kind not in ("text", "parquet"):
+        assert found.reader is not None
+        known = per_step if "per_step" in found.reader.options else None
+        times: StepTimes = found.read(column=column, where=where, unit=unit, per_step=known)
+    elif len(found.files) > 1 or found.files[0].kind not in ("text", "parquet"):
         raise PrismError(
             f"{found.source}: is {found.reader.what if found.reader else 'no table'}; expected "
             "step times: a CSV or parquet table, or the log of a trainer"
         )
-    return read_table_times(found.files, column, where)  # a column of another table
+    else:  # a column of another table
+        times = read_table_times(found.files, column, where, unit, per_step)
+    said = f"step times are {times.column!r}, in {times.unit} ({times.why})"
+    return replace(times, notes=(*times.notes, said))

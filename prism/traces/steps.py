@@ -1,8 +1,8 @@
 """Measured step times and run totals: from CSV or parquet, or from logs.
 
-The unit of a duration stands in its column's name. A file that holds several durations, jobs or
-systems is refused until the user says which, since pooled they would look like spread. Left out:
-any statistics.
+What a column's name means is in columns.py. A file that holds several durations, jobs or systems is
+refused until the user says which, since pooled they would look like spread. Left out: any
+statistics.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from numpy.typing import NDArray
 from prism.common.errors import PrismError
 from prism.traces.choose import (
     ALL,
-    IS_MEAN,
     RUN_COLUMNS,
     check_column,
     check_groups,
     chosen_rows,
     duration_column,
     groups_among,
-    known_name,
+    is_mostly_numbers,
     list_values,
-    per_second,
-    unit_of,
+    seconds_of,
 )
+from prism.traces.columns import Taken, meaning, step_column, unit_per_second
 from prism.traces.file import RecordedFile
 from prism.traces.rawtable import RawTable
 from prism.traces.table import FEW, LONGEST_S, SHORTEST_S, Fault, sound_rows
 
 _MEAN_OVER = ("mean_over", "n_avg")
 _NO_STEP = -(2**62)
+_RISING = 8  # values that rise by chance in 1 of 40,320 cases
 
 
 @dataclass(frozen=True)
@@ -55,27 +55,45 @@ class StepTimes:
     """1 for true per-step values; else each value is the mean of this many steps."""
     notes: tuple[str, ...] = ()
     """What was dropped, assumed or counted, for the user."""
+    unit: str = "s"
+    """That in which the values are written."""
+    why: str = ""
+    """How column and unit were found."""
+
+    @property
+    def taken(self) -> dict[str, str]:
+        """What was read as step times: column, unit, why."""
+        return {"column": self.column, "unit": self.unit, "why": self.why}
 
 
 def read_table_times(
     files: Sequence[RecordedFile],
     column: str | None = None,
     where: Mapping[str, str] | None = None,
+    unit: str | None = None,
+    per_step: Mapping[str, float] | None = None,
 ) -> StepTimes:
     """Read step times from a table."""
     table, where = files[0].table, dict(where or {})
     for name in where:
         check_column(table, name, "--where")
-    rows = chosen_rows(table, where)
-    column = duration_column(table, column, where, rows)
-    check_groups(table, column, where, rows)
-    return _from_table(table, column, where, rows)
+    rows, count = chosen_rows(table, where), step_column(table.columns)
+    names = [name for name in table.columns if is_mostly_numbers(table, name)]
+    names = table.columns if column is not None else names
+    groups = groups_among(table, rows, {"step", *where})
+    taken = duration_column(table, names, column, unit, per_step or {}, groups)
+    check_groups(table, taken.column, where, rows)
+    count = count if count != taken.column else None
+    return _from_table(table, taken, where, rows, count, per_step or {})
 
 
 def is_step_table(file: RecordedFile) -> bool:
-    """Say whether a table has a duration by its name, or counts steps."""
+    """Say whether a table has a duration or a rate by its name, or counts steps."""
     # steps without a unit are step times still: their reader says what is wrong
-    return "step" in file.columns or any(unit_of(name) is not None for name in file.columns)
+    found = map(meaning, file.columns)
+    return step_column(file.columns) is not None or any(
+        m.unit or m.kind in ("duration", "rate") for m in found
+    )
 
 
 def total_per_run(times: StepTimes) -> dict[str, float]:
@@ -97,7 +115,7 @@ def read_totals(spec: str, where: Mapping[str, str] | None = None) -> dict[str, 
     check_column(table, column, "--totals")
     chosen = {name: value for name, value in (where or {}).items() if name in table.columns}
     rows = chosen_rows(table, chosen)
-    seconds = table.numbers(column)[rows] / per_second(table, column)
+    seconds = table.numbers(column)[rows] / unit_per_second(column, table.source)
     run_column = next((name for name in RUN_COLUMNS if name in table.columns), None)
     if run_column is None and rows.size > 1:
         raise PrismError(
@@ -126,16 +144,25 @@ def read_totals(spec: str, where: Mapping[str, str] | None = None) -> dict[str, 
 
 
 def _from_table(
-    table: RawTable, column: str, where: Mapping[str, str], rows: NDArray[np.int64]
-) -> StepTimes:
-    """Check and sort the chosen rows."""
-    seconds = (table.numbers(column) / per_second(table, column))[rows]
+    table: RawTable, taken: Taken, where: Mapping[str, str], rows: NDArray[np.int64],
+    count: str | None, per_step: Mapping[str, float],
+) -> StepTimes:  # fmt: skip
+    """Check and sort the chosen rows; `count` is the column that numbers the steps."""
+    column, has_step = taken.column, count is not None
+    step = np.zeros(len(table.frame), np.int64)
+    if count is not None:
+        step = table.integers(count, _NO_STEP)
+    seconds, step = seconds_of(table, taken, per_step, step)[rows], step[rows]
     run_column = next((name for name in RUN_COLUMNS if name in table.columns), None)
     run = (
         table.texts(run_column)[rows].astype(str) if run_column else np.full(rows.size, "")
     ).astype(np.str_)
-    has_step = "step" in table.columns and column != "step"
-    step = table.integers("step", _NO_STEP)[rows] if has_step else np.zeros(rows.size, np.int64)
+    taken.check_size(seconds, table.source)
+    if taken.unsaid and _rises(seconds, run):
+        raise PrismError(
+            f"{table.source}: column {column!r} rises from row to row: a time since the start, not "
+            "durations; expected a column of the differences, as step_s"
+        )
     mean_over = _mean_over(table, rows)
     n_runs = np.unique(run).size
     faults = [
@@ -148,7 +175,7 @@ def _from_table(
     ]
     if has_step:
         faults.append(Fault("step is empty, expected a number", step == _NO_STEP, spare=1))
-        faults.append(_repeated(table, column, where, rows, run, step))
+        faults.append(_repeated(table, {column, str(count)}, where, rows, run, step))
     if run_column:
         faults.append(Fault(f"{run_column} is empty, expected a name", run == "", spare=1))
     keep, notes = sound_rows(faults, lambda row: table.locate(int(rows[row])), table.source)
@@ -160,14 +187,22 @@ def _from_table(
     if not has_step:
         begins = np.flatnonzero(np.r_[True, np.diff(place) != 0])
         step = np.arange(place.size) - np.repeat(begins, np.diff(np.r_[begins, place.size]))
-    elif mean_over == 1 and IS_MEAN.get(known_name(column) or ""):
+    elif mean_over == 1 and taken.is_mean:
         mean_over = usual_gap(run, step)
     if mean_over > 1:
         notes.append(
             f"each value is the mean of {mean_over} steps: the spread of single steps is larger, "
             f"by about sqrt({mean_over}) where steps are independent"
         )
-    return StepTimes(seconds, step, run, table.source, column, mean_over, tuple(notes))
+    return StepTimes(
+        seconds, step, run, table.source, column, mean_over, tuple(notes), taken.unit, taken.why
+    )
+
+
+def _rises(seconds: NDArray[np.float64], run: NDArray[np.str_]) -> bool:
+    """Whether values of every run rise throughout: among n! orders chance has one."""
+    runs = [seconds[run == name] for name in dict.fromkeys(run)]
+    return all(values.size >= _RISING and bool((np.diff(values) > 0).all()) for values in runs)
 
 
 def usual_gap(run: NDArray[np.str_], step: NDArray[np.int64]) -> int:
@@ -193,7 +228,7 @@ def _mean_over(table: RawTable, rows: NDArray[np.int64]) -> int:
 
 def _repeated(
     table: RawTable,
-    column: str,
+    chosen: set[str],
     where: Mapping[str, str],
     rows: NDArray[np.int64],
     run: NDArray[np.str_],
@@ -207,7 +242,7 @@ def _repeated(
     frame = table.frame.iloc[rows].astype(str)
     others = again & ~frame.duplicated().to_numpy()
     if others.mean() >= FEW:
-        taken = {column, "step", *RUN_COLUMNS, *where}
+        taken = {*chosen, *RUN_COLUMNS, *where}
         split = [
             name
             for name in table.columns

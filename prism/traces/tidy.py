@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.traces.choose import per_second
+from prism.traces.columns import unit_per_second
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.rawtable import RawTable
 from prism.traces.table import (
@@ -126,7 +126,7 @@ def _time(table: RawTable, stem: str) -> NDArray[np.float64] | None:
                 f"{stem}_us or {stem}_ns"
             )
         return None
-    return table.numbers(found[0]) / per_second(table, found[0])
+    return table.numbers(found[0]) / unit_per_second(found[0], table.source)
 
 
 def name_ops(columns: dict[str, Any], given: str) -> list[str]:

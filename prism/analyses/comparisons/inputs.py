@@ -18,6 +18,7 @@ from prism.analyses.comparisons.bootstrap import Pairing, Sample
 from prism.common.errors import PrismError, named
 from prism.common.netcdf import read_netcdf, told_broken
 from prism.jobs.job import flatten
+from prism.models.changes.find import choose_steps
 from prism.models.steptimes.series import OUTLIER, clock_grain, side_by_side
 from prism.simulation.summary import model_error_time
 from prism.traces import StepTimes, read_step_times
@@ -52,10 +53,8 @@ class Input:
     notes: list[str] = field(default_factory=list)
 
 
-def read_input(
-    source: Any, column: str | None, where: Mapping[str, str] | None, seed: int
-) -> Input:
-    """Read one side."""
+def read_input(source: Any, options: Mapping[str, Any], steps: str | None, seed: int) -> Input:
+    """Read one side; `options` are those of `read_step_times`."""
     if not isinstance(source, (str, os.PathLike)):
         return _simulated(source, str(source.attrs.get("job_name", "a result")))
     path = Path(source)
@@ -79,8 +78,9 @@ def read_input(
             f"{source}: a job; expected a result or step times: run prism estimate {source} -o DIR "
             "and compare DIR"
         )
-    name, rows = rows_in_name(str(source), where)
-    return _measured(read_step_times(name, column=column, where=rows), str(source), seed)
+    name, rows = rows_in_name(str(source), options["where"])
+    times = choose_steps(read_step_times(name, **{**options, "where": rows}), steps=steps)
+    return _measured(times, str(source), seed)
 
 
 def _open_result(path: Path) -> "xr.Dataset":
@@ -153,7 +153,7 @@ def _measured(times: StepTimes, name: str, seed: int) -> Input:
         seconds, place[order], times.step[order],
         "runs" if names.size > 1 else "steps",
     )  # fmt: skip
-    figures = {"steps": int(seconds.size), "runs": int(names.size)}
+    figures = {"steps": int(seconds.size), "runs": int(names.size), "taken": times.taken}
     if names.size > 1 and names.size == seconds.size:
         return Input(name, "measured", {RUNS: sample}, figures=figures, notes=notes)
     if seconds.size < LEAST_STEPS:

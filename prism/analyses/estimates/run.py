@@ -148,7 +148,9 @@ def _past(job: Job, model: RunModel, call: dict[str, Any], share: float) -> "Und
     from prism.models.steptimes.runs import NOMINAL_ERROR, condition
     from prism.traces import read_step_times
 
-    times = read_step_times(call["completed"], column=call["column"], where=call["where"] or None)
+    times = read_step_times(
+        call["completed"], call["column"], call["where"] or None, call["unit"], job.work_per_step
+    )
     found, draws = calibration_of(job), max(CLUSTERS_IN_PROGRESS, model.mean.shape[0])
     nominal = model.model_error or NOMINAL_ERROR
     nominal = nominal if found is None else found.mean_error(share)

@@ -32,7 +32,9 @@ def job_case(job: Job, times: StepTimes, totals: Mapping[str, float] | None, cal
     job = job if call.dependence is None else _with_dependence(job, call.dependence)
     library = job.variability.library
     calibration = None if library is None else load_calibration(library)
-    facts: dict[str, Any] = {"job": job.name, "n_train": _n_fitted(job, calibration)}
+    facts: dict[str, Any] = {
+        "job": job.name, "n_train": _n_fitted(job, calibration), "taken": times.taken,
+    }  # fmt: skip
     facts["dependence"] = job.variability.dependence
     jobs, notes = (job, _with_dependence(job, "none")), list(times.notes)
     if call.quantity == "time_to_train":

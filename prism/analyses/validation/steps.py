@@ -33,7 +33,7 @@ def model_case(
 ) -> Case:
     """Hold a model of step times against measured steps, or totals [s] of runs by name."""
     model, notes = load_step_model(path), list(times.notes)
-    facts = {"job": Path(path).stem, "notes": notes}
+    facts = {"job": Path(path).stem, "taken": times.taken, "notes": notes}
     if call.quantity == "step_time":
         return _case(model, times, facts | {"n_train": model.n_runs * model.n_steps}, call)
     per_run, n_steps, said = _totals(model, times, totals)
@@ -58,7 +58,7 @@ def split_case(times: StepTimes, source: str, train: str, call: Call) -> Case:
     model = fit_steps(first, repeats=0)
     facts = {
         "trace": source, "train": train, "n_train": model.n_runs * model.n_steps,
-        "notes": list(times.notes), "changes": model.report["changes"],
+        "taken": times.taken, "notes": list(times.notes), "changes": model.report["changes"],
     }  # fmt: skip
     made = _case(model, rest, facts, call, redraw=_redraw_split(model, times, early))
     return replace(made, training=first.seconds)

@@ -13,6 +13,7 @@ from prism.cli.commands.options import (
     details_option,
     output_option,
     rows_of,
+    steps_option,
 )
 from prism.cli.commands.outputs import check_file_path, conclude, write_text
 from prism.cli.commands.terminal import progress_line
@@ -36,6 +37,7 @@ from prism.cli.commands.terminal import progress_line
     metavar="N",
     help="Drop the first N steps of each measured run.  [default: those that stick out]",
 )
+@steps_option
 @click.option(
     "--fail-if-slower",
     type=Share(least=0.0),
@@ -52,9 +54,11 @@ def compare(
     a: str,
     b: str,
     column: str | None,
+    unit: str | None,
     where: tuple[tuple[str, str], ...],
     effect: float,
     skip: int | None,
+    steps: str | None,
     fail_if_slower: float | None,
     junit: str | None,
     output: str | None,
@@ -81,7 +85,8 @@ def compare(
         check_file_path(junit, "--junit")
     with progress_line("comparing", quiet) as report:
         result = compare_two(
-            a, b, column=column, where=rows_of(where), effect=effect, skip=skip,
+            a, b, column=column, unit=unit, where=rows_of(where), effect=effect, skip=skip,
+            steps=steps,
             fail_if_slower=fail_if_slower, seed=seed, progress=report,
         )  # fmt: skip
     found = conclude(result, output=output, as_json=as_json, details=details, quiet=quiet).figures

@@ -16,6 +16,7 @@ from prism.cli.commands.options import (
     rows_of,
     skip_option,
     step_range_option,
+    steps_option,
 )
 from prism.cli.commands.outputs import check_model_path
 from prism.cli.commands.terminal import print_answer, progress_line, say
@@ -42,6 +43,7 @@ from prism.cli.commands.terminal import print_answer, progress_line, say
 )
 @step_range_option
 @skip_option
+@steps_option
 @details_option
 @common_options(threads="Threads of --calibrate.  [default: all cores]")
 def fit(
@@ -101,6 +103,6 @@ def _check_calibration(
         raise click.UsageError(
             f"--calibrate names its step times itself (JOB=STEPS); leave {inputs[0]} out"
         )
-    for name in ("totals", "first_steps", "step_range", "skip"):
+    for name in ("totals", "first_steps", "step_range"):
         if options[name] is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} belongs to INPUT")

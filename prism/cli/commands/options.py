@@ -191,6 +191,11 @@ skip_option = click.option(
 )
 
 
+steps_option = click.option(
+    "--steps", metavar="A:B", help="Take the steps numbered A to B; either may be left out."
+)
+
+
 details_option = click.option(
     "--details", is_flag=True, help="Show all tables, not a screen of them."
 )
@@ -204,9 +209,12 @@ def output_option(
 
 
 def choose_options(
-    table: str = "step times", column: str = "duration"
+    table: str = "step times", column: str = "duration", unit: bool = True
 ) -> Callable[[Command], Command]:
-    """Add what chooses from a table that is wider than needed: its column and its rows."""
+    """Add what chooses from a table that is wider than needed: its column and its rows.
+
+    With `unit`, also the unit of the column.
+    """
 
     def choosing(command: Command) -> Command:
         command = click.option(
@@ -216,6 +224,10 @@ def choose_options(
             multiple=True,
             help=f"Keep the rows of {table} whose column KEY is VALUE; repeatable.",
         )(command)
+        if unit:
+            units = click.Choice(["s", "ms", "us", "ns", "min", "h"])
+            text = "Its unit, where its name has none or another."
+            command = click.option("--unit", type=units, help=text)(command)
         text = f"The {column}, where {table} have several columns that could be it."
         return click.option("--column", metavar="NAME", help=text)(command)
 

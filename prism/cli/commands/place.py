@@ -46,7 +46,7 @@ OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
 )
 @click.option("--at", metavar="NODES", help="Which nodes are slow: 3,17.  [default: drawn]")
 @measured_nodes_options
-@choose_options("the table", "measurement")
+@choose_options("the table", "measurement", unit=False)
 @click.option("--spares", type=click.IntRange(min=0), default=0, help="Number of spare nodes.")
 @click.option(
     "--objective",

@@ -9,7 +9,9 @@ from prism.cli.commands.options import (
     common_options,
     details_option,
     output_option,
+    skip_option,
     step_range_option,
+    steps_option,
 )
 from prism.cli.commands.outputs import conclude
 from prism.cli.commands.recordings import explained
@@ -22,11 +24,15 @@ from prism.common.errors import PrismError
 @output_option()
 @details_option
 @step_range_option
+@skip_option
+@steps_option
 @common_options(draws=False, threads=NO_EFFECT)
 def replay(
     trace: tuple[str, ...],
     output: str | None,
     step_range: str | None,
+    skip: int | None,
+    steps: str | None,
     as_json: bool,
     details: bool,
     quiet: bool,
@@ -46,8 +52,10 @@ def replay(
         check_directory(output)
     with progress_line("replaying", quiet):
         try:
-            chosen = {} if step_range is None else {"step_range": step_range}
-            result = replay_trace(trace[0] if len(trace) == 1 else list(trace), **chosen)
+            what = trace[0] if len(trace) == 1 else list(trace)
+            given = {"step_range": step_range, "skip": skip, "steps": steps}
+            given = {key: value for key, value in given.items() if value is not None}
+            result = replay_trace(what, **given)
         except PrismError as error:
             raise explained(trace, error) from error
     conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)

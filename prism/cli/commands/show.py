@@ -11,7 +11,9 @@ from prism.cli.commands.options import (
     details_option,
     rows_of,
     set_option,
+    skip_option,
     step_range_option,
+    steps_option,
 )
 from prism.cli.commands.terminal import print_answer, to_json
 
@@ -23,6 +25,8 @@ from prism.cli.commands.terminal import print_answer, to_json
 @set_option
 @choose_options()
 @step_range_option
+@skip_option
+@steps_option
 @click.option("--yaml", "as_yaml", is_flag=True, help="A job as a commented file to start from.")
 @click.option(
     "--plot", metavar="FILE.png", help="Draw a library's matrix products by size (or .svg)."
@@ -35,8 +39,11 @@ def show(
     libraries: bool,
     overrides: tuple[str, ...],
     column: str | None,
+    unit: str | None,
     where: tuple[tuple[str, str], ...],
     step_range: str | None,
+    skip: int | None,
+    steps: str | None,
     as_yaml: bool,
     plot: str | None,
     details: bool,
@@ -69,7 +76,7 @@ def show(
         shown = describe_libraries()
     else:
         assert what is not None
-        shown = describe(what, overrides, column, rows_of(where), step_range)
+        shown = describe(what, overrides, column, rows_of(where), step_range, unit, skip, steps)
     if plot is not None:
         from prism.cli.commands.outputs import check_picture_path
         from prism.plots.base import save_figure

@@ -13,7 +13,9 @@ from prism.cli.commands.options import (
     details_option,
     output_option,
     set_option,
+    skip_option,
     step_range_option,
+    steps_option,
 )
 from prism.cli.commands.outputs import conclude
 from prism.cli.commands.terminal import progress_line, say
@@ -44,6 +46,8 @@ from prism.cli.commands.terminal import progress_line, say
     help="Part of the steps that the picture shows, in percent.  [default: 0,100]",
 )
 @step_range_option
+@skip_option
+@steps_option
 @set_option
 @output_option("timeline.json.gz for Perfetto, pictures, result, summary.")
 @details_option

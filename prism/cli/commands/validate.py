@@ -15,6 +15,7 @@ from prism.cli.commands.options import (
     place_options,
     rows_of,
     skip_option,
+    steps_option,
 )
 from prism.cli.commands.outputs import conclude
 from prism.cli.commands.terminal import progress_line
@@ -45,6 +46,7 @@ from prism.cli.commands.terminal import progress_line
 @click.option("--replicates", type=click.IntRange(min=1), default=20_000, show_default=True,
               help="Steps to predict.")  # fmt: skip
 @skip_option
+@steps_option
 @output_option()
 @details_option
 @common_options()

@@ -18,13 +18,8 @@ from prism.cluster.nodes.hosts import Measured
 from prism.cluster.nodes.shrinkage import LIKELY, Levels, separate
 from prism.common.errors import PrismError
 from prism.common.text import format_share
-from prism.traces.choose import (
-    PER_SECOND,
-    check_column,
-    check_groups,
-    groups_among,
-    several_columns,
-)
+from prism.traces.choose import check_column, check_groups, groups_among
+from prism.traces.columns import meaning, several_columns
 from prism.traces.rawtable import RawTable
 
 NODE_COLUMNS = ("node", "node_id", "node_name", "host", "hostname", "machine")
@@ -188,12 +183,14 @@ def _last_word(column: str) -> str:
 
 def _is_time(column: str) -> bool:
     """Tell a time, of which more is slower, from a rate."""
-    return "_" in column and _last_word(column) in PER_SECOND
+    found = meaning(column)
+    return "_" in column and bool(found.unit) and found.kind in ("duration", "none")
 
 
 def _tells(column: str) -> bool:
     """Whether a column's name says what it measures."""
-    return _is_time(column) or _last_word(column) in RATES
+    is_rate = meaning(column).kind == "rate" or _last_word(column) in RATES
+    return is_rate or _is_time(column)
 
 
 def _measurement(
@@ -226,4 +223,4 @@ def _measurement(
             f"{table.listing}; expected `node, slowdown`, or a time or rate per GPU whose name "
             "ends with its unit, such as gemm_ms or gemm_tflops"
         )
-    raise several_columns(table, "measurement", found, groups_among(table, rows, set(where)))
+    raise several_columns(table.source, "measurement", found, groups_among(table, rows, set(where)))

@@ -3,6 +3,7 @@
 Each run of step times, each worker of a trace and the job as a whole is a series of steps.
 """
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -199,14 +200,41 @@ def _gaps(begin: Array, end: Array, steps: Index) -> list[Pause]:
 
 
 # ---------------------------------------------------------------------------------- actions
-def skip_steps(recording: Any, n: int | None) -> Any:
-    """Leave out the first `n` steps of each run of step times, or of a trace.
+def choose_steps(recording: Any, skip: int | None = None, steps: str | None = None) -> Any:
+    """Keep the steps numbered ``A:B`` of step times or a trace, less each run's first `skip`.
 
     Raises
     ------
     PrismError
-        Nothing is left.
+        Nothing is left, or `steps` is no range.
     """
+    return _skip(recording if steps is None else _numbered(recording, steps), skip)
+
+
+def _numbered(recording: Any, steps: str) -> Any:
+    """Keep the steps of a range of numbers."""
+    found = re.fullmatch(r"(\d*):(\d*)", steps.strip())
+    if found is None or steps.strip() == ":":
+        raise PrismError(
+            f"{named('steps')} {steps}: expected A:B, the numbers of the first and the last step, "
+            "such as 100:500"
+        )
+    is_trace = isinstance(recording, Trace)
+    number = recording.ops["step"].to_numpy() if is_trace else recording.step
+    number = np.unique(number[number >= 0]) if is_trace else number
+    keep = np.ones(number.size, bool)
+    keep &= number >= int(found[1] or 0)
+    keep &= number <= int(found[2] or number.max(initial=0))
+    if not keep.any():
+        raise PrismError(
+            f"{recording.source}: {named('steps')} {steps}: no such step; found "
+            f"{number.min()} to {number.max()}"
+        )
+    return without_steps(recording, number[~keep]) if is_trace else select_steps(recording, keep)
+
+
+def _skip(recording: Any, n: int | None) -> Any:
+    """Leave out the first `n` steps of each run."""
     if n is None:
         return recording
     left: Trace | StepTimes

@@ -55,6 +55,7 @@ def estimate_steps(
     probability: float = 0.9,
     completed: str | Path | None = None,
     column: str | None = None,
+    unit: str | None = None,
     where: Mapping[str, str] | None = None,
     gpus: int | None = None,
 ) -> "xr.Dataset":
@@ -71,7 +72,8 @@ def estimate_steps(
     deadline, slowdown_thresholds, start, probability
         As in `prism.estimate`: [s], times the typical step [1], a date, a probability [1].
     completed : path, optional
-        The completed steps of the run that is estimated; ``column`` and ``where`` choose from them.
+        The completed steps of the run that is estimated; ``column``, ``unit`` and ``where`` choose
+        from them.
     gpus : int, optional
         GPUs of the run, which fail at a published rate; without failures where None.
 
@@ -95,7 +97,7 @@ def estimate_steps(
     past, warnings = None, _warnings(model, n_steps)
     notes: tuple[str, ...] = ()
     if completed is not None:
-        times = read_step_times(completed, column=column, where=where)
+        times = read_step_times(completed, column=column, where=where, unit=unit)
         past, notes = progress(model, times, n_steps, min(run_replicates, DRAWS), seed), times.notes
         warnings = [*past.notes[len(notes) :], *warnings]
     drawn = draw_runs(model, n_steps, run_replicates, seed, past, gpus)

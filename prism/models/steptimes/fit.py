@@ -225,7 +225,7 @@ def _report(
         },
         "not_identifiable": _not_identifiable(model, series, p_value),
         "warnings": _warnings(model, bounds, float(elapsed_s[-1])),
-        "notes": list(times.notes),
+        "taken": times.taken, "notes": list(times.notes),
     }  # fmt: skip
 
 

@@ -230,7 +230,7 @@ class Page:
         self._unpin()
 
     def leave(self, client: Any) -> None:
-        """Ask for nothing any more, unless a connection has taken the place of the one that ended."""
+        """Ask for nothing any more, unless another connection has taken this one's place."""
         if not client.has_socket_connection:
             self.answers.drop(self.id)
 

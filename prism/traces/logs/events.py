@@ -20,7 +20,8 @@ import numpy as np
 
 from prism.common.errors import PrismError
 from prism.common.files import MOST_TRACE
-from prism.traces.choose import IS_MEAN, PER_SECOND, known_name, list_values, unit_of
+from prism.traces.choose import list_values
+from prism.traces.columns import Taken, meaning, take, take_named
 from prism.traces.file import RecordedFile
 from prism.traces.logs.lines import Entry, to_seconds
 from prism.traces.logs.runs import in_order, rows_of_run, split_runs
@@ -39,8 +40,10 @@ def is_events(file: RecordedFile) -> bool:
 
 
 def read_events(
-    files: Sequence[RecordedFile], column: str | None = None, where: Mapping[str, str] | None = None
-) -> StepTimes:
+    files: Sequence[RecordedFile], column: str | None = None,
+    where: Mapping[str, str] | None = None, unit: str | None = None,
+    per_step: Mapping[str, float] | None = None,
+) -> StepTimes:  # fmt: skip
     """Read the step times of a run; `column` chooses among scalars, `where` a run by its name."""
     source, notes = files[0].source, []
     parts = []
@@ -52,12 +55,16 @@ def read_events(
             notes.append(f"{file.source}: ends inside a record; what is before was read")
     found = sorted((part for part in parts if part), key=lambda part: part[0][1])
     values = [row for part in found for row in part]
-    tag = _choose(sorted({row[2] for row in values}), column, source)
-    per_second = PER_SECOND[str(unit_of(tag))]
+    per_step = per_step or {}
+    taken = _choose(sorted({row[2] for row in values}), column, unit, per_step, source)
+    rows = [(step, clock, value) for step, clock, name, value in values if name == taken.column]
+    seconds = taken.seconds(
+        np.array([value for *_, value in rows], np.float64), per_step.get(taken.of, 1.0)
+    )
     entries = [
-        Entry(step, to_seconds(value / per_second, f"{source}, step", step), 0, clock)
-        for step, clock, name, value in values if name == tag
-    ]  # fmt: skip
+        Entry(step, to_seconds(float(each), f"{source}, step", step), 0, clock)
+        for (step, clock, _), each in zip(rows, seconds, strict=True)
+    ]
     named, said = split_runs(entries, source)
     others = set(where or {}) - {"run"}
     if others:
@@ -67,28 +74,31 @@ def read_events(
     kept = [e for (_, e), k in zip(named, keep, strict=True) if k]
     times = in_order(
         runs[keep], np.array([e.step for e in kept]), np.array([e.value for e in kept]),
-        np.array([e.clock for e in kept]), IS_MEAN.get(known_name(tag) or "", False), tag, source,
+        np.array([e.clock for e in kept]), taken.is_mean, taken, source,
     )  # fmt: skip
     return replace(times, notes=(*notes, *said, *times.notes))
 
 
-def _choose(tags: list[str], column: str | None, source: str) -> str:
+def _choose(
+    tags: list[str], column: str | None, unit: str | None, per_step: Mapping[str, float],
+    source: str,
+) -> Taken:  # fmt: skip
     """Choose the scalar that is the step time."""
-    known = [tag for tag in tags if known_name(tag)]
-    tags = known or tags
-    if len(tags) == 1:
-        return tags[0]
-    if column is not None:
-        raise PrismError(f"{source}: --column: no scalar {column!r} with a unit in its name")
-    if tags:
-        raise PrismError(
-            f"{source}: several scalars may be the step time: {list_values(tags)}; choose one with "
-            "--column NAME"
-        )
-    raise PrismError(
-        f"{source}: no scalar is a step time; expected one such as {', '.join(list(IS_MEAN)[:4])}, "
-        "or one whose name ends with its unit; Megatron writes its with --log-timers-to-tensorboard"
-    )
+    known = {"steps", *per_step}
+    if column is None:
+        try:
+            return take(tags, unit, known, source)
+        except PrismError as error:
+            if tags:
+                raise
+            raise PrismError(
+                f"{source}: no scalar is a step time; expected one such as iteration-time, or one "
+                "whose name ends with its unit; Megatron writes its with "
+                "--log-timers-to-tensorboard"
+            ) from error
+    if column not in tags:
+        raise PrismError(f"{source}: --column: no scalar {column!r}; found {list_values(tags)}")
+    return take_named(column, unit, known, source)
 
 
 def _records(data: bytes) -> Iterator[tuple[bytes, bool]]:
@@ -125,8 +135,8 @@ def _scalars(message: bytes, column: str | None) -> Iterable[tuple[int, float, s
         elif field == 5 and wire == 2:
             out += [_scalar(part) for at, _, part in fields(value) if at == 1]
     for name, number in out:
-        wanted = name == column if column else unit_of(name) is not None
-        if wanted and unit_of(name) and number is not None:
+        wanted = name == column if column else meaning(name).kind != "none"
+        if wanted and number is not None:
             yield step, clock, name, number
 
 

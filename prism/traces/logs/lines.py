@@ -31,6 +31,7 @@ class Entry(NamedTuple):
     writer: tuple[str, str] = "", ""  # file that grep names, rank or host that a launcher names
     total: int = 0  # steps the job is set to; 0: not said
     batch: int = 0  # samples of a step; 0: not said
+    unit: str = "s"  # that the line writes
 
 
 def marked_lines(text: bytes, mark: re.Pattern[bytes]) -> Iterator[tuple[int, str]]:
@@ -72,7 +73,7 @@ def read_entries(text: bytes, tool: Tool, source: str) -> tuple[list[Entry], int
             int(parts["step"]),
             to_seconds(value, source, number, 1e-3 if parts.get("unit") == "ms" else 1.0),
             number, _clock(line), _writer(line[: match.start()]),
-            int(parts.get("total") or 0), int(batch[1]) if batch else 0,
+            int(parts.get("total") or 0), int(batch[1]) if batch else 0, parts.get("unit") or "s",
         ))  # fmt: skip
     return _without_line_numbers(found), damaged
 

@@ -104,7 +104,17 @@ def _mlperf_times(
         notes[0] += "; the spread of single steps is larger, by about its square root"
     if broken:
         notes.append(f"{broken} broken :::MLLOG lines were skipped")
-    return StepTimes(seconds, step, _names(run), source, column, mean_over, tuple(notes))
+    return StepTimes(
+        seconds,
+        step,
+        _names(run),
+        source,
+        column,
+        mean_over,
+        tuple(notes),
+        "s",
+        "as MLPerf's logs have",
+    )
 
 
 def _steps_per_value(

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from prism.common.errors import PrismError
+from prism.traces.columns import Taken
 from prism.traces.file import RecordedFile
 from prism.traces.logs.lines import Entry, read_entries
 from prism.traces.logs.mlperf import MLLOG, read_mlperf
@@ -84,12 +85,14 @@ def _to_times(
     runs, entries = runs[keep], [e for (_, e), k in zip(named, keep, strict=True) if k]
     notes = [*found, *check_one_job(runs, entries, source), *notes]
     step, clock = np.array([e.step for e in entries]), np.array([e.clock for e in entries])
-    seconds, what, is_mean = np.array([e.value for e in entries]), tool.what, tool.is_mean
+    seconds, is_mean = np.array([e.value for e in entries]), tool.is_mean
+    what = Taken(tool.what, entries[0].unit, f"as {tool.name} writes it", 1.0)
     batch = tool.batch.search(text) if tool.batch else None
     if batch is not None:
         seconds = int(batch[1]) / seconds
     elif tool.is_rate:
-        seconds, what, is_mean = by_clock(runs, step, clock), "time between lines", True
+        seconds, is_mean = by_clock(runs, step, clock), True
+        what = replace(what, column="time between lines", why=f"{tool.name} writes a rate")
         use = np.isfinite(seconds) & (seconds > 0.0)
         if 2 * use.sum() < use.size or not use.any():
             raise PrismError(

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.traces.choose import list_values
+from prism.traces.columns import Taken
 from prism.traces.logs.lines import Entry
 from prism.traces.steps import StepTimes, usual_gap
 
@@ -135,11 +136,12 @@ def rows_of_run(runs: Names, wanted: str | None, source: str) -> NDArray[np.bool
 
 
 def in_order(
-    runs: Names, step: Index, seconds: Array, clock: Array, is_mean: bool, what: str, source: str,
-    text: bytes = b"",
+    runs: Names, step: Index, seconds: Array, clock: Array, is_mean: bool, what: Taken,
+    source: str, text: bytes = b"",
 ) -> StepTimes:  # fmt: skip
     """Make step times of values whose steps ascend in each run, held against the clock [s]."""
-    check_unit(runs, step, seconds, clock, source, what)
+    check_unit(runs, step, seconds, clock, source, what.column)
+    what.check_size(seconds, source)
     sizes, usual = np.unique(np.diff(step)[runs[1:] == runs[:-1]]), usual_gap(runs, step)
     notes = []
     if not is_mean and usual > 1:
@@ -158,7 +160,10 @@ def in_order(
             f"each value is the mean of {usual} steps: the spread of single steps is larger, "
             f"by about sqrt({usual}) = {np.sqrt(usual):.2g} where steps are independent"
         )
-    return StepTimes(seconds, step, runs, source, what, usual if is_mean else 1, tuple(notes))
+    return StepTimes(
+        seconds, step, runs, source, what.column, usual if is_mean else 1, tuple(notes), what.unit,
+        what.why,
+    )  # fmt: skip
 
 
 def by_clock(runs: Names, step: Index, clock: Array) -> Array:
@@ -191,6 +196,6 @@ def check_unit(
     if unit is not None:
         raise PrismError(
             f"{source}: {what}: by the clock a step takes {ratio:.3g} times what is written: the "
-            f"unit is off by {_UNITS[unit]}; correct the unit, or write a table with a column "
-            "step_s or step_ms"
+            f"unit is off by {_UNITS[unit]}; name it with --unit, or write a table with a "
+            "column step_s or step_ms"
         )
