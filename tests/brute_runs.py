@@ -24,9 +24,11 @@ class BruteRuns:
         self.state, self.switch = np.zeros(n_runs, int), np.full(n_runs, np.inf)
         if model.regime is not None:
             self.leave = model.regime.sum(axis=1)
-            # long before the start everything has been everywhere
-            self.switch = np.full(n_runs, -200.0 / self.leave.min())
-            self.switch += rng.exponential(1.0 / self.leave[0], n_runs)
+            # a run begins in a step as any other: by shares of steps, not of time
+            flow = model.regime - np.diag(self.leave)
+            steps = np.abs(np.linalg.svd(flow.T)[2][-1]) / model.mean.mean(axis=0)
+            self.state = rng.choice(steps.size, n_runs, p=steps / steps.sum())
+            self.switch = rng.exponential(1.0 / self.leave[self.state])
         self.episodes = [[] for _ in range(n_runs)]  # of (end, ratio, swap)
         self.begin = self.clock(0.0 if model.episodes is None else model.episodes.rate_per_s)
         self.history = [[(0, -np.inf)] for _ in range(n_runs)]  # checkpoints: step, when written

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from touched import touched
 
 from prism.cluster.devices import DEVICES, HOPS_S, find_device
 from prism.cluster.groups import Group, Layout
-from prism.cluster.linkcongestion import link_leaves
+from prism.cluster.linkcongestion import congested_links
 from prism.cluster.linktiers import Tier
 from prism.cluster.machine import Cluster, Link, build_cluster
 from prism.cluster.nodemap import NodeSlowdown, Placement
@@ -291,29 +292,25 @@ def test_node_slowdowns_reach_the_node_s_gpus() -> None:
 def test_link_leaves() -> None:
     # a stage is 64 nodes: four leaves of 16
     placement = Placement(load_job("llama3-405b-8k", MEGATRON))
-    lo, hi = link_leaves(placement, 16)
-    assert lo.shape == (64, 34, 2)
-    assert (lo[0, 0].tolist(), hi[0, 0].tolist()) == ([0, 4], [1, 5])
-    assert (lo[63, 0].tolist(), hi[63, 0].tolist()) == ([3, 7], [4, 8])
-    assert (lo[0, 15].tolist(), hi[0, 15].tolist()) == ([60, 0], [61, 1])  # back to the first
-    # the replicas of stage 1: each its own leaf, 4 to 7 in all
-    assert (lo[0, 17, 0], hi[0, 17, 0]) == (4, 5)
-    assert (lo[63, 17, 0], hi[63, 17, 0]) == (7, 8)
-    assert (lo[0, 33].tolist(), hi[0, 33].tolist()) == ([0, 60], [1, 61])  # the embedding's
-    assert (lo[0, 32, 0], hi[0, 32, 0]) == (0, 64)
-    assert np.all(lo <= hi) and np.all(hi <= placement.n_leaves)
+    found = congested_links(placement, 16)
+    assert found.begin.shape == (64, 34)
+    assert touched(found, 0) == {0, 4} and touched(found, 0, 63) == {3, 7}
+    assert touched(found, 15) == {60, 0}  # back to the first
+    # the replicas of stage 1 together, the embedding's, and the whole job
+    assert touched(found, 17) == touched(found, 17, 63) == {4, 5, 6, 7}
+    assert touched(found, 33) == {0, 1, 2, 3, 60, 61, 62, 63}
+    assert touched(found, 32) == set(range(64)) and found.n_entities == placement.n_leaves
+    assert found.count[0, [0, 17, 32]].tolist() == [2, 4, 64]
 
 
 def test_groups_touch_only_their_own_leaves() -> None:
     """131K sequence: a stage's group of 128 GPUs fills a leaf, eight replicas lie far apart."""
-    lo, hi = link_leaves(Placement(load_job("llama3-405b-131k-sequence")), 16)
-    touched = {leaf for r in range(8) for leaf in range(lo[r, 16, 0], hi[r, 16, 0])}
-    assert touched == {16 * r for r in range(8)}
+    found = congested_links(Placement(load_job("llama3-405b-131k-sequence")), 16)
+    assert touched(found, 16) == {16 * r for r in range(8)}
 
 
 def test_links_inside_a_node_touch_no_leaf() -> None:
-    lo, hi = link_leaves(Placement(load_job("pipeline-8x32")), 8)
-    assert not (hi - lo).any()
+    assert not congested_links(Placement(load_job("pipeline-8x32")), 8).count.any()
 
 
 def test_a_replica_fewer_keeps_the_network_s_pace() -> None:

@@ -167,19 +167,25 @@ def test_known_slow_nodes_stay():
 
 
 def test_congestion_keeps_its_mean_and_what_it_cannot_be_is_said():
+    """Both levels of every link, of whatever number of leaves, lie as many times as far off."""
     effects = {"regime": {"probability": 0.3, "factor": 3.0}}
-    library = load_library("h100-healthy")
 
-    def levels(cv):
-        regime = resolve_variability(made({"network": {"cv": cv}}, effects), library).regime
-        mean = 1.0 + 0.3 * (regime.factor - 1.0)
-        return np.array([1.0 / mean, regime.factor / mean])
+    def links(cv):
+        cluster = {"leaf_nodes": 1, "scale": {"network": {"cv": cv}}}
+        return prepare(made(None, effects, cluster=cluster), 1).program.links
 
-    one = levels(1.0)
-    assert levels(2.0) - 1.0 == pytest.approx(2.0 * (one - 1.0))
-    assert levels(0.0) == pytest.approx([1.0, 1.0])
-    with pytest.raises(PrismError, match=r"cluster\.scale\.network\.cv: 3 .* 2\.67"):
-        levels(3.0)
+    one, two = links(1.0), links(1.2)
+    used = one.count > 0
+    assert set(one.count[used]) == {2, 4}
+    for n in (2, 4):
+        hit, of_n = 1.0 - 0.7**n, one.count == n
+        assert one.quiet[of_n] == pytest.approx(1.0 / (1.0 + hit * 2.0), rel=1e-6)
+        assert (1.0 - hit) * two.quiet[of_n] + hit * two.congested[of_n] == pytest.approx(1.0)
+    for a, b in ((one.quiet, two.quiet), (one.congested, two.congested)):
+        assert b[used] - 1.0 == pytest.approx(1.2 * (a[used] - 1.0), rel=1e-5)
+    assert links(0.0).n_leaves == 0
+    with pytest.raises(PrismError, match=r"cluster\.scale\.network\.cv: 3 .* 1\.66"):
+        links(3.0)
 
 
 def test_a_rank_law_moves_its_lemons_and_its_limit():

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from test_placement import EFFECTS, MODEL, STILL, seconds, times
+from touched import touched
 
 from prism.cluster.groups import count_replicas, shard_size
-from prism.cluster.linkcongestion import link_leaves
+from prism.cluster.linkcongestion import congested_links
 from prism.cluster.machine import build_cluster
 from prism.cluster.nodemap import Placement, slow_node
 from prism.common.errors import PrismError
@@ -199,13 +200,10 @@ def test_against_a_rank_by_rank_simulation():
 def test_congestion_of_a_shard_group_is_its_own():
     effects = STILL | {"regime": {"probability": 0.3, "factor": 3.0}}
     cluster = {"leaf_nodes": 2}
-    lo, hi = link_leaves(Placement(make_job(shard_size=8, cluster=cluster)), 1)
-    assert lo.shape[1] == 2 + 1 + 2
-    assert [(int(a), int(b)) for a, b in zip(lo[:, 1, 0], hi[:, 1, 0], strict=True)] == [
-        (r, r + 1) for r in range(4)
-    ]
+    found = congested_links(Placement(make_job(shard_size=8, cluster=cluster)), 1)
+    assert found.count.shape[1] == 2 + 1 + 2
+    assert [touched(found, 1, r) for r in range(4)] == [{r} for r in range(4)]
     step = prepare(make_job(shard_size=8, effects=effects, cluster=cluster), 1)
-    assert step.program.links.n_own == 2
     used = step.program.bank.link
     own = [(int(x), bool(g)) for x, g in zip(used, step.program.bank.is_global, strict=True)]
     assert (1, False) in own and (2, True) in own and (3, True) in own

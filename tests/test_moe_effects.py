@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from moe_jobs import LATENT, OFF, make_job, times
 from rank_jobs import sampled
+from touched import touched
 
 from prism.analyses.rankings.freezing import freeze_effect
 from prism.analyses.rankings.shares import list_inputs
-from prism.cluster.linkcongestion import link_leaves, n_own_links
+from prism.cluster.linkcongestion import congested_links, n_own_links
 from prism.cluster.nodemap import Placement
 from prism.jobs.job import load_job
 from prism.simulation.causes import measure_residuals
@@ -190,10 +191,9 @@ def test_residuals_are_maximised_between_all_to_alls():
 def test_congestion_of_all_to_alls_is_the_groups_own():
     effects = OFF | {"regime": {"probability": 0.3, "factor": 3.0}}
     job = make_job(effects=effects, dp=16, ep=8, cluster={"leaf_nodes": 1})
-    lo, hi = link_leaves(Placement(job), 1)
-    own = [sorted({int(leaf) for a, b in zip(lo[r, 1], hi[r, 1], strict=True)
-                   for leaf in range(a, b)}) for r in range(2)]  # fmt: skip
-    assert n_own_links(job) == 2 and own == [[0, 1], [2, 3]]
+    found = congested_links(Placement(job), 1)
+    assert n_own_links(job) == 2
+    assert [touched(found, 1, r) for r in range(2)] == [{0, 1}, {2, 3}]
     program = prepare(job, 1).program
     assert (1, 0) in {(int(x), int(g)) for x, g in zip(program.bank.link, program.bank.is_global,
                                                        strict=True)}  # fmt: skip

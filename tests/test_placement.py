@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from touched import touched
 
-from prism.cluster.linkcongestion import congested_links, link_leaves
+from prism.cluster.linkcongestion import congested_links
 from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node
 from prism.common.errors import PrismError
 from prism.jobs.job import job_from_dict, load_job
@@ -259,24 +260,20 @@ def test_everything_else_is_links_inside_the_node():
 
 def test_leaves_follow_the_hosts():
     job = make_job(hosts=[0, 5, 2, 3, 4, 1, 6, 7])
-    placement = Placement(job)
-    lo, hi = link_leaves(placement, 2)
+    found = congested_links(Placement(job), 2)
     # replica 1: stage 0 on node 5 (leaf 2), stage 1 on node 1 (leaf 0)
-    assert lo[1, 0].tolist() == [2, 0] and hi[1, 0].tolist() == [3, 1]
-    assert {(int(a), int(b)) for a, b in zip(lo[:, 2, 0], hi[:, 2, 0], strict=True)} == {
-        (0, 1), (2, 3), (1, 2)
-    }  # fmt: skip
+    assert touched(found, 0, 1) == {2, 0}
+    assert touched(found, 2) == {0, 1, 2}
 
 
 def test_a_group_on_far_nodes_touches_all_their_leaves():
     """cp 2 puts a group on two nodes; torn apart they are two ranges of leaves."""
     parallelism = {"cp": 2, "dp": 2}
-    whole = link_leaves(Placement(make_job(parallelism=parallelism)), 2)
-    assert whole[0].shape == (2, 6, 2)
-    torn = Placement(make_job(parallelism=parallelism, hosts=[0, 6, 2, 3, 4, 5, 1, 7]))
-    lo, hi = link_leaves(torn, 2)
-    touched = sorted({leaf for k in range(lo.shape[2]) for leaf in range(lo[0, 2, k], hi[0, 2, k])})
-    assert touched == [0, 3]  # nodes 0 and 6
+    torn = make_job(parallelism=parallelism, hosts=[0, 6, 2, 3, 4, 5, 1, 7])
+    whole, apart = (
+        congested_links(Placement(j), 2) for j in (make_job(parallelism=parallelism), torn)
+    )
+    assert touched(whole, 0) == {0, 2} and touched(apart, 0) == {0, 2, 3}  # nodes 0, 6; 4, 5
 
 
 # ------------------------------------------------------------------- groups in any order of ranks
@@ -358,14 +355,14 @@ def test_links_of_hops_leave_where_a_member_does(order, layout, gpus):
     job = ordered_job(order, layout, gpus, tiers=tiers)
     p, n = job.parallelism, layout["shard_size"]
     rank = count_ranks(order, p.tp, p.cp, p.dp, p.pp)
-    lo, hi, n_entities = congested_links(Placement(job), p.pp)
-    site = lo[..., -1] == n_entities - 1
-    leaves = (hi[..., :-1] > lo[..., :-1]).any(axis=2)
+    found, site = congested_links(Placement(job), p.pp), Placement(job).n_leaves
     for r in range(p.dp // n):
         for s in range(p.pp - 1):
             pairs = [
                 (rank[s, d, c, t], rank[s + 1, d, c, t])
                 for d in range(r * n, r * n + n) for c in range(p.cp) for t in range(p.tp)
             ]  # fmt: skip
-            assert site[r, s] == any(a // unit != b // unit for a, b in pairs)
-            assert leaves[r, s] == any(a // gpus != b // gpus for a, b in pairs)
+            expected = {site} if any(a // unit != b // unit for a, b in pairs) else set()
+            if any(a // gpus != b // gpus for a, b in pairs):
+                expected |= {x // gpus // job.cluster.leaf_nodes for pair in pairs for x in pair}
+            assert touched(found, s, r) == expected

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from test_stepgraph import workload
 
+from prism.distributions.tables import sample_table
 from prism.jobs.job import job_from_dict
 from prism.jobs.schedule import make_schedule
 from prism.simulation.assembly import build_program
+from prism.simulation.draws import lower
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.program import ideal_program
 from prism.simulation.steps import run_blocks, simulate
@@ -23,6 +25,7 @@ ALL = {
     "residual": {"law": "lognormal", "cv": 0.03},
 }
 POOL_GPUS = 1024
+WORDS = np.linspace(0, 2**32 - 1, 20_000).astype(np.uint32)
 MODEL = {
     "n_layers": 2, "hidden_size": 1024, "ffn_size": 4096, "n_heads": 16, "vocab_size": 32_000,
     "seq_len": 2048,
@@ -193,38 +196,97 @@ def run_work(job, work, n_blocks, seed=3):
 
 
 CONGESTED, FACTOR = 0.2, 3.0
-QUIET = 1.0 / (1.0 + CONGESTED * (FACTOR - 1.0))
 REGIME = {"regime": {"probability": CONGESTED, "factor": FACTOR}}
+REDUCE = Collective("r", "all_reduce", "dp_all_reduce", 1.0, 0.0, "residual/network_large")
+SENT = Collective("t", "transfer", "p2p", 1.0, 0.0, "residual/p2p")
+REDUCED = workload([[0.0]], [[0.0]], reduces=(((REDUCE,),),))  # one all-reduce of 1 s
 
 
+def levels(probability, leaves, factor=FACTOR):
+    """Chance that any of some leaves is congested; multiplier of mean 1, not hit and hit."""
+    hit = 1.0 - (1.0 - probability) ** leaves
+    quiet = 1.0 / (1.0 + hit * (factor - 1.0))
+    return hit, quiet, factor * quiet
+
+
+def assert_levels(times, hit, quiet, congested, table=False):
+    """Times are the two levels, the higher one as often as links are hit, and 1 in the mean.
+
+    A `table` of 257 quantiles joins them by a line.
+    """
+    middle = 0.5 * (quiet + congested)
+    level = np.where(times > middle, congested, quiet)
+    near = abs(times / level - 1.0) < (0.02 if table else 1e-5)
+    assert near.mean() > 1.0 - (2 / 256 if table else 1e-9)
+    error = 5 * (hit * (1 - hit) / times.size) ** 0.5 + (1 / 256 if table else 0.0)
+    assert abs((times > middle).mean() - hit) < error
+    assert abs(times.mean() - 1.0) < 5 * times.std() / times.size**0.5 + 1e-6
+
+
+@pytest.mark.parametrize("dependence", ["full", "none"])
 @pytest.mark.parametrize(
-    ("dp", "leaf_nodes", "leaves"), [(8, 8, 1), (2, 1, 2), (8, 2, 4), (8, 1, 8)]
-)
-def test_larger_groups_meet_congestion_more_often(dp, leaf_nodes, leaves):
-    """A group is hit if any of its leaves is; one leaf's multiplier has mean 1."""
+    ("dp", "leaf_nodes", "leaves", "probability"),
+    [(8, 8, 1, 0.02), (8, 8, 1, 0.2), (2, 1, 2, 0.2), (8, 2, 4, 0.2), (8, 1, 8, 0.2),
+     (128, 2, 64, 0.02), (128, 1, 128, 0.01)],
+)  # fmt: skip
+def test_larger_groups_meet_congestion_more_often(dp, leaf_nodes, leaves, probability, dependence):
+    """A group is hit if any of its leaves is, each once; its mean is nominal."""
+    regime = {"regime": {"probability": probability, "factor": FACTOR}}
     cluster = {"gpus_per_node": 1, "leaf_nodes": leaf_nodes}
-    job = explicit(REGIME, cluster=cluster, dp=dp, microbatches=1)
-    reduce = Collective("r", "all_reduce", "dp_all_reduce", 1.0, 0.0, "residual/network_large")
-    work = workload([[0.0]], [[0.0]], reduces=(((reduce,),),))
-    times = run_work(job, work, 500)
-    hit = times > 1.5
-    np.testing.assert_allclose(times[~hit], QUIET, rtol=1e-5)
-    np.testing.assert_allclose(times[hit], QUIET * FACTOR, rtol=1e-5)
-    p = 1.0 - (1.0 - CONGESTED) ** leaves
-    assert abs(hit.mean() - p) < 5 * (p * (1 - p) / hit.size) ** 0.5
-    error = 5 * times.std() / times.size**0.5
-    assert (abs(times.mean() - 1.0) < error) == (leaves == 1)
+    job = explicit(regime, cluster=cluster, dependence=dependence, dp=dp, microbatches=1)
+    times = run_work(job, REDUCED, 200)
+    assert_levels(times, *levels(probability, leaves), table=dependence == "none")
 
 
 def test_transfers_meet_the_congestion_of_both_ends():
     job = explicit(REGIME, cluster={"gpus_per_node": 1, "leaf_nodes": 1}, pp=2, microbatches=1)
-    sent = Collective("t", "transfer", "p2p", 1.0, 0.0, "residual/p2p")
-    times = run_work(job, workload([[0.0]] * 2, [[0.0]] * 2, transfer=sent), 500)
-    hit = times > 1.5 * 2
-    p = 1.0 - (1.0 - CONGESTED) ** 2
-    assert abs(hit.mean() - p) < 5 * (p * (1 - p) / hit.size) ** 0.5
+    times = run_work(job, workload([[0.0]] * 2, [[0.0]] * 2, transfer=SENT), 500)
     # there and back over the same link, in the same state
-    np.testing.assert_allclose(times, np.where(hit, 2 * QUIET * FACTOR, 2 * QUIET), rtol=1e-5)
+    assert_levels(times / 2.0, *levels(CONGESTED, 2))
+
+
+def test_nodes_moved_to_more_leaves_are_hit_more_often_but_as_fast_while_they_are_not():
+    """What is nominal is so in the default order: two nodes of a leaf, then one of each of two."""
+    cluster = {"gpus_per_node": 1, "leaf_nodes": 2, "nodes": 4}
+    times = [
+        run_work(
+            explicit(REGIME, cluster=cluster | {"hosts": h}, dp=2, microbatches=1), REDUCED, 200
+        )
+        for h in ([0, 1], [0, 2])
+    ]
+    _, quiet, congested = levels(CONGESTED, 1)
+    assert_levels(times[0], CONGESTED, quiet, congested)
+    slow = times[1] > 1.0
+    np.testing.assert_allclose(times[1], np.where(slow, congested, quiet), rtol=1e-5)
+    hit = levels(CONGESTED, 2)[0]
+    assert abs(slow.mean() - hit) < 5 * (hit * (1 - hit) / slow.size) ** 0.5
+
+
+@pytest.mark.parametrize("layout", [
+    {"pp": 2, "tp": 2, "dp": 4}, {"pp": 4, "dp": 4, "vpp": 2}, {"dp": 16, "ep": 4},
+    {"dp": 16, "data_parallel": "hsdp", "shard_size": 4},
+])  # fmt: skip
+def test_every_op_has_the_same_mean_under_full_and_none(layout):
+    """Nominal, over clusters, replicas and shared effects, whatever leaves its message touches."""
+    experts = {"n_experts": 8, "experts_per_token": 2} if "ep" in layout else {}
+    regime = {"regime": {"probability": 0.1, "factor": 4.0}}
+
+    def program(dependence):
+        return prepare(job_from_dict({
+            "model": MODEL | {"n_layers": 8} | experts,
+            "parallelism": {"microbatches": 4} | layout,
+            "cluster": {"nodes": 8, "gpus_per_node": 2, "leaf_nodes": 1, "nvlink_domain_gpus": 2},
+            "variability": {"library": None, "dependence": dependence, "effects": regime},
+        }), 3).program  # fmt: skip
+
+    full, none = program("full"), program("none")
+    a, _ = lower(full.low, np.ones((len(full.ranks.tables), full.ranks.n_gpus), np.float32))
+    nominal = a.sum(axis=2, dtype=np.float64).mean(axis=0)
+    np.testing.assert_allclose(none.low.fixed_mean[0, :, 0], nominal, rtol=1e-3)
+    table = np.zeros(nominal.size, int)
+    table[none.ops.coef] = none.ops.table
+    drawn = [i for i, t in enumerate(table) if np.ptp(none.tables[t]) > 0.0]
+    assert len(drawn) >= 3  # there is congestion
 
 
 def test_congestion_leaves_compute_alone():
@@ -238,15 +300,17 @@ def test_pooled_links_that_touch_no_leaf_stay_at_nominal():
         REGIME, cluster={"gpus_per_node": 3, "leaf_nodes": 1, "placement": "tp-cp-pp-dp"},
         dependence="none", pp=2, dp=3, microbatches=1,
     )  # fmt: skip
-    sent = Collective("t", "transfer", "p2p", 1.0, 0.0, "residual/p2p")
     graph = sg.build_step_graph(
-        workload([[0.0]] * 2, [[0.0]] * 2, transfer=sent), make_schedule("1f1b", 2, 1),
+        workload([[0.0]] * 2, [[0.0]] * 2, transfer=SENT), make_schedule("1f1b", 2, 1),
         sg.GraphOptions(n_replicas=3),
     )  # fmt: skip
     program = build_program(job, graph, prepare_variability(job), 5)
-    p = 1.0 - (1.0 - CONGESTED) ** 2  # of two leaves
-    expected = (2.0 + QUIET * (1.0 + p * (FACTOR - 1.0))) / 3.0
-    assert program.low.fixed_mean[0, :, 0].max() == pytest.approx(expected, rel=0.01)
+    assert program.low.fixed_mean[0, :, 0].max() == pytest.approx(1.0, rel=1e-4)
+    hit, quiet, congested = levels(CONGESTED, 2)
+    sent = program.low.fixed_mean[0, program.ops.coef, 0] > 0.0
+    found = 1.0 + sample_table(program.tables[program.ops.table[sent][0]], WORDS)
+    for level, share in ((1.0, 2 / 3), (quiet, (1.0 - hit) / 3), (congested, hit / 3)):
+        assert np.mean(abs(found - level) < 0.02) == pytest.approx(share, abs=0.01)
 
 
 # -- stalls ----------------------------------------------------------------------------------

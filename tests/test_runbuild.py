@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 import prism
 from prism.analyses.estimate import estimate, reproduce
@@ -13,6 +14,7 @@ from prism.jobs.job import job_from_dict
 from prism.plots.run import plot_progress
 from prism.simulation.prepare import prepare
 from prism.simulation.runs.build import build_run_model, mean_step
+from prism.simulation.runs.rates import stationary
 from prism.simulation.runs.states import (
     Simulator,
     congested_leaves,
@@ -66,9 +68,13 @@ def test_congestion_by_the_number_of_leaves_gives_the_mean_of_the_engine():
     for m in range(3):
         here = times[count == m].mean() / times[count == 0].mean()
         assert here == pytest.approx(found.ratio[m], abs=0.01)
-    # on and off at the rates that make a tenth of the time 300 s long
-    rates = found.rates
-    assert rates[1, 0] == pytest.approx(1 / 300) and rates[0, 1] == pytest.approx(8 / 9 / 300)
+    # on and off at rates that make a leaf congested in a tenth of the steps, for 300 s on average
+    m, time = np.arange(found.ratio.size), stationary(found.rates)
+    steps = time / found.ratio / (time / found.ratio).sum()
+    assert steps == pytest.approx(binom.pmf(m, 8, 0.1), rel=1e-4)
+    freed = time[1:] @ np.diag(found.rates, -1)  # leaves per second
+    assert time @ m / freed == pytest.approx(300.0)
+    assert time @ m > 1.01 * (steps @ m)  # a larger share of the time than of the steps
 
 
 def test_lasting_congestion_keeps_the_mean_and_widens_runs():
@@ -76,12 +82,24 @@ def test_lasting_congestion_keeps_the_mean_and_widens_runs():
                         replicates=6400, steps=20_000, seed=1)  # fmt: skip
     lasting = estimate(small(CONGESTED), replicates=6400, steps=20_000, seed=1)
     a, b = (x.time_to_train.to_numpy() for x in (fleeting, lasting))
-    error = b.std() / b.size**0.5
-    # speed averages over time, not over steps: the harmonic mean is a little less
-    assert -0.03 * a.mean() - 5 * error < b.mean() - a.mean() < 5 * error
+    error = np.hypot(b.std() / b.size**0.5, 20_000 * lasting.step_time.std() / 6400**0.5)
+    assert abs(b.mean() - a.mean()) < 5 * error
     assert b.std() > 2.0 * a.std()
     assert summary(lasting)["variance_by_term"]["congestion"] > 0.5
     assert not any("congestion: drawn" in w for w in json.loads(lasting.attrs["warnings"]))
+
+
+@pytest.mark.parametrize("n_steps", [2_000, 1_000_000])
+def test_one_answer_has_one_mean_step(n_steps):
+    """A leaf switch of all nodes is congested in 3 of 10 steps, of a step and of a run."""
+    regime = {"probability": 0.3, "factor": 8.0, "duration_s": 3.0}
+    values = SMALL | {"variability": {"effects": {"regime": regime}}}
+    values["cluster"] = SMALL["cluster"] | {"leaf_nodes": 4, "nodes": 8}
+    found = estimate(job_from_dict(values, "small"), replicates=6400, steps=n_steps, seed=1)
+    step, run = found.step_time.to_numpy(), found.time_to_train.to_numpy() / n_steps
+    error = np.hypot(step.std() / step.size**0.5, run.std() / run.size**0.5)
+    assert step.std() > 0.1 * step.mean()
+    assert abs(run.mean() - step.mean()) < 4 * error
 
 
 @pytest.mark.parametrize("kind", ["compute", "network"])

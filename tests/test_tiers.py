@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from touched import touched
 
 from prism.cluster.devices import DEVICES
 from prism.cluster.groups import Layout
-from prism.cluster.linkcongestion import congested_links, link_leaves
+from prism.cluster.linkcongestion import congested_links
 from prism.cluster.linktiers import Tier
 from prism.cluster.machine import Cluster, Link, build_cluster
 from prism.cluster.nodemap import Placement
@@ -320,18 +321,19 @@ def test_spread_of_a_tier():
 
 
 def test_what_crosses_between_sites_is_hit_together():
-    placement = Placement(make_job({"site": ONE_WAY}, placement="tp-cp-pp-dp"))
-    lo, hi, n = congested_links(placement, 2)
-    old_lo, old_hi = link_leaves(placement, 2)
-    assert n == placement.n_leaves + 1 and lo.shape[2] == old_lo.shape[2] + 1
-    assert np.array_equal(lo[..., :-1], old_lo) and np.array_equal(hi[..., :-1], old_hi)
-    touched = (hi[..., -1] > lo[..., -1]).any(axis=0)
-    assert touched.tolist() == [False, False, True, True, True, False]  # hops, dp, world, ends
-    assert np.all(lo[..., -1][hi[..., -1] > 0] == placement.n_leaves)
-    across = Placement(make_job({"site": ONE_WAY}))  # Megatron's order: stages in a site each
-    lo, hi, _ = congested_links(across, 2)
-    touched = (hi[..., -1] > lo[..., -1]).any(axis=0)
-    assert touched.tolist() == [True, True, False, False, True, True]
+    def crossing(**order):
+        """Links that touch what joins the sites; without it they touch the same leaves."""
+        sites, plain = (Placement(make_job(t, **order)) for t in ({"site": ONE_WAY}, {}))
+        a, b = congested_links(sites, 2), congested_links(plain, 2)
+        assert a.n_entities == b.n_entities + 1 == sites.n_leaves + 1
+        links = [touched(a, link) for link in range(6)]
+        assert [x - {sites.n_leaves} for x in links] == [touched(b, link) for link in range(6)]
+        return [sites.n_leaves in x for x in links]
+
+    # hops, dp, world, ends
+    assert crossing(placement="tp-cp-pp-dp") == [False, False, True, True, True, False]
+    # Megatron's order: stages in a site each
+    assert crossing() == [True, True, False, False, True, True]
 
 
 def test_a_congested_site_slows_every_crossing_message():

@@ -253,7 +253,7 @@ def _warnings(step: Prepared, call: dict[str, Any], n_clusters: int) -> list[str
             "begin to last GPU end, as steps overlap or leave pauses; time-to-train counts that"
         )
     regime = effects.regime
-    if regime.probability > 0.0 and regime.factor > 1.0:
+    if regime.acts:
         if regime.duration_s <= 0.0 and effects.dependence == "full":
             out.append(
                 "congestion: drawn anew for every step, so runs vary less than they would; set "

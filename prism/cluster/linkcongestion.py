@@ -11,7 +11,7 @@ them join the replicas of a stage, then come the whole job, and the first and th
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,30 +28,22 @@ def n_own_links(job: Job) -> int:
     return job.parallelism.pp * (2 if joined else 1)
 
 
-def congested_links(placement: Placement, n_stages: int) -> tuple[Int, Int, int]:
-    """Return the entities that each link touches, lo <= entity < hi, and how many there are.
+class Touched(NamedTuple):
+    """What each link touches: entities lo[k] <= entity < hi[k] for begin <= k < end."""
 
-    lo and hi [replica, link, range] are of leaves as `link_leaves` gives them, with one range more
-    for every far tier, whose entity comes after the leaves.
-    """
-    lo, hi = link_leaves(placement, n_stages)
-    members, n = placement.members(), placement.n_leaves
-    for _, tier in placement.job.cluster.link_tiers():
-        if tier.is_far:
-            crosses = _crossing(placement.job, members // tier.gpus, n_stages)
-            lo = np.concatenate([lo, np.where(crosses, n, 0)[..., None]], axis=2)
-            hi = np.concatenate([hi, np.where(crosses, n + 1, 0)[..., None]], axis=2)
-            n += 1
-    return np.ascontiguousarray(lo, np.int32), np.ascontiguousarray(hi, np.int32), n
+    begin: Int  # [replica, link]
+    end: Int  # [replica, link]
+    lo: Int  # [range]
+    hi: Int  # [range]
+    count: Int  # [replica, link] entities that it touches
+    n_entities: int
 
 
-def link_leaves(placement: Placement, n_stages: int) -> tuple[Int, Int]:
-    """Leaf switches that each link touches, lo <= leaf < hi [replica, link, range].
+def congested_links(placement: Placement, n_stages: int) -> Touched:
+    """Find the entities that each link touches: leaves, then the uplinks of each far tier.
 
-    There are as many ranges as the nodes of two groups need: two where ranks have the default
-    order. The whole job's goes from its first leaf to its last. Ranges are empty where the message
-    stays within an NVLink domain, and for those of replicas or the whole job did so in the default
-    order.
+    A message that stays within an NVLink domain touches none, nor do those of replicas or of the
+    whole job that did so in the default order.
     """
     job, members, n_own = placement.job, placement.members(), n_own_links(placement.job)
     domain = job.cluster.nvlink_domain_gpus
@@ -59,25 +51,41 @@ def link_leaves(placement: Placement, n_stages: int) -> tuple[Int, Int]:
     default = _crossing(job, placement.ranks() // domain, n_stages)
     crosses[:, n_own:-2] |= default[:, n_own:-2].any()
     crosses[:, -2] |= default[:, -2]
+    far = [tier for _, tier in job.cluster.link_tiers() if tier.is_far]
+    n_replicas, n_entities = len(members), placement.n_leaves + len(far)
+    own = np.zeros((n_replicas, n_own, n_entities), bool)
+    joined = np.zeros((crosses.shape[1] - n_own, n_entities), bool)
     leaves = members // placement.gpus_per_node // job.cluster.leaf_nodes
-    own_lo, own_hi = _runs(leaves)
-    n_replicas, _, n_runs = own_lo.shape
-    lo = np.zeros((*crosses.shape, 2 * n_runs), np.int32)
-    hi = np.zeros_like(lo)
+    replicas = np.arange(n_replicas)[:, None]
     for link, stages in enumerate(_stages(job, n_stages)):
-        width = len(stages) * n_runs
-        lo[:, link, :width] = own_lo[:, stages].reshape(n_replicas, -1)
-        hi[:, link, :width] = own_hi[:, stages].reshape(n_replicas, -1)
-    lo[0, -2, 0], hi[0, -2, 0] = leaves.min(), leaves.max() + 1
-    return np.where(crosses[..., None], lo, 0), np.where(crosses[..., None], hi, 0)
+        touched = leaves[:, stages].reshape(n_replicas, -1)
+        if link < n_own:
+            own[replicas, link, touched] = crosses[:, link, None]
+        else:
+            joined[link - n_own, touched] = crosses[0, link]
+    for i, tier in enumerate(far, placement.n_leaves):
+        leave = _crossing(job, members // tier.gpus, n_stages)
+        own[..., i], joined[:, i] = leave[:, :n_own], leave[0, n_own:]
+    n_rows = n_replicas * n_own + len(joined)
+    found = np.concatenate([np.flatnonzero(own), own.size + np.flatnonzero(joined)])
+    row, entity = np.divmod(found, n_entities)
+    opens = (np.diff(found, prepend=-2) > 1) | (entity == 0)
+    closes = np.append(opens[1:], True)[: found.size]
+    first = np.searchsorted(row[opens], np.arange(n_rows + 1)).astype(np.int32)
+    count = np.bincount(row, minlength=n_rows).astype(np.int32)
+    at = np.arange(n_replicas * n_own).reshape(n_replicas, n_own)
+    shared = np.tile(np.arange(at.size, n_rows), (n_replicas, 1))
+    at = np.concatenate([at, shared], axis=1)
+    lo, hi = (x.astype(np.int32) for x in (entity[opens], entity[closes] + 1))
+    return Touched(first[at], first[at + 1], lo, hi, count[at], n_entities)
 
 
 def _stages(job: Job, n_stages: int) -> list[Sequence[int]]:
-    """Stages whose leaves each link touches; the whole job has none of its own."""
+    """Stages whose leaves each link touches."""
     each: list[Sequence[int]] = [[s] for s in range(n_stages)]
     hops: list[Sequence[int]] = list(enumerate(_peers(job, n_stages)))
     joined = each if n_own_links(job) > n_stages else []
-    return [*hops, *joined, *each, [], [0, n_stages - 1]]
+    return [*hops, *joined, *each, range(n_stages), [0, n_stages - 1]]
 
 
 def _peers(job: Job, n_stages: int) -> list[int]:
@@ -99,19 +107,3 @@ def _crossing(job: Job, unit: NDArray[np.integer[Any]], n_stages: int) -> NDArra
     out[:, -2] = np.ptp(unit) > 0
     out[:, -1] = (unit[:, 0] != unit[:, -1]).any()
     return out
-
-
-def _runs(leaves: Int) -> tuple[Int, Int]:
-    """Find the runs lo <= leaf < hi [replica, stage, run] of leaves [replica, stage, member].
-
-    They are empty (0, 0) beyond a group's last run.
-    """
-    leaves = np.sort(leaves, axis=2)
-    begins = np.diff(leaves, axis=2, prepend=leaves[:, :, :1] - 2) > 1
-    ends = np.diff(leaves, axis=2, append=leaves[:, :, -1:] + 2) > 1
-    run = np.cumsum(begins, axis=2) - 1
-    lo = np.zeros((*leaves.shape[:2], int(run.max()) + 1), np.int32)
-    hi = np.zeros_like(lo)
-    lo[*np.nonzero(begins)[:2], run[begins]] = leaves[begins]
-    hi[*np.nonzero(ends)[:2], run[ends]] = leaves[ends] + 1
-    return lo, hi

@@ -42,6 +42,7 @@ with kept_together():
         MICROBATCH,
         NEVER,
         NO_JITTER,
+        NO_LINKS,
         NO_STALL,
         POOL,
         RANK,
@@ -76,10 +77,10 @@ with kept_together():
 
 __all__ = [
     "CALL", "CDF_RANGE", "CDF_ROWS", "DRAW", "EXPORT", "GLOBAL", "GROUP_STALL", "JITTER",
-    "JOB_STALL", "JOIN", "LANES", "MICROBATCH", "NEVER", "NO_JITTER", "NO_STALL", "POOL", "RANK",
-    "REGIME", "RESIDUAL", "STALL", "STEP", "Bank", "Graph", "Jitter", "Keys", "Links", "Lowering",
-    "Ops", "Ranks", "Sample", "Sampled", "SampledStep", "Shared", "Stalls", "Step", "Walk", "Work",
-    "cdf_cells", "compile_blocks", "compile_rest", "draw_clusters", "group_max",
-    "lookup", "lower", "microbatches", "new_work", "philox_lanes", "record_block", "room_for_coefs",
-    "run_given", "run_range", "run_sampled", "unseen_bins", "unseen_slowest",
+    "JOB_STALL", "JOIN", "LANES", "MICROBATCH", "NEVER", "NO_JITTER", "NO_LINKS", "NO_STALL",
+    "POOL", "RANK", "REGIME", "RESIDUAL", "STALL", "STEP", "Bank", "Graph", "Jitter", "Keys",
+    "Links", "Lowering", "Ops", "Ranks", "Sample", "Sampled", "SampledStep", "Shared", "Stalls",
+    "Step", "Walk", "Work", "cdf_cells", "compile_blocks", "compile_rest", "draw_clusters",
+    "group_max", "lookup", "lower", "microbatches", "new_work", "philox_lanes", "record_block",
+    "room_for_coefs", "run_given", "run_range", "run_sampled", "unseen_bins", "unseen_slowest",
 ]  # fmt: skip

@@ -85,15 +85,25 @@ class Bank(NamedTuple):
 
 
 class Links(NamedTuple):
-    """Congestion of leaf switches; a link is hit if any leaf of its ranges is."""
+    """Congestion of leaf switches; a link is hit if any leaf that it touches is.
 
-    leaf_lo: Annotated[Array, "int32[replica, link, range]"]
-    leaf_hi: Annotated[Array, "int32[replica, link, range]"]
-    n_own: int  # links before this one are a replica's own, later ones join all replicas
+    It touches lo[k] <= leaf < hi[k] for begin <= k < end; one that touches none keeps its time.
+    """
+
+    begin: Annotated[Array, "int32[replica, link]"]
+    end: Annotated[Array, "int32[replica, link]"]
+    lo: Annotated[Array, "int32[range]"]
+    hi: Annotated[Array, "int32[range]"]
+    count: Annotated[Array, "int32[replica, link]"]  # leaves that it touches
     n_leaves: int
-    probability: float
-    quiet: float  # multiplier while not congested
-    congested: float  # multiplier while congested
+    quiet: Annotated[Array, "float32[replica, link]"]  # multiplier while not hit
+    congested: Annotated[Array, "float32[replica, link]"]  # multiplier while hit
+    probability: float  # share of steps in which a leaf is congested
+
+
+_NO_LINK, _NO_RANGE = np.zeros((0, 0), np.int32), np.zeros(0, np.int32)
+_NO_LEVEL = _NO_LINK.astype(np.float32)
+NO_LINKS = Links(_NO_LINK, _NO_LINK, _NO_RANGE, _NO_RANGE, _NO_LINK, 0, _NO_LEVEL, _NO_LEVEL, 0.0)
 
 
 class Ranks(NamedTuple):
@@ -251,7 +261,7 @@ class Block(NamedTuple):
     """What is drawn once for a block of replicates, and room for more draws."""
 
     step_words: Array  # uint32[4, lane] of the step effect
-    regimes: Array  # bool[leaf, lane] congested
+    hits: Array  # int32[leaf + 1, lane] congested leaves before this one
     words: Array  # uint32[4, lane]
     mb_words: Array  # uint32[4 * n, lane] of the microbatches of a replica
 

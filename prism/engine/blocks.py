@@ -96,8 +96,8 @@ def new_block(step: Step) -> Block:
     """Make room for what a block draws once."""
     n_words = 4 * ((step.bank.n_microbatches + 3) // 4)
     step_words, words, mb_words = (np.zeros((n, LANES), np.uint32) for n in (4, 4, n_words))
-    regimes = np.zeros((max(1, step.links.n_leaves), LANES), np.bool_)
-    return Block(step_words, regimes, words, mb_words)
+    hits = np.zeros((1 + step.links.n_leaves, LANES), np.int32)
+    return Block(step_words, hits, words, mb_words)
 
 
 def draw_clusters(ranks: Ranks, tables: Array, first: int, n: int, key: Array) -> Array:

@@ -61,37 +61,22 @@ def draw_block(links, keys, lane0, block):
     for leaf in range(links.n_leaves):
         philox_lanes(leaf, 0, lane0, REGIME, keys[REGIME], block.words)
         for lane in range(LANES):
-            block.regimes[leaf, lane] = np.uint64(block.words[0, lane]) < threshold
+            hit = np.uint64(block.words[0, lane]) < threshold
+            block.hits[leaf + 1, lane] = block.hits[leaf, lane] + np.int32(hit)
 
 
 @inlined
-def _link_lanes(links, regimes, replica, link, out):
-    """Multiply lanes by the congestion of a link: hit if any leaf it touches is.
-
-    Links of a group touch the leaves of all replicas; one that touches none is never congested.
-    """
-    first, last = replica, replica + 1
-    if link >= links.n_own:
-        first, last = 0, links.leaf_lo.shape[0]
-    touched = 0
-    for r in range(first, last):
-        for side in range(links.leaf_lo.shape[2]):
-            touched += links.leaf_hi[r, link, side] - links.leaf_lo[r, link, side]
-    if touched == 0:
+def _link_lanes(links, hits, replica, link, out):
+    """Multiply lanes by the congestion of a link: hit if any leaf it touches is."""
+    if links.count[replica, link] == 0:
         return
+    begin, end = links.begin[replica, link], links.end[replica, link]
+    quiet, congested = links.quiet[replica, link], links.congested[replica, link]
     for lane in range(LANES):
-        hit = False
-        for r in range(first, last):
-            for side in range(links.leaf_lo.shape[2]):
-                for leaf in range(links.leaf_lo[r, link, side], links.leaf_hi[r, link, side]):
-                    if regimes[leaf, lane]:
-                        hit = True
-                        break
-                if hit:
-                    break
-            if hit:
-                break
-        out[lane] *= np.float32(links.congested if hit else links.quiet)
+        n = np.int32(0)
+        for k in range(begin, end):
+            n += hits[links.hi[k], lane] - hits[links.lo[k], lane]
+        out[lane] *= congested if n > 0 else quiet
 
 
 @inner
@@ -122,7 +107,7 @@ def fill_bank(shared, tables, keys, lane0, block, whose, replica, vectors):
                 philox_lanes(call_block, replica, lane0, CALL, keys[CALL], block.words)
             multiply_lanes(tables, bank.call_table[v], block.words[d & 3], vectors[v])
         if bank.link[v] >= 0 and links.n_leaves > 0:
-            _link_lanes(links, block.regimes, replica, bank.link[v], vectors[v])
+            _link_lanes(links, block.hits, replica, bank.link[v], vectors[v])
 
 
 @inner

@@ -171,7 +171,6 @@ def _vectors(
     relative, n_own = _relative_speeds(placement, v), n_own_links(placement.job)
     call_table = tables.optional(v.call, effect="call") if kernels else -1
     width = max(len(op.terms) for op in lowered)
-    congested = v.regime.probability > 0.0 and v.regime.factor > 1.0
     largest = cache(lambda loading: tables.largest(v.microbatch, loading, relative))
     expert = cache(lambda: tables.optional(v.expert, effect="expert"))
 
@@ -187,7 +186,7 @@ def _vectors(
             out[t] = bank.add(
                 -1 if term.frozen else step_table, mb_table,
                 microbatch if mb_table >= 0 else 0, called, call if called >= 0 else -1,
-                _link_of(op_type, term, graph.n_stages, n_own) if congested else -1, int(alone),
+                _link_of(op_type, term, graph.n_stages, n_own) if v.regime.acts else -1, int(alone),
             )  # fmt: skip
         return out
 
@@ -246,13 +245,19 @@ def _link_of(op_type: OpType, term: Term, n_stages: int, n_own: int) -> int:
 
 
 def _links(placement: Placement, v: Variability, graph: StepGraph) -> engine.Links:
-    p, factor = v.regime.probability, v.regime.factor
-    lo, hi, n = congested_links(placement, graph.n_stages)
-    if p == 0.0 or factor == 1.0:
-        n, p, factor = 0, 0.0, 1.0
-    mean = 1.0 + p * (factor - 1.0)
-    n_own = n_own_links(placement.job)
-    return engine.Links(lo, hi, n_own, n, p, 1.0 / mean, factor / mean)
+    """Links of the default order: nominal times are means over their congestion."""
+    if not v.regime.acts:
+        return engine.NO_LINKS
+    touched = congested_links(placement, graph.n_stages)
+    quiet, congested = (x.astype(np.float32) for x in v.regime.levels(touched.count))
+    if quiet.min() <= 0.0:
+        job = placement.job
+        raise PrismError(
+            f"{job.source or job.name}: cluster.scale.network.cv: {v.regime.spread:g} leaves a "
+            "link that is not congested no time; take less than "
+            f"{v.regime.spread / (1.0 - quiet.min()):.3g}, or set variability.effects.regime"
+        )
+    return engine.Links(*touched, quiet, congested, v.regime.probability)
 
 
 def _stalls(

@@ -93,7 +93,8 @@ def _pooled_laws(
                     u = shared.setdefault(name, _uniforms(rng))
                     part = part * _factors(program.tables, rows, pick, u)
             if bank.link[v] >= 0 and program.links.n_leaves > 0:
-                part = part * _link_samples(program, int(bank.link[v]), rng)
+                u = shared.setdefault("link", _even_uniforms(rng))
+                part = part * _congestion(program.links, int(bank.link[v]), pick % n_replicas, u)
             samples += part
         residual = sample_table(program.tables[program.ops.table[i]], _uniforms(rng))
         samples *= 1.0 + pooled_r[pick, c] * residual
@@ -120,12 +121,17 @@ def _uniforms(rng: np.random.Generator) -> NDArray[np.uint32]:
     return rng.integers(0, 1 << 32, POOL_SAMPLES, dtype=np.uint32)
 
 
-def _link_samples(program: Program, link: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    links = program.links
-    width = (links.leaf_hi[:, link] - links.leaf_lo[:, link]).sum(axis=1)
-    if link >= links.n_own:
-        width = width.sum(keepdims=True)
-    width = width[rng.integers(0, width.size, POOL_SAMPLES)]
-    hit = rng.random(POOL_SAMPLES) < 1.0 - (1.0 - links.probability) ** width
-    # as in the engine: where no leaf is touched there is nothing to be congested
-    return np.where(width == 0, 1.0, np.where(hit, links.congested, links.quiet))
+def _even_uniforms(rng: np.random.Generator) -> NDArray[np.uint32]:
+    """Uniforms that are evenly spread, where a rare value decides the mean."""
+    even = (rng.permutation(POOL_SAMPLES) + rng.random(POOL_SAMPLES)) / POOL_SAMPLES
+    return (even * 2.0**32).astype(np.uint32)
+
+
+def _congestion(
+    links: engine.Links, link: int, replica: NDArray[np.int64], u: NDArray[np.uint32]
+) -> NDArray[np.float64]:
+    """Multiplier of a link in each sample, of its replica."""
+    n_leaves = links.count[replica, link]
+    hit = u < 2.0**32 * (1.0 - (1.0 - links.probability) ** n_leaves)
+    level = np.where(hit, links.congested[replica, link], links.quiet[replica, link])
+    return np.where(n_leaves == 0, 1.0, level)

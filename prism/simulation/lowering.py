@@ -137,10 +137,8 @@ class Lowerer:
         name = kernel.kernel_class
         law, factor = self.v.treated_residual(name, kernel.law)
         if self.v.treatment(name).frozen:
-            link, routed = not name.startswith("tp_") and not is_compute(name), False
-            if isinstance(kernel, Kernel):
-                link, routed = _is_far(kernel), kernel.routed
-            factor *= self.v.shared_median(op_kind, name, link, routed)
+            routed = isinstance(kernel, Kernel) and kernel.routed
+            factor *= self.v.shared_median(op_kind, name, routed)
         return law, kernel.duration * factor
 
     def lower(self, op_type: OpType) -> LoweredOp:

@@ -42,8 +42,9 @@ def site_nodes(
     )
     links = program.links
     if links.n_leaves:
-        lo, hi, n_leaves = congested_links(placement, program.graph.n_stages)
-        links = links._replace(leaf_lo=lo, leaf_hi=hi, n_leaves=n_leaves)
+        touched = congested_links(placement, program.graph.n_stages)
+        # as fast as before while nothing is congested, and hit as often as what they now touch is
+        links = engine.Links(*touched, links.quiet, links.congested, links.probability)
     return replace(program, low=low, ranks=ranks, typical=typical, links=links)
 
 

@@ -200,7 +200,7 @@ def ideal_program(program: Program) -> Program:
             call_cv=np.zeros_like(low.call_cv), quiet=np.ones_like(low.quiet),
         ),
         stalls=program.stalls._replace(entity=engine.NO_STALL), jitter=engine.NO_JITTER,
-        links=program.links._replace(n_leaves=0), step_table=-1,
+        links=engine.NO_LINKS, step_table=-1,
         sample=None if sample is None else sample.alone(),
     )  # fmt: skip
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from prism.cluster.power import gpu_power
 from prism.common.errors import PrismError
 from prism.distributions import distribution as distributions
@@ -34,11 +37,23 @@ neither it nor the job says. An assumption: half of what that rank has over its 
 
 
 class CongestionEffect(NamedTuple):
-    """Congestion of links or leaves."""
+    """Congestion of leaf switches."""
 
-    probability: float = 0.0  # share of time
-    factor: float = 1.0  # on transfers
+    probability: float = 0.0  # share of steps in which a leaf is congested
+    factor: float = 1.0  # a transfer that is hit over one that is not
     duration_s: float = 0.0  # mean
+    spread: float = 1.0  # factor on what the levels are off their mean
+
+    @property
+    def acts(self) -> bool:
+        """Tell whether any transfer is ever slower than another."""
+        return self.probability > 0.0 and self.factor > 1.0 and self.spread > 0.0
+
+    def levels(self, n_leaves: NDArray[np.int32]) -> tuple[NDArray[np.float64], ...]:
+        """Multipliers of links that touch so many leaves, not hit and hit, of mean 1."""
+        hit = 1.0 - (1.0 - self.probability) ** n_leaves
+        mean = 1.0 + hit * (self.factor - 1.0)
+        return tuple(1.0 + self.spread * (x / mean - 1.0) for x in (1.0, self.factor))
 
 
 class StallEffect(NamedTuple):
@@ -118,10 +133,11 @@ class Variability:
             return distributions.constant(), treatment.factor * float(law.ppf(0.5))
         return law, treatment.factor
 
-    def shared_median(
-        self, op_kind: str, kernel_class: str, link: bool = False, routed: bool = False
-    ) -> float:
-        """Product of the medians of what a kernel shares with others, each over its mean."""
+    def shared_median(self, op_kind: str, kernel_class: str, routed: bool = False) -> float:
+        """Product of the medians of what a kernel shares with others, each over its mean.
+
+        Congestion has two levels and none between: it is held at its mean, 1.
+        """
         compute = is_compute(kernel_class)
         product = _median(self.step, 1.0)
         if routed:
@@ -131,9 +147,6 @@ class Variability:
         product *= _median(self.rank, self.rank_loading(kernel_class))
         if compute:
             product *= _median(self.call, 1.0)
-        p, factor = self.regime.probability, self.regime.factor
-        if link and p > 0.0:
-            product *= (factor if p > 0.5 else 1.0) / (1.0 + p * (factor - 1.0))
         return product
 
     def rank_loading(self, kernel_class: str) -> float:
@@ -246,20 +259,8 @@ class _Pick:
 
 
 def _regime(job: Job, pick: _Pick) -> CongestionEffect:
-    """Congestion, whose two levels lie `cluster.scale.network.cv` times as far from their mean."""
     p, f = pick.value("regime", "probability"), pick.value("regime", "factor", 1.0)
-    duration, factor = pick.value("regime", "duration_s"), job.cluster.scale.network.cv
-    if factor == 1.0 or p == 0.0 or f == 1.0:
-        return CongestionEffect(p, f, duration)
-    mean = 1.0 + p * (f - 1.0)
-    free, hit = (1.0 + factor * (level / mean - 1.0) for level in (1.0, f))
-    if free <= 0.0:
-        raise PrismError(
-            f"{job.source or job.name}: cluster.scale.network.cv: {factor:g} leaves a link that is "
-            f"not congested no time; take less than {mean / (mean - 1.0):.3g}, or set "
-            "variability.effects.regime"
-        )
-    return CongestionEffect(p, hit / free, duration)
+    return CongestionEffect(p, f, pick.value("regime", "duration_s"), job.cluster.scale.network.cv)
 
 
 MODEL_ERROR_KINDS = {

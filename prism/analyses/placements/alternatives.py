@@ -157,7 +157,7 @@ def _drop_trace_replicas(problem: Problem) -> Alternative:
     keep = np.setdiff1d(np.arange(n), [r for slot in slow for r, _ in problem.layout.pairs[slot]])
     if keep.size == 0:
         return Alternative("drop_nodes", label, impossible="every replica holds a slow worker")
-    low, bank, links = program.low, program.bank, program.links
+    low, bank = program.low, program.bank
     rows = keep if low.fixed_mean.shape[0] > 1 else np.zeros(1, np.int64)
     bank_rows = keep if bank.step_table.shape[0] > 1 else np.zeros(1, np.int64)
     program = replace(
@@ -169,7 +169,6 @@ def _drop_trace_replicas(problem: Problem) -> Alternative:
             member=low.member[keep], fixed_mean=low.fixed_mean[rows], fixed_var=low.fixed_var[rows]
         ),
         bank=bank._replace(step_table=bank.step_table[bank_rows]),
-        links=links._replace(leaf_lo=links.leaf_lo[keep], leaf_hi=links.leaf_hi[keep]),
     )
     label += f", {n - keep.size} replica{'s' * (n - keep.size > 1)} fewer, smaller batch"
     return Alternative("drop_nodes", label, program, keep.size / n)

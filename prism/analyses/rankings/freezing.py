@@ -56,9 +56,10 @@ def median_table(table: NDArray[np.float32]) -> NDArray[np.float32]:
 def freeze_effect(program: Program, name: str) -> Program:
     """Hold a shared effect at its median.
 
-    Congestion is held off where it is the exception, and stalls (whose median is none) are left
-    out while the work between them stays as fast as it is. A call effect lowered into the residual
-    of an op is taken out of it; its median and its tail are not distinguished from the residual's.
+    Congestion, which has two levels and none between, is held at its mean, 1. Stalls (whose median
+    is none) are left out while the work between them stays as fast as it is. A call effect lowered
+    into the residual of an op is taken out of it; its median and its tail are not distinguished
+    from the residual's.
     """
     change, bank, ranks = _Tables(program), program.bank, program.ranks
     low, links, stalls, step_table = program.low, program.links, program.stalls, program.step_table
@@ -78,7 +79,7 @@ def freeze_effect(program: Program, name: str) -> Program:
         bank = bank._replace(call_table=change(bank.call_table))
         low = low._replace(call_cv=np.zeros_like(low.call_cv))
     elif name == "regime":
-        links = links._replace(probability=float(links.probability > 0.5))
+        links = engine.NO_LINKS
     elif name == "jitter":
         jitter = jitter._replace(table=int(change(np.array([jitter.table], np.int32))[0]))
     else:

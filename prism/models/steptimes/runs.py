@@ -20,7 +20,7 @@ from prism.models.steptimes.predict import generator, run_model, work_of
 from prism.models.steptimes.series import OUTLIER, Series, take_apart
 from prism.models.steptimes.spread import Spread
 from prism.simulation.runs.parts import RunModel, StallProcess
-from prism.simulation.runs.rates import stationary
+from prism.simulation.runs.rates import step_shares
 from prism.traces import StepTimes
 from prism.traces.table import SHORTEST_S
 
@@ -317,10 +317,7 @@ def places_of(model: StepModel, times: StepTimes) -> NDArray[np.int64]:
 
 def _usual(model: RunModel) -> float:
     """Typical step so far [s]: it holds its share of congestion, so the mean is over all states."""
-    states = model.mean.mean(axis=0)
-    if model.regime is None:
-        return float(states[0])
-    return 1.0 / float(stationary(model.regime) @ (1.0 / states))
+    return float(step_shares(model) @ model.mean.mean(axis=0))
 
 
 def _shape_of_stds(model: RunModel) -> Array:

@@ -33,7 +33,7 @@ from prism.simulation.runs.parts import (
     Interruptions,
     RunModel,
 )
-from prism.simulation.runs.rates import stationary
+from prism.simulation.runs.rates import step_shares
 from prism.simulation.runs.states import (
     Simulator,
     find_congestion,
@@ -76,9 +76,9 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", seed: int, threads: i
     full, regime, stall = effects.dependence == "full", effects.regime, effects.stall
     slow, keep = job.variability.effects.fail_slow, np.ones(times.size, bool)
     congestion = stalls = episodes = None
-    lasting = full and regime.duration_s > 2.0 * ideal and regime.factor > 1.0
+    lasting = full and regime.duration_s > 2.0 * ideal and regime.acts
     stalling = stall.rate_per_hour * stall.duration_s > 0.0
-    if (lasting and regime.probability > 0.0) or slow is not None or stalling:
+    if lasting or slow is not None or stalling:
         sim = Simulator(step, seed, threads)
         blocks = range(-(-times.size // LANES))
         congestion = find_congestion(sim) if lasting else None
@@ -165,8 +165,7 @@ def model_of_steps(
 
 def mean_step(model: RunModel) -> float:
     """Mean seconds from one step to the next, with what stalls it and congestion."""
-    share = np.ones(1) if model.regime is None else stationary(model.regime)
-    seconds = float((model.mean @ share).mean())
+    seconds = float((model.mean @ step_shares(model)).mean())
     if model.stalls is not None:
         seconds *= 1.0 + float(np.mean(model.stalls.per_second))
     return seconds

@@ -20,7 +20,7 @@ from prism.simulation.runs.drift import decay_sum, drift_sum, wave_sum
 from prism.simulation.runs.ledger import Ledger
 from prism.simulation.runs.outages import Outages, waiting_times
 from prism.simulation.runs.parts import Array, Index, RunModel
-from prism.simulation.runs.rates import stationary
+from prism.simulation.runs.rates import step_shares
 from prism.simulation.runs.stepped import BLOCK, SteppedRuns, draw_steps
 
 CHUNK = 1024  # runs that draw together; the first n runs do not change with their number
@@ -111,7 +111,7 @@ class EventLoop:
             rates = model.regime
             self.leave = rates.sum(axis=1)
             self.choice = np.cumsum(rates, axis=1) / np.maximum(self.leave, 1e-300)[:, None]
-            share = np.cumsum(stationary(rates))
+            share = np.cumsum(step_shares(model))
             self.state = np.searchsorted(share / share[-1], rng.random(n), side="right")
             self.switch = waiting_times(rng, self.leave[self.state])
         self.begin = np.full(n, _NEVER)

@@ -15,7 +15,7 @@ from prism.common.errors import PrismError, named
 from prism.simulation.execution.tasks import Arrays, Shared, Task, run_tasks
 from prism.simulation.runs.events import CHUNK, Chunk, EventLoop, term_names
 from prism.simulation.runs.parts import RunModel, Runs
-from prism.simulation.runs.rates import expected_events, stationary
+from prism.simulation.runs.rates import expected_events, stationary, step_shares
 
 # Steps of a run up to which each is drawn, 0.15 s for a chunk of runs; beyond, their sum is normal:
 # p99 is then 1.1 % low of 2,000 steps of 5 s with a jitter of mean 3 s and CV 4, 0.5 % of 10,000.
@@ -151,7 +151,7 @@ def _averaged(model: RunModel, n_steps: int) -> RunModel:
     average = speed @ share
     spread = 2.0 * np.einsum("ks,s,ks->k", speed, share, speed @ deviation.T)
     mean = np.column_stack([model.mean[:, 0], model.mean[:, 0] / average])
-    own = (model.std**2) @ share
+    own = (model.std**2) @ step_shares(model)
     std = np.sqrt(own + model.mean[:, 0] * np.maximum(0.0, spread) / average**3)
     always = np.array([[0.0, 1.0], [0.0, 0.0]])  # state 1, from the start and for good
     return replace(model, mean=mean, std=np.column_stack([model.std[:, 0], std]), regime=always)

@@ -15,6 +15,14 @@ def stationary(rates: Array) -> Array:
     return np.asarray(found / found.sum())
 
 
+def step_shares(model: RunModel) -> Array:
+    """Long-run shares of a run's steps in the states of its regime [state]."""
+    if model.regime is None:
+        return np.ones(1)
+    pace = stationary(model.regime) / model.mean.mean(axis=0)
+    return np.asarray(pace / pace.sum())
+
+
 def expected_events(model: RunModel, n_steps: int) -> float:
     """Events of one run, about; they happen between its steps as well."""
     seconds = n_steps * float(model.mean[:, 0].mean())

@@ -75,8 +75,11 @@ def find_congestion(sim: Simulator) -> Congestion | None:
 
     Notes
     -----
-    Each of L leaves is congested a share p of the time, for d seconds on average: of m congested
-    ones one is freed at the rate m / d, and one more is hit at (L - m) p / (d (1 - p)).
+    Each of L leaves is congested in a share p of the steps, as where every step draws anew, and for
+    d seconds on average. With m congested, steps take r times as long; one leaf is freed at the
+    rate c m / (d r), one more is hit at c (L - m) p / (d r (1 - p)). Dividing by r makes m binomial
+    over steps (over time long steps weigh more); c, the mean r of the steps in which a given leaf
+    is congested, makes the mean length d.
     """
     effect, program = sim.step.effects.regime, sim.program
     p, n = effect.probability, program.links.n_leaves
@@ -93,10 +96,12 @@ def find_congestion(sim: Simulator) -> Congestion | None:
     mean[0] = 1.0
     known = np.flatnonzero((found >= ENOUGH) | (np.arange(found.size) == 0))
     states = np.arange(int(binom.isf(TAIL, n, p)) + 1)
+    ratio = np.interp(states, known, mean[known])
+    per_s = binom.pmf(states, n, p) @ (states * ratio) / (n * p) / (effect.duration_s * ratio)
     rates = np.zeros((states.size, states.size))
-    rates[states[:-1], states[1:]] = ((n - states) * p / (1.0 - p) / effect.duration_s)[:-1]
-    rates[states[1:], states[:-1]] = (states / effect.duration_s)[1:]
-    return Congestion(np.interp(states, known, mean[known]), rates)
+    rates[states[:-1], states[1:]] = (per_s * (n - states) * p / (1.0 - p))[:-1]
+    rates[states[1:], states[:-1]] = (per_s * states)[1:]
+    return Congestion(ratio, rates)
 
 
 # ------------------------------------------------------------------------------- a slow node

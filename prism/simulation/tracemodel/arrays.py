@@ -80,15 +80,14 @@ def build_trace_program(model: TraceModel, graph: StepGraph, measured_ranks: boo
     )  # fmt: skip
     step_table = lay.tables.add_table(("step",), profile_table(step_profile(model), model.weight))
     n_stages = graph.n_stages
-    no_leaf = np.zeros((graph.n_replicas, 2 * n_stages + 2, 2), np.int32)
-    links = engine.Links(no_leaf, no_leaf, n_stages, 0, 0.0, 1.0, 1.0)
     stalls = engine.Stalls(
         engine.NO_STALL, np.zeros(n_stages), 1.0, 0.0, lay.tables.add(constant()),
         np.zeros(n_stages + 1, np.int32), np.zeros(0, np.int32), np.zeros(0),
     )  # fmt: skip
     return Program(
-        ops, graph_arrays(graph), bank, links, ranks, low, stalls, lay.tables.stack(), step_table,
-        shares, classes, graph.n_draws, 1, typical=typical, alike=lay.alike(), origin=origin,
+        ops, graph_arrays(graph), bank, engine.NO_LINKS, ranks, low, stalls, lay.tables.stack(),
+        step_table, shares, classes, graph.n_draws, 1, typical=typical, alike=lay.alike(),
+        origin=origin,
     )  # fmt: skip
 
 
