@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 DATA = Path(os.environ.get("PRISM_DATA", HERE.parents[2] / "shared" / "data"))
 SEED = 1
 JOBS = ("llama3-70b-fsdp-512", "llama3-405b-16k")
-STRESSED = ["variability.library=h100-stressed"]  # its network: CV 18 %, congested 40 % of the time
+STRESSED = ["variability.library=h100-stressed"]  # its network: CV 18 %, leaves congested in 8 %
 STALLS = ["variability.effects.stall={entity: job, rate_per_hour: 20, duration_s: 3}"]
 OWN = [
     "variability.effects.rank={cv: 0, lemon_fraction: 0}",

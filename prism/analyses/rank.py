@@ -65,8 +65,9 @@ def rank(
     Returns
     -------
     xarray.Dataset
-        By ``input``, kernel classes first, and ``intervention``: ``freeze`` (at the median) and
-        ``speed``; `prism.summary` gives sorted lists.
+        By ``input``, kernel classes first, and ``intervention``: ``freeze`` (at the median;
+        congestion, which is on or off, at its mean) and ``speed``; `prism.summary` gives sorted
+        lists.
 
     Raises
     ------

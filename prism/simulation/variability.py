@@ -69,7 +69,7 @@ class StallEffect(NamedTuple):
 class Treatment(NamedTuple):
     """What is done to a kernel class as an intervention; prism rank asks what it would bring."""
 
-    frozen: bool = False  # every random multiplier at its median
+    frozen: bool = False  # every random multiplier at its median, congestion at its mean
     factor: float = 1.0  # on durations
 
 
@@ -134,10 +134,7 @@ class Variability:
         return law, treatment.factor
 
     def shared_median(self, op_kind: str, kernel_class: str, routed: bool = False) -> float:
-        """Product of the medians of what a kernel shares with others, each over its mean.
-
-        Congestion has two levels and none between: it is held at its mean, 1.
-        """
+        """Product of the medians of what a kernel shares with others, each over its mean."""
         compute = is_compute(kernel_class)
         product = _median(self.step, 1.0)
         if routed:

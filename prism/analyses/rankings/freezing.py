@@ -1,7 +1,8 @@
 """Interventions: what a step would be if one cause of its variation were fixed.
 
 A frozen kernel class has every random multiplier at its median, those that it shares included; a
-frozen effect has all its draws there. The graph and the keys stay.
+frozen effect has all its draws there. Congestion has two levels and none between: it is held at its
+mean, 1, so that it neither delays nor saves. The graph and the keys stay.
 """
 
 from dataclasses import replace
@@ -56,10 +57,9 @@ def median_table(table: NDArray[np.float32]) -> NDArray[np.float32]:
 def freeze_effect(program: Program, name: str) -> Program:
     """Hold a shared effect at its median.
 
-    Congestion, which has two levels and none between, is held at its mean, 1. Stalls (whose median
-    is none) are left out while the work between them stays as fast as it is. A call effect lowered
-    into the residual of an op is taken out of it; its median and its tail are not distinguished
-    from the residual's.
+    Congestion is held at its mean, and stalls (whose median is none) are left out while the work
+    between them stays as fast as it is. A call effect lowered into the residual of an op is taken
+    out of it; its median and its tail are not distinguished from the residual's.
     """
     change, bank, ranks = _Tables(program), program.bank, program.ranks
     low, links, stalls, step_table = program.low, program.links, program.stalls, program.step_table
@@ -140,7 +140,7 @@ def treat_ops(program: Program, chosen: NDArray[np.bool_], treatment: Treatment)
 def _freeze_vectors(
     bank: engine.Bank, vec: Int, hit: NDArray[np.int64], change: _Tables
 ) -> tuple[engine.Bank, Int]:
-    """Copy the shared-effect vectors of some ops, every effect at its median."""
+    """Copy the shared-effect vectors of some ops, every effect at its median or mean."""
     used = np.unique(vec[hit])
     copies = np.zeros(bank.mb.size, np.int32)
     copies[used] = bank.mb.size + np.arange(used.size)
@@ -150,6 +150,7 @@ def _freeze_vectors(
         name: np.concatenate([getattr(bank, name), getattr(bank, name)[..., used]], axis=-1)
         for name in ("step_table", "mb_table", "mb", "call_table", "call_draw", "link", "is_global")
     }
+    joined["link"][bank.mb.size :] = -1
     for name in ("step_table", "mb_table", "call_table"):
         joined[name][..., bank.mb.size :] = change(getattr(bank, name)[..., used])
     return engine.Bank(n_microbatches=bank.n_microbatches, **joined), vec

@@ -83,10 +83,13 @@ class ResidualEffect(Block):
 
 
 class RegimeEffect(Block):
-    """Congestion of a link or leaf, on or off, persisting over steps."""
+    """Congestion of leaf switches, on or off, persisting over steps.
 
-    probability: Share | None = key("Share of time a link is congested.")
-    factor: AtLeastOne | None = key("Factor on transfers meanwhile.")
+    A transfer is hit while any leaf that it touches is congested; its mean stays nominal.
+    """
+
+    probability: Share | None = key("Share of steps in which a leaf switch is congested.")
+    factor: AtLeastOne | None = key("A transfer that is hit over one that is not.")
     duration_s: Positive | None = key(
         "Mean length of a congestion; it persists over the steps of a run [s]."
     )
@@ -149,7 +152,7 @@ class Effects(Block):
     expert: ExpertEffect | None = key("Differences in experts' load.")
     call: CallEffect | None = key("What kernels of a call share.")
     residual: ResidualEffect | None = key("What is left per kernel.")
-    regime: RegimeEffect | None = key("Congestion.")
+    regime: RegimeEffect | None = key("Congestion of leaf switches.")
     stall: StallEffect | None = key("Rare, long stops.")
     jitter: JitterEffect | None = key("A time added to every step.")
     run: RunEffect | None = key("What all steps of a run share.")

@@ -145,7 +145,8 @@ def _brings(row: Json, target: str) -> str:
     """Say what holding a cause at its median would bring; nothing where it was not tried."""
     if row.get("std_reduction") is None:
         return ""
-    fixed = "Without it" if row["name"] == "stall" else "Held at its median"
+    held = {"stall": "Without it", "regime": "Held at its mean"}
+    fixed = held.get(row["name"], "Held at its median")
     std, p95 = (_distinct(row, key) for key in ("std_reduction", "p95_reduction"))
     return f" {fixed}: standard deviation {std}, p95 of the {target} {p95}."
 
@@ -252,6 +253,8 @@ def _tables(numbers: Json, rows: Sequence[Json]) -> list[Table]:
     notes = [f"{text}stands for its own noise. ±: half of the 95 % interval."]
     if frozen:
         notes.append("At its median, a kernel class has neither its own noise nor effects on it.")
+        if any(row["name"] == "regime" for row in rows):
+            notes.append("Congestion, on or off, is held at its mean.")
     shown = [row for row in rows if _matters(row)][:MOST_ROWS] or rows[:MOST_ROWS]
     rest = [row for row in rows if row not in shown]
     on_path = sorted(rows, key=lambda row: -_value(row, "critical_path_share"))
