@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from test_stepgraph import workload
 
+import prism
 from prism.distributions.tables import sample_table
 from prism.jobs.job import job_from_dict
 from prism.jobs.schedule import make_schedule
@@ -287,6 +288,28 @@ def test_every_op_has_the_same_mean_under_full_and_none(layout):
     table[none.ops.coef] = none.ops.table
     drawn = [i for i, t in enumerate(table) if np.ptp(none.tables[t]) > 0.0]
     assert len(drawn) >= 3  # there is congestion
+
+
+@pytest.mark.parametrize("probability", [0.05, 0.6])
+def test_frozen_congestion_takes_the_spread_and_leaves_the_mean(probability):
+    """Of ops one after another, whether links are hit in most steps or in few."""
+    cluster = {"nodes": 8, "gpus_per_node": 2, "leaf_nodes": 2}
+    effects = {"regime": {"probability": probability, "factor": FACTOR}}
+    job = transformer("full", effects, cluster, pp=1, dp=8, overlap=False)
+    numbers = prism.summary(prism.rank(job, seed=1))
+    found = {row["name"]: row for row in (*numbers["effects"], *numbers["kernels"])}
+    mean, std = numbers["mean"], numbers["std"]
+    regime, reduce = found["regime"], found["dp_all_reduce"]
+    assert std > 0.02 * mean and regime["total_order"] == pytest.approx(1.0, abs=0.1)
+    ideal = float(simulate(job, 64, seed=1).ideal_step_time)
+    assert regime["std_if_frozen"] < 1e-5 * mean
+    assert regime["p95_if_frozen"] == pytest.approx(ideal, rel=1e-5)
+    _, quiet, congested = levels(probability, 4)
+    assert regime["cv"] == pytest.approx(np.sqrt((1.0 - quiet) * (congested - 1.0)), rel=1e-5)
+    for row in (regime, reduce):
+        low, high = row["mean_reduction_ci"]
+        assert low < 0.0 < high and high - low < 0.05
+    assert reduce["std_if_frozen"] < 0.01 * std
 
 
 def test_congestion_leaves_compute_alone():
