@@ -300,7 +300,7 @@ def test_link_leaves() -> None:
     assert touched(found, 17) == touched(found, 17, 63) == {4, 5, 6, 7}
     assert touched(found, 33) == {0, 1, 2, 3, 60, 61, 62, 63}
     assert touched(found, 32) == set(range(64)) and found.n_entities == placement.n_leaves
-    assert found.count[0, [0, 17, 32]].tolist() == [2, 4, 64]
+    assert found.n_touched[0, [0, 17, 32]].tolist() == [2, 4, 64]
 
 
 def test_groups_touch_only_their_own_leaves() -> None:
@@ -310,7 +310,7 @@ def test_groups_touch_only_their_own_leaves() -> None:
 
 
 def test_links_inside_a_node_touch_no_leaf() -> None:
-    assert not congested_links(Placement(load_job("pipeline-8x32")), 8).count.any()
+    assert not congested_links(Placement(load_job("pipeline-8x32")), 8).n_touched.any()
 
 
 def test_a_replica_fewer_keeps_the_network_s_pace() -> None:

@@ -175,10 +175,10 @@ def test_congestion_keeps_its_mean_and_what_it_cannot_be_is_said():
         return prepare(made(None, effects, cluster=cluster), 1).program.links
 
     one, two = links(1.0), links(1.2)
-    used = one.count > 0
-    assert set(one.count[used]) == {2, 4}
+    used = one.n_touched > 0
+    assert set(one.n_touched[used]) == {2, 4}
     for n in (2, 4):
-        hit, of_n = 1.0 - 0.7**n, one.count == n
+        hit, of_n = 1.0 - 0.7**n, one.n_touched == n
         assert one.quiet[of_n] == pytest.approx(1.0 / (1.0 + hit * 2.0), rel=1e-6)
         assert (1.0 - hit) * two.quiet[of_n] + hit * two.congested[of_n] == pytest.approx(1.0)
     for a, b in ((one.quiet, two.quiet), (one.congested, two.congested)):

@@ -201,7 +201,7 @@ def test_congestion_of_a_shard_group_is_its_own():
     effects = STILL | {"regime": {"probability": 0.3, "factor": 3.0}}
     cluster = {"leaf_nodes": 2}
     found = congested_links(Placement(make_job(shard_size=8, cluster=cluster)), 1)
-    assert found.count.shape[1] == 2 + 1 + 2
+    assert found.n_touched.shape[1] == 2 + 1 + 2
     assert [touched(found, 1, r) for r in range(4)] == [{r} for r in range(4)]
     step = prepare(make_job(shard_size=8, effects=effects, cluster=cluster), 1)
     used = step.program.bank.link

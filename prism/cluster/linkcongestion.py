@@ -35,7 +35,7 @@ class Touched(NamedTuple):
     end: Int  # [replica, link]
     lo: Int  # [range]
     hi: Int  # [range]
-    count: Int  # [replica, link] entities that it touches
+    n_touched: Int  # [replica, link] entities
     n_entities: int
 
 

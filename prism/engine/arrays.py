@@ -94,7 +94,7 @@ class Links(NamedTuple):
     end: Annotated[Array, "int32[replica, link]"]
     lo: Annotated[Array, "int32[range]"]
     hi: Annotated[Array, "int32[range]"]
-    count: Annotated[Array, "int32[replica, link]"]  # leaves that it touches
+    n_touched: Annotated[Array, "int32[replica, link]"]  # leaves
     n_leaves: int
     quiet: Annotated[Array, "float32[replica, link]"]  # multiplier while not hit
     congested: Annotated[Array, "float32[replica, link]"]  # multiplier while hit

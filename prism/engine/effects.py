@@ -68,7 +68,7 @@ def draw_block(links, keys, lane0, block):
 @inlined
 def _link_lanes(links, hits, replica, link, out):
     """Multiply lanes by the congestion of a link: hit if any leaf it touches is."""
-    if links.count[replica, link] == 0:
+    if links.n_touched[replica, link] == 0:
         return
     begin, end = links.begin[replica, link], links.end[replica, link]
     quiet, congested = links.quiet[replica, link], links.congested[replica, link]

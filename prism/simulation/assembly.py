@@ -249,7 +249,7 @@ def _links(placement: Placement, v: Variability, graph: StepGraph) -> engine.Lin
     if not v.regime.acts:
         return engine.NO_LINKS
     touched = congested_links(placement, graph.n_stages)
-    quiet, congested = (x.astype(np.float32) for x in v.regime.levels(touched.count))
+    quiet, congested = v.regime.levels(touched.n_touched)
     if quiet.min() <= 0.0:
         job = placement.job
         raise PrismError(

@@ -193,8 +193,8 @@ def effect_cv(program: Program, name: str) -> float:
     """Coefficient of variation of one draw of a shared effect, where it acts most [1]."""
     bank, links = program.bank, program.links
     if name == "regime":
-        used = np.unique(bank.link[bank.link >= 0])
-        quiet, congested = (x[:, used].astype(np.float64) for x in (links.quiet, links.congested))
+        at = np.unique(bank.link[bank.link >= 0])
+        quiet, congested = (x[:, at].astype(np.float64) for x in (links.quiet, links.congested))
         return float(np.sqrt((1.0 - quiet) * (congested - 1.0)).max())  # of two levels of mean 1
     if name == "call" and program.low.call_cv.any():
         return float(program.low.call_cv.max())

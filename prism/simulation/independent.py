@@ -131,7 +131,7 @@ def _congestion(
     links: engine.Links, link: int, replica: NDArray[np.int64], u: NDArray[np.uint32]
 ) -> NDArray[np.float64]:
     """Multiplier of a link in each sample, of its replica."""
-    n_leaves = links.count[replica, link]
+    n_leaves = links.n_touched[replica, link]
     hit = u < 2.0**32 * (1.0 - (1.0 - links.probability) ** n_leaves)
     level = np.where(hit, links.congested[replica, link], links.quiet[replica, link])
     return np.where(n_leaves == 0, 1.0, level)

@@ -49,11 +49,12 @@ class CongestionEffect(NamedTuple):
         """Tell whether any transfer is ever slower than another."""
         return self.probability > 0.0 and self.factor > 1.0 and self.spread > 0.0
 
-    def levels(self, n_leaves: NDArray[np.int32]) -> tuple[NDArray[np.float64], ...]:
-        """Multipliers of links that touch so many leaves, not hit and hit, of mean 1."""
+    def levels(self, n_leaves: NDArray[np.int32]) -> tuple[NDArray[np.float32], ...]:
+        """Multipliers of links that touch n leaves, not hit and hit, of mean 1."""
         hit = 1.0 - (1.0 - self.probability) ** n_leaves
         mean = 1.0 + hit * (self.factor - 1.0)
-        return tuple(1.0 + self.spread * (x / mean - 1.0) for x in (1.0, self.factor))
+        levels = (1.0 + self.spread * (x / mean - 1.0) for x in (1.0, self.factor))
+        return tuple(x.astype(np.float32) for x in levels)
 
 
 class StallEffect(NamedTuple):
