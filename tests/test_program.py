@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import naive
 import numpy as np
 import pytest
 from test_stepgraph import workload
 
 import prism
+from prism import engine
 from prism.distributions.tables import sample_table
 from prism.jobs.job import job_from_dict
 from prism.jobs.schedule import make_schedule
@@ -244,6 +246,20 @@ def test_transfers_meet_the_congestion_of_both_ends():
     times = run_work(job, workload([[0.0]] * 2, [[0.0]] * 2, transfer=SENT), 500)
     # there and back over the same link, in the same state
     assert_levels(times / 2.0, *levels(CONGESTED, 2))
+
+
+def test_congestion_of_every_step_against_python():
+    """Six pipelines of two stages, two nodes a leaf: each waits for the leaves of its own nodes."""
+    cluster = {"gpus_per_node": 1, "leaf_nodes": 2}
+    job = explicit(REGIME, cluster=cluster, pp=2, dp=6, microbatches=1)
+    times = run_work(job, workload([[0.0]] * 2, [[0.0]] * 2, transfer=SENT), 2, seed=3).ravel()
+    _, quiet, congested = levels(CONGESTED, 2)
+    for replicate, found in enumerate(times):
+        words = [naive.philox4x32((leaf, 0, replicate, engine.REGIME), (3, 0)) for leaf in range(6)]
+        hit = [w[0] < CONGESTED * 2**32 for w in words]
+        # ranks 0 to 5 are stage 0
+        slow = [hit[rank // 2] or hit[(rank + 6) // 2] for rank in range(6)]
+        assert found == pytest.approx(2.0 * (congested if any(slow) else quiet), rel=1e-6)
 
 
 def test_nodes_moved_to_more_leaves_are_hit_more_often_but_as_fast_while_they_are_not():
