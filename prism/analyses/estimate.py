@@ -17,7 +17,7 @@ from prism.common.errors import PrismError, named
 from prism.engine import LANES
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
-from prism.jobs.jobspec.values import parse_date, parse_deadline
+from prism.jobs.jobspec.values import duration_or_date, parse_date
 from prism.models.calibration.model import communication_share
 from prism.simulation.jobwarnings import job_doubts, mean_doubts, replica_doubts
 from prism.simulation.prepare import Prepared, prepare
@@ -106,7 +106,7 @@ def estimate(
     begin = time.perf_counter()
     options: dict[str, Any] = {
         "replicates": replicates, "run_replicates": run_replicates, "steps": steps,
-        "deadline": None if deadline is None else read_deadline(deadline),
+        "deadline": None if deadline is None else parse_deadline(deadline),
         "slowdown_thresholds": slowdown_thresholds,
         "start": start.isoformat() if isinstance(start, datetime.datetime) else start,
         "probability": probability, "price": price,
@@ -204,10 +204,10 @@ def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> "xr.Dataset"
     return again.assign_attrs({k: v for k, v in dataset.attrs.items() if k == "job_sources"})
 
 
-def read_deadline(value: float | str | datetime.datetime) -> float | datetime.datetime:
+def parse_deadline(value: float | str | datetime.datetime) -> float | datetime.datetime:
     """Read a length of time [s], as "60d", "12h" or a number of seconds; or a date."""
     try:
-        found = parse_deadline(value)
+        found = duration_or_date(value)
         if isinstance(value, str) and re.fullmatch(r"[0-9.e+ ]+", value.lower()):
             raise ValueError(f"has no unit; write {value.strip()}d, {value.strip()}h, or a date")
     except ValueError as error:

@@ -66,7 +66,7 @@ def parse_date(value: Any) -> datetime.datetime:
         raise ValueError(f"expected a date, got {value!r}; {way_out}") from None
 
 
-def parse_deadline(value: Any) -> float | datetime.datetime:
+def duration_or_date(value: Any) -> float | datetime.datetime:
     """Return seconds from a length of time, or the date that a text gives."""
     try:
         return parse_duration(value)
@@ -137,7 +137,7 @@ Duration = Annotated[
 ]
 Deadline = Annotated[
     float | datetime.datetime,
-    BeforeValidator(parse_deadline),
+    BeforeValidator(duration_or_date),
     WithJsonSchema({"type": ["number", "string"], "examples": ["60d", "12h", "2026-01-31"]}),
 ]
 Date = Annotated[
