@@ -178,3 +178,39 @@ def test_measured_runs_are_held_against_runs_without_failures():
 
     drawn = _runs(tiny(steps=1000), 1000, Call("time_to_train", None, 64, 0, 1, 1, None))
     assert json.loads(drawn.attrs["failures"])["per_1000_node_days"] == 0.0
+
+
+# -------------------------------------------------------------------------------- deadlines
+def test_a_deadline_may_be_a_date():
+    job, asked = tiny(steps=1000), {"start": "2026-12-01"}
+    days = figures(job, deadline="45d", **asked)["finish_by"]
+    assert figures(job, deadline="2027-01-15", **asked)["finish_by"] == days
+    assert days["deadline"] == 45 * 86_400.0
+    own = job.replace("run.deadline=2027-01-15T12:00", "run.start=2026-12-01")
+    assert figures(own)["finish_by"]["deadline"] == 45.5 * 86_400.0
+    # the start that is asked for counts
+    assert figures(own, start="2027-01-01")["finish_by"]["deadline"] == 14.5 * 86_400.0
+    assert figures(job, deadline=45.0)["finish_by"]["deadline"] == 45.0
+    again = prism.load_job({"base": "pipeline-8x32", "run": {"deadline": "2027-01-15"}})
+    assert prism.summary(prism.estimate(again, **FEW, **asked))["finish_by"]["deadline"] > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"deadline": "45"}, "45d"), ({"deadline": "1e6"}, "unit"),
+        ({"deadline": "2027-01-15"}, "start"),
+        ({"deadline": "2027-01-15", "start": "2027-01-15"}, "not after"),
+        ({"deadline": "2027-01-15T00:00+01:00", "start": "2027-01-01"}, "time zone"),
+        ({"deadline": "2027-31-15", "start": "2027-01-01"}, "expected a date"),
+        ({"deadline": "next week"}, "60d"),
+    ],
+)  # fmt: skip
+def test_a_deadline_that_cannot_be_meant(asked, said):
+    with pytest.raises(prism.PrismError, match=said):
+        figures(tiny(steps=10), **asked)
+
+
+def test_a_deadline_of_step_times_may_be_a_date(steps_model):
+    found = figures(steps_model, steps=10, deadline="2027-01-15", start="2027-01-14")
+    assert found["finish_by"]["deadline"] == 86_400.0

@@ -13,6 +13,7 @@ from timing import least_seconds
 from prism.common.errors import PrismError, as_typed
 from prism.jobs.job import (
     Job,
+    flatten,
     job_from_dict,
     layer_split,
     load_job,
@@ -414,7 +415,7 @@ def test_context_parallelism_has_op_resolution_only(here: Path) -> None:
             "variability.effects.step={diurnal_cv: 0.01, diurnal_peak_h: 25}",
             "diurnal_peak_h: .* 24, .* 25",
         ),
-        ("variability.effects.residual.scale=2", "residual.*scale.*; keep one"),
+        ("variability.effects.residual={cv: 1, scale: 2}", "residual.*scale.*; keep one"),
         ("variability={library: none, effects: {residual: {cv: null, scale: 2}}}", "no library"),
         ("run.slowdown_thresholds=[1.2, 1.1]", "slowdown_thresholds: .*rising"),
     ],
@@ -684,6 +685,53 @@ def test_a_library_file_is_found_beside_the_job_that_names_it(here: Path) -> Non
     text = GOOD.replace("variability:", "variability:\n  library: mine.nc")
     job = load_job(write(here / "sub", text))
     assert job.variability.library == str(here / "sub" / "mine.nc")
+
+
+RESIDUAL, POD = "variability.effects.residual", "cluster.tiers.pod"
+
+
+@pytest.mark.parametrize(
+    ("below", "above", "gone"),
+    [
+        ("run.checkpoint.interval_steps=500", "run.checkpoint.interval=1h",
+         "run.checkpoint.interval_steps"),
+        ("run.checkpoint.interval=1h", "run.checkpoint={interval_steps: 500}",
+         "run.checkpoint.interval"),
+        ("run.steps=5", "run.tokens=1e9", "run.steps"),
+        (f"{RESIDUAL}={{cv: 0.1, law: gamma}}", f"{RESIDUAL}.scale=2", f"{RESIDUAL}.cv"),
+        (f"{RESIDUAL}.scale=2", f"{RESIDUAL}.cv=0.1", f"{RESIDUAL}.scale"),
+        (f"{POD}={{gpus: 32, oversubscription: 2}}", f"{POD}.bandwidth_gbytes_per_s=10",
+         f"{POD}.oversubscription"),
+        (f"{POD}={{gpus: 32, oversubscription: 2, latency_us: 20}}", f"{POD}.distance_km=1",
+         f"{POD}.latency_us"),
+        ("cluster.pod_gpus=32", f"{POD}={{gpus: 64, oversubscription: 2}}", "cluster.pod_gpus"),
+        (f"{POD}={{gpus: 64, oversubscription: 2}}", "cluster.pod_gpus=32", f"{POD}.gpus"),
+    ],
+)  # fmt: skip
+def test_an_answer_to_the_same_question_replaces_the_one_below(below, above, gone, tmp_path):
+    """In an override, and in a file over its base."""
+    size = "parallelism: {dp: 128}\ncluster: {nodes: 16}\n"
+    (tmp_path / "base.yaml").write_text(f"base: llama3-70b-fsdp-512\n{size}", encoding="utf-8")
+    job = load_job(tmp_path / "base.yaml", [below])
+    over = job.replace(above)
+    assert gone in values_of(job) and gone not in values_of(over)
+    assert over == load_job(tmp_path / "base.yaml", [below, above])
+    for name, under, text in (("low", "base", below), ("up", "low", above)):
+        written = f"base: {under}\n{yaml_of(text)}"
+        (tmp_path / f"{name}.yaml").write_text(written, encoding="utf-8")
+    assert values_of(load_job(tmp_path / "up.yaml")) == values_of(over)
+
+
+def values_of(job):
+    """Values of a job by dotted key; what is not set is left out."""
+    return dict(flatten(job.model_dump(exclude={"name", "source"})))
+
+
+def yaml_of(override):
+    """Write an override as a job file has it."""
+    key, _, value = override.partition("=")
+    blocks = key.split(".")
+    return "".join(f"{'  ' * i}{name}:\n" for i, name in enumerate(blocks))[:-1] + f" {value}\n"
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,7 @@ def test_summary_has_the_keys_of_the_interface(result, transformer_job):
         "memory",
         "model_error",
         "energy",
+        *("ettr", "failures", "checkpoint"),  # of the failures that a job has by default
     } == set(model)
     p, tokens = transformer_job.parallelism, model["tokens_per_step"]
     assert model["global_batch"] == p.dp * p.microbatches * p.microbatch_size

@@ -26,7 +26,7 @@ matplotlib.style.use("prism.plots.light")
 HERE = Path(__file__).parent
 JOB, REPLICATES, RUNS, SEED = "llama3-405b-16k", 10_000, 1_000, 1
 # steps alone: what interrupts a run, and what the model may be wrong by, is the same for both
-STEPS_ALONE = {"run.failures": None, "run.checkpoint": None, "run.batch_ramp": None,
+STEPS_ALONE = {"run.failures": "none", "run.checkpoint": None, "run.batch_ramp": None,
                "variability.effects.run.cv": 0.0, "variability.model_error": 0.0}  # fmt: skip
 LIBRARIES = ("h100-healthy", "h100-uncurated")
 LABELS = {"full": "effects shared (full)", "none": "every op independent (none)"}

@@ -3,6 +3,7 @@
 import datetime
 import json
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from prism.common.errors import PrismError, named
 from prism.engine import LANES
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
-from prism.jobs.jobspec.values import parse_date, parse_duration
+from prism.jobs.jobspec.values import duration_or_date, parse_date
 from prism.models.calibration.model import communication_share
 from prism.simulation.jobwarnings import job_doubts, mean_doubts, replica_doubts
 from prism.simulation.prepare import Prepared, prepare
@@ -44,7 +45,7 @@ def estimate(
     replicates: int = REPLICATES,
     run_replicates: int | None = None,
     steps: int | None = None,
-    deadline: float | str | None = None,
+    deadline: float | str | datetime.datetime | None = None,
     slowdown_thresholds: Sequence[float] | None = None,
     start: str | datetime.datetime | None = None,
     probability: float | None = None,
@@ -68,10 +69,10 @@ def estimate(
     replicates, run_replicates : int
         Monte Carlo repetitions of a step and of the run, of which there are 1,000 by default.
     steps, deadline, slowdown_thresholds, start, probability, price
-        Override the job's `run` block: steps of the run [1], time it may take ("60d" or [s]),
-        thresholds over the ideal step time [1], start date, probability of the finish date [1],
-        price of a GPU-hour. Without these, and with a job that says nothing of its run, none is
-        drawn.
+        Override the job's `run` block: steps of the run [1], time it may take ("60d" or [s]) or the
+        date by which it must be done ("2026-01-31", with `start`), thresholds over the ideal step
+        time [1], start date, probability of the finish date [1], price of a GPU-hour. Without
+        these, and with a job that says nothing of its run, none is drawn.
     gpus : int, optional
         GPUs of a model of step times, which knows none: they fail at a published rate.
     completed : path, optional
@@ -168,6 +169,7 @@ def _settle(job: Job, options: dict[str, Any], completed: bool) -> dict[str, Any
     if job.has_run or completed or any(options[name] is not None for name in about_run):
         usual |= {"run_replicates": RUN_REPLICATES, "steps": job.n_steps}
     call: dict[str, Any] = {k: usual.get(k) if v is None else v for k, v in options.items()}
+    call["deadline"] = seconds_until(call["deadline"], call["start"])
     return call | {"slowdown_thresholds": list(call["slowdown_thresholds"])}
 
 
@@ -178,6 +180,7 @@ def _from_step_times(path: str | Path, options: dict[str, Any]) -> "xr.Dataset":
             f"{path}: a model of step times knows no GPUs, so no cost; drop {named('price')}"
         )
     given = {"run_replicates": RUN_REPLICATES} | {k: v for k, v in options.items() if v is not None}
+    given["deadline"] = seconds_until(given.get("deadline"), given.get("start"))
     _check({"steps": 1, "price": None, "probability": 0.9, "slowdown_thresholds": ()} | given)
     from prism.models.steptimes.estimate import estimate_steps
 
@@ -201,12 +204,33 @@ def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> "xr.Dataset"
     return again.assign_attrs({k: v for k, v in dataset.attrs.items() if k == "job_sources"})
 
 
-def parse_deadline(value: float | str) -> float:
-    """Read a length of time [s]: "60d", "12h", or seconds."""
+def parse_deadline(value: float | str | datetime.datetime) -> float | datetime.datetime:
+    """Read a length of time [s], as "60d", "12h" or a number of seconds; or a date."""
     try:
-        return parse_duration(value)
+        found = duration_or_date(value)
+        if isinstance(value, str) and re.fullmatch(r"[0-9.e+ ]+", value.lower()):
+            raise ValueError(f"has no unit; write {value.strip()}d, {value.strip()}h, or a date")
     except ValueError as error:
         raise PrismError(f"{named('deadline')} {value}: {error}") from error
+    return found
+
+
+def seconds_until(deadline: float | datetime.datetime | None, start: str | None) -> float | None:
+    """Return the time from the start of a run to its deadline [s]."""
+    if not isinstance(deadline, datetime.datetime):
+        return deadline
+    place = f"{named('deadline')} {deadline.isoformat()}"
+    if start is None:
+        raise PrismError(
+            f"{place}: a date needs to know when the run begins; give {named('start')} DATE "
+            "(run.start in a job), or the time that it may take, such as 60d"
+        )
+    begin = parse_date(start)
+    if (begin.tzinfo is None) != (deadline.tzinfo is None):
+        raise PrismError(f"{place}: one of it and the start {start} has a time zone; give both one")
+    if deadline <= begin:
+        raise PrismError(f"{place}: is not after the start, {start}; give a later one")
+    return (deadline - begin).total_seconds()
 
 
 def _check(call: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ from prism.cli.commands.nodes import (
     read_measured_nodes,
 )
 from prism.cli.commands.options import (
-    Duration,
     Factors,
     choose_options,
     common_options,
@@ -47,7 +46,11 @@ if TYPE_CHECKING:
     help="Whole runs to simulate.  [default: 1000 where a run is asked for]",
 )
 @click.option("--steps", type=click.IntRange(min=1), help="Steps of the run, instead of the job's.")
-@click.option("--deadline", type=Duration(), help="Give P(done within this): 60d, 12h, ...")
+@click.option(
+    "--deadline",
+    metavar="TIME",
+    help="Give P(done within this): 60d, 12h, ..., or by a date, with --start.",
+)
 @click.option(
     "--slowdown-thresholds",
     type=Factors(),

@@ -19,7 +19,7 @@ from prism.jobs.jobspec.values import (
     Block,
     Count,
     Date,
-    Duration,
+    Deadline,
     Efficiency,
     Hosts,
     NonNegative,
@@ -431,7 +431,10 @@ class RunBlock(Block):
 
     steps: Count | None = key("Steps of the run [1000, if it is asked for].")
     tokens: Positive | None = key("Tokens of the run, instead of steps.")
-    deadline: Duration | None = key("Time the run may take: 60d, 12h, or seconds [s].")
+    deadline: Deadline | None = key(
+        "Time the run may take: 60d, 12h, or seconds [s]; or the date by which it must be done, "
+        "with start."
+    )
     start: Date = key("Date the run starts.")
     price_per_gpu_hour: NonNegative | None = key("Price of a GPU for an hour, in any currency.")
     probability: Annotated[float, Field(strict=True, gt=0, lt=1)] = key(

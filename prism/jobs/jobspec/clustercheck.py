@@ -13,8 +13,8 @@ from prism.jobs.jobspec.blocks import Blocks
 from prism.jobs.jobspec.problem import Problem
 from prism.jobs.jobspec.values import hosts_problem
 
-_OUT = ("oversubscription", "bandwidth_gbytes_per_s", "total_gbits_per_s")
-_FAR = ("latency_us", "distance_km")
+UPLINK = ("oversubscription", "bandwidth_gbytes_per_s", "total_gbits_per_s")
+DISTANCE = ("latency_us", "distance_km")
 _RESERVED = ("nvlink", "network")
 _PER_NODE = "cluster.gpus_per_node"
 
@@ -94,13 +94,13 @@ def check_tiers(b: Blocks) -> Iterator[Problem]:
             yield text, key
         if name == "pod" and c.pod_gpus is not None:
             yield f"pods are described by {pods} already; keep one of the two", key, pods
-        for names in (_OUT, _FAR):
+        for names in (UPLINK, DISTANCE):
             given = [n for n in names if getattr(tier, n) is not None]
             if len(given) > 1:
                 text = f"{' and '.join(given)} say the same thing; keep one of them"
                 yield text, *(f"{key}.{n}" for n in reversed(given))
-        if tier.efficiency is not None and all(getattr(tier, n) is None for n in _OUT[1:]):
-            text = f"has no effect without {' or '.join(_OUT[1:])}; give one"
+        if tier.efficiency is not None and all(getattr(tier, n) is None for n in UPLINK[1:]):
+            text = f"has no effect without {' or '.join(UPLINK[1:])}; give one"
             yield text, f"{key}.efficiency", key
     if c.tiers:
         yield from _check_nesting(b)

@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from prism.common.errors import PrismError
 from prism.common.pipes import held
 from prism.common.shipped import data_path
 from prism.jobs.jobspec.blocks import BLOCKS
+from prism.jobs.jobspec.clustercheck import DISTANCE, UPLINK
 from prism.jobs.jobspec.frommodel import job_of_model, settle_calibrated
 from prism.jobs.jobspec.yaml import (
     KeyPath,
@@ -27,12 +29,18 @@ from prism.jobs.jobspec.yaml import (
 
 MAPPING = "job"  # what a job is called that comes as a mapping
 Overrides = Sequence[str] | Mapping[str, Any]
+RESIDUAL = ("variability", "effects", "residual")
 # Keys that answer the same question: a later layer's answer replaces an earlier one's.
 EXCLUSIVE: tuple[tuple[KeyPath, KeyPath], ...] = (
     (("run", "steps"), ("run", "tokens")),
+    (("run", "checkpoint", "interval"), ("run", "checkpoint", "interval_steps")),
     (("model", "name"), ("model", "durations")),
     (("parallelism", "microbatches"), ("parallelism", "global_batch")),
+    (("cluster", "pod_gpus"), ("cluster", "tiers", "pod")),
+    *(((*RESIDUAL, key), (*RESIDUAL, "scale")) for key in ("cv", "law")),
 )
+# The same of the keys of each tier.
+EXCLUSIVE_IN_TIERS = tuple(pair for names in (UPLINK, DISTANCE) for pair in combinations(names, 2))
 _FILE_KEYS = (
     ("variability", "library", ".nc"), ("variability", "model", ".nc"), ("cluster", "hosts", "")
 )  # fmt: skip
@@ -90,7 +98,13 @@ def _value(tree: Any, path: KeyPath) -> Any:
 
 def merge(lower: Layer, upper: Layer) -> Layer:
     """Put `upper` over `lower`: blocks merge key by key, anything else is replaced."""
-    for pair in EXCLUSIVE:
+    tiers = _value(upper.values, ("cluster", "tiers"))
+    pairs = [
+        tuple(("cluster", "tiers", tier, name) for name in pair)
+        for tier in (tiers if isinstance(tiers, dict) else ())
+        for pair in EXCLUSIVE_IN_TIERS
+    ]
+    for pair in (*EXCLUSIVE, *pairs):
         for mine, other in (pair, pair[::-1]):
             if _value(upper.values, mine) is not None and _value(upper.values, other) is None:
                 _drop(lower, other)

@@ -66,6 +66,16 @@ def parse_date(value: Any) -> datetime.datetime:
         raise ValueError(f"expected a date, got {value!r}; {way_out}") from None
 
 
+def duration_or_date(value: Any) -> float | datetime.datetime:
+    """Return seconds from a length of time, or the date that a text gives."""
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        if not re.match(r"\s*[0-9]{4}-", str(value)):
+            raise ValueError(f"{error}, or a date: 2026-01-31") from None
+    return parse_date(value)
+
+
 def _read_hosts(value: Any) -> Any:
     """Return the nodes that a placement file lists."""
     if not isinstance(value, str):
@@ -124,6 +134,11 @@ Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
     WithJsonSchema({"type": ["number", "string"], "examples": ["60d", "12h", 3600]}),
+]
+Deadline = Annotated[
+    float | datetime.datetime,
+    BeforeValidator(duration_or_date),
+    WithJsonSchema({"type": ["number", "string"], "examples": ["60d", "12h", "2026-01-31"]}),
 ]
 Date = Annotated[
     datetime.datetime | None,

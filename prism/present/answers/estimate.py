@@ -77,7 +77,7 @@ NO_FAILURES = {
     "model.durations": ", as the job gives durations and no hardware; run.failures adds them",
     "gpus": ": a model of step times knows no GPUs; --gpus N adds those of N GPUs",
 }
-ASSUMED = "run.failures and run.checkpoint set them, `failures: none` leaves failures out"
+ASSUMED = "run.failures and run.checkpoint set them, run.failures=none leaves failures out"
 LEAST_PART = 5e-4
 """Share of the step below which a part is not listed [1]."""
 

@@ -83,7 +83,8 @@ def job_table(title: str, values: Json, sources: Mapping[str, str]) -> Table:
     """Lay out a resolved job: every key, its value, and where the value came from."""
     rows = []
     for key, value in flatten(values):
-        text = format_duration(value) if key in DURATION_KEYS and value else plain_text(value)
+        long = key in DURATION_KEYS and isinstance(value, float)
+        text = format_duration(value) if long and value else plain_text(value)
         rows.append((key, text, _source(key, sources)))
     columns = tuple(Column(title, right=False) for title in ("key", "value", "from"))
     return Table(title, columns, tuple(rows))

@@ -212,7 +212,7 @@ def _checkpoints(job: Job, step_s: float) -> Checkpoints | None:
 
 
 def with_failures(model: RunModel, n_gpus: int) -> RunModel:
-    """Give runs the failures of so many GPUs, in nodes of 8, at a published rate.
+    """Give runs the failures of a number of GPUs, in nodes of 8, at a published rate.
 
     Checkpoints are written in the background; what one takes is not known.
     """

@@ -289,13 +289,14 @@ class EventLoop:
             noise, moved, stalls = self._sums(n, base, slow)
         else:
             noise, moved, stalls, self.drift = drawn.after(n)
+        noise = noise / self.effect  # what that adds to it belongs to what the factor is made of
         mean = model.mean[self.cluster, 0]
         ideal = mean if model.ideal_s is None else model.ideal_s
         terms = {
             "ideal_steps": work * ideal,
             "slow_steps": work * (mean - ideal),
-            "run_effect": work * mean * (self.own - 1.0),
-            "model_error": work * mean * (self.effect - self.own),
+            "run_effect": (work * mean + noise) * (self.own - 1.0),
+            "model_error": (work * mean + noise) * (self.effect - self.own),
             "congestion": work * mean * self.effect * (regime - 1.0),
             "fail_slow": base * work * (1.0 - 1.0 / slow),
             "step_noise": noise,

@@ -73,7 +73,7 @@ def draw_stalls(process: StallProcess | None, seconds: Array, rng: np.random.Gen
     count = rng.poisson(process.rate_per_s * seconds).ravel()
     at = np.repeat(np.arange(count.size), count)
     drawn = process.lengths[rng.integers(0, process.lengths.size, at.size)]
-    return np.bincount(at, drawn, count.size).reshape(seconds.shape)
+    return np.asarray(np.bincount(at, drawn, count.size).reshape(seconds.shape), np.float64)
 
 
 def add_up(values: Array) -> Array:
