@@ -92,7 +92,8 @@ def is_step_table(file: RecordedFile) -> bool:
     # steps without a unit are step times still: their reader says what is wrong
     found = map(meaning, file.columns)
     return step_column(file.columns) is not None or any(
-        m.unit or m.kind in ("duration", "rate") for m in found
+        m.kind in ("duration", "rate") or (m.unit and m.kind in ("mean", "statistic"))
+        for m in found
     )
 
 
