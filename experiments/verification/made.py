@@ -63,15 +63,23 @@ def hash_text(text: str) -> str:
 
 
 def hash_file(path: Path) -> str:
-    """Hash what counts of a file: of scripts and job files all but comments."""
+    """Hash what counts of a file: of code and job files all but comments and docstrings."""
     if not path.is_file():
         return "missing"
     if path.suffix == ".py":
-        return hash_text(ast.dump(ast.parse(path.read_text(encoding="utf-8"))))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(inside := getattr(node, "body", None), list):
+                node.body = [part for part in inside if not _is_text(part)]
+        return hash_text(ast.dump(tree))
     if path.suffix == ".yaml":
         lines = re.sub(r"(?m)(^|\s)#.*$", "", path.read_text(encoding="utf-8")).splitlines()
         return hash_text("\n".join(line.rstrip() for line in lines if line.strip()))
     return hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest()
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _named(names: Iterable[str], text: str) -> set[str]:
