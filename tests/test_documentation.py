@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import pkgutil
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -264,3 +265,97 @@ def test_every_command_has_its_page():
             assert f"docs/{name}.md" in readme, name
     for page in (ROOT / "docs").glob("*.md"):
         assert f"docs/{page.name}" in readme, page.name
+
+
+made = doc.made
+PICTURES = """# A page
+
+```console
+$ prism estimate llama3-70b-fsdp-512 --seed 1
+$ touch one.png
+```
+
+<!-- picture: one.png pictures/one.png -->
+![one](pictures/one.png)
+
+<!-- picture: python experiments/front/run.py pictures/front.png -->
+![two](pictures/front.png)
+
+```text
+$ measure
+3.1 s
+```
+
+<!-- picture: by hand pictures/hand.png -->
+![three](pictures/hand.png)
+"""
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A repository of a page, with the shipped files that its pictures are made of."""
+    for folder in ("distributions", "experiments/jobs", "experiments/front"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "test_golden.py", tmp_path / "tests")
+    (tmp_path / "docs" / "pictures").mkdir(parents=True)
+    (tmp_path / "docs" / "page.md").write_text(PICTURES)
+    for name in ("one", "front", "hand"):
+        (tmp_path / "docs" / "pictures" / f"{name}.png").write_bytes(name.encode())
+    monkeypatch.setattr(made, "_run", lambda made: True)
+    return tmp_path
+
+
+def stale(root):
+    record = made.read_record(root)
+    found = {Path(m.name).stem: made.why_stale(m, record, root)
+             for m in made.pictures_of(root / "docs" / "page.md", root)}  # fmt: skip
+    return {name: why for name, why in found.items() if why}
+
+
+def test_a_picture_is_stale_where_what_it_was_made_of_is_another(clone, capsys):
+    page, everything = clone / "docs" / "page.md", {"one", "front", "hand"}
+    assert {*stale(clone)} == everything
+    made.renew_pictures([page], {"docs/pictures/one.png"}, clone)
+    assert stale(clone) == {} and made.stale_pictures([page], clone) == 0
+
+    def other(name, change=lambda data: data + b"\n1", expected=()):
+        file = clone / name
+        before = file.read_bytes()
+        file.write_bytes(change(before))
+        found = stale(clone)
+        assert {*found} == {*expected}
+        assert made.stale_pictures([page], clone) == len(expected)
+        file.write_bytes(before)
+        return found
+
+    found = other("distributions/h100-healthy.nc", expected={"one", "front"})
+    assert "distributions/h100-healthy.nc" in found["one"]
+    other("distributions/h100-stressed.nc")
+    other("experiments/jobs/llama3-405b-16k.yaml", expected={"front"})
+    other("experiments/jobs/llama3-405b-16k.yaml", lambda data: b"# a comment\n" + data)
+    other("experiments/jobs/llama3-70b-fsdp-512.yaml", expected={"one", "front"})
+    other("experiments/front/run.py", expected={"front"})
+    other("experiments/front/run.py", lambda data: data + b"# a comment\n")
+    golden = "tests/test_golden.py"
+    other(golden, lambda data: data.replace(b'"bb', b'"b0'), {"one", "front"})
+    other("docs/page.md", lambda data: data.replace(b"seed 1", b"seed 2"), {"one"})
+    for name in everything:
+        other(f"docs/pictures/{name}.png", expected={name})
+    assert stale(clone) == {}
+
+
+def test_only_what_was_made_anew_counts_as_renewed(clone):
+    page = clone / "docs" / "page.md"
+    made.renew_pictures([page], set(), clone)
+    assert {*stale(clone)} == {"one"}  # its command was not run
+    page.write_text(PICTURES.replace("3.1 s", "3.2 s"))
+    made.renew_pictures([page], {"docs/pictures/one.png"}, clone)
+    assert "hand" in stale(clone)  # the file is the one of before
+
+
+def test_every_picture_of_a_page_has_its_record_and_every_experiment():
+    record = made.read_record()
+    pictures = {m.name for page in PAGES for m in made.pictures_of(page)}
+    assert pictures >= {str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.png")}
+    assert {m.name for m in made.experiments(record)} <= {*record}

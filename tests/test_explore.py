@@ -76,6 +76,31 @@ def test_replicas_and_nodes_follow_from_the_gpus(changed, sizes):
     assert (p.tp, p.pp, p.dp, job.n_nodes) == sizes
 
 
+def test_what_follows_is_shown_as_it_is_simulated(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("base: llama31-405b-h100-512\nparallelism: {global_batch: 4608}\n")
+    base, changed = load_job(file), {}
+    assert controls.values_of(base)["parallelism.microbatches"] == 1152
+
+    def turn(key, value):
+        nonlocal changed
+        changed = controls.change(base, changed, key, value)
+        job = controls.build(base, changed)
+        shown = controls.values_of(job) | changed
+        assert shown == controls.values_of(job)  # what is shown is what is simulated
+        return job
+
+    assert turn("gpus", 2048).parallelism.microbatches == 288
+    assert turn("parallelism.microbatches", 1152).parallelism.microbatches == 1152
+    assert turn("parallelism.microbatches", 288).parallelism.global_batch == 4608
+    assert turn("gpus", 1024).parallelism.microbatches == 576 and changed == {"gpus": 1024}
+    assert turn("cluster.device", "b200").variability.library == "b200-healthy"
+    assert turn("variability.library", "h100-healthy").variability.library == "h100-healthy"
+    assert turn("variability.library", "b200-healthy").variability.library == "b200-healthy"
+    assert turn("cluster.device", "h100").variability.library == "h100-healthy"
+    assert turn("gpus", 512) is base and changed == {}
+
+
 @pytest.mark.parametrize("changed", [
     {"gpus": 1024, "variability.effects.rank.cv": 0.02}, {"model.name": "llama3-8b"},
     {"cluster.device": "b200"}, {"run.checkpoint.interval": "10min", "run.steps": 100},
@@ -146,6 +171,7 @@ def test_stages_are_those_of_the_commands(monkeypatch):
         Question(load_job(SMALL, ["parallelism.pp=4"]), 3, 1, run),
         lambda word, value: pinned.append(value) if word == "stage" else None,
     )
+    assert "below" not in pinned[1].beside  # a report's other sections
     assert "parallelism.pp" in pinned[1].beside and 'id="beside-f1"' in pinned[1].beside
 
 

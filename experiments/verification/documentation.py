@@ -4,7 +4,7 @@ Each page has a scratch folder of its own, in which its blocks are run in order;
 prints must be what the page shows. Left out: ```bash blocks (installation, other machines' tools),
 addresses outside the repository, and whether the prose is right.
 
-    python experiments/verification/documentation.py [--update] [-k NAME] [PAGE...]
+    python experiments/verification/documentation.py [--update] [--pictures] [-k NAME] [PAGE...]
 
 What a page can hold:
 
@@ -14,8 +14,13 @@ What a page can hold:
 * ``<!-- run -->`` before a ```python block: it is run, warnings being errors;
   ``<!-- output -->`` before the block after it: what it prints.
 * ``<!-- status: 2 -->`` before a console block: the exit status of its last command.
-* ``<!-- picture: FROM TO -->``: the picture FROM of the scratch folder is the page's picture TO;
-  it must be made, and ``--update`` copies it.
+* ``<!-- picture: FROM TO -->`` before a picture, which is the page's TO: FROM is a file of the
+  scratch folder, which must be made (an .html is photographed); or ``python SCRIPT...``, run from
+  the repository; or ``by hand``: nothing here makes it.
+
+Pictures are compared by what they were made of (made.py): a stale one is an error, which --pictures
+finds without running anything. --update copies those of the commands, runs the scripts of stale
+ones, takes those by hand that are other files, and notes what they were made of.
 """
 
 from __future__ import annotations
@@ -38,8 +43,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+import made
+from pages import read_blocks, read_commands
+
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 600
+WINDOW = "1240,2070"  # of a photographed page [px]
 ANYTHING = "..."
 SHELL = re.compile(r"[|&;<>$`*?~(){}\[\]#!\\\n]")  # what needs a shell
 OWN = {"COLUMNS": "120", "NO_COLOR": "1", "MPLBACKEND": "Agg", "LC_ALL": "C.UTF-8"}
@@ -57,73 +67,6 @@ MASKS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^prism, version \S+$", "prism, version VERSION"),
     )
 )
-
-
-# ----------------------------------------------------------------------------------- the pages
-@dataclass
-class Command:
-    """One command and the lines shown after it; `first` and `end` are line indices of those."""
-
-    text: str
-    first: int
-    end: int
-
-
-@dataclass
-class Block:
-    """A fenced block: its language, the comments right before it, its lines from `first` on."""
-
-    language: str
-    marks: dict[str, str]
-    first: int
-    lines: list[str] = field(default_factory=list)
-
-
-def read_blocks(lines: list[str]) -> list[Block]:
-    """Fenced blocks, and marks that stand alone (language "") in the order of the page."""
-    blocks: list[Block] = []
-    marks: dict[str, str] = {}
-    inside: Block | None = None
-    fence = ""
-    for i, line in enumerate(lines):
-        if inside is not None:
-            if line.strip() == fence:
-                inside = None
-            else:
-                inside.lines.append(line)
-            continue
-        if opened := re.fullmatch(r"(`{3,})\s*(\w*).*", line.strip()):
-            fence = opened[1]
-            inside = Block(opened[2] or "text", marks, i + 1)
-            blocks.append(inside)
-            marks = {}
-        elif mark := re.fullmatch(r"<!-- (file|run|output|status)(?:: (.*?))? -->", line.strip()):
-            marks[mark[1]] = mark[2] or ""
-        elif copied := re.fullmatch(r"<!-- picture: (\S+) (\S+) -->", line.strip()):
-            blocks.append(Block("", {"picture": copied[1], "to": copied[2]}, i))
-        elif line.strip():
-            marks = {}
-    return blocks
-
-
-def read_commands(block: Block) -> list[Command]:
-    """Commands of a console block, with where their output stands in the page."""
-    found: list[Command] = []
-    i = 0
-    while i < len(block.lines):
-        if not block.lines[i].startswith("$ "):
-            if not found:
-                raise ValueError(f"line {block.first + i + 1}: output before the first command")
-            i += 1
-            found[-1].end = block.first + i
-            continue
-        text = block.lines[i][2:]
-        while text.endswith("\\") and i + 1 < len(block.lines):
-            i += 1
-            text += "\n" + block.lines[i]
-        i += 1
-        found.append(Command(text, block.first + i, block.first + i))
-    return found
 
 
 # --------------------------------------------------------------------------------- comparing
@@ -275,7 +218,7 @@ def run(text: str, scratch: Path) -> tuple[int, list[str]]:
 
 @dataclass
 class Page:
-    """A page being checked: its lines, what is wrong with it, and its seconds by command."""
+    """A page being checked: lines, what is wrong with it, seconds by command, copied pictures."""
 
     path: Path
     lines: list[str]
@@ -283,6 +226,7 @@ class Page:
     problems: list[str] = field(default_factory=list)
     edits: list[tuple[int, int, list[str]]] = field(default_factory=list)
     seconds: list[tuple[float, str]] = field(default_factory=list)
+    copied: set[str] = field(default_factory=set)
 
     def timed(self, text: str, scratch: Path) -> tuple[int, list[str]]:
         """Run a command and note how long it took."""
@@ -338,7 +282,8 @@ def check_blocks(page: Page, scratch: Path) -> None:
         elif "output" in marks:
             page.compare("python", block.first, block.first + len(block.lines), printed)
         elif "picture" in marks:
-            _check_picture(page, scratch / marks["picture"], page.path.parent / marks["to"])
+            if " " not in marks["picture"]:
+                _check_picture(page, scratch / marks["picture"], page.path.parent / marks["to"])
         elif block.language == "console":
             commands = read_commands(block)
             for command in commands:
@@ -351,13 +296,23 @@ def check_blocks(page: Page, scratch: Path) -> None:
                     page.compare(command.text, command.first, command.end, printed)
 
 
-def _check_picture(page: Page, made: Path, shown: Path) -> None:
+def _check_picture(page: Page, drawn: Path, shown: Path) -> None:
     """Check that a command of the page made its picture, and copy it."""
-    if not made.is_file():
-        page.problems.append(f"{made.name}: no command of the page makes this picture")
+    if not drawn.is_file():
+        page.problems.append(f"{drawn.name}: no command of the page makes this picture")
     elif page.update:
+        if drawn.suffix == ".html":
+            if (browser := shutil.which("chromium")) is None:
+                page.problems.append(f"{shown.name}: needs chromium, which is not installed")
+                return
+            look = [browser, "--headless", "--no-sandbox", "--hide-scrollbars",
+                    f"--window-size={WINDOW}", f"--screenshot={drawn}.png",
+                    drawn.as_uri()]  # fmt: skip
+            subprocess.run(look, check=True, capture_output=True, timeout=TIME_LIMIT_S)
+            drawn = Path(f"{drawn}.png")
         shown.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made, shown)
+        shutil.copyfile(drawn, shown)
+        page.copied.add(made.name_of(shown))
 
 
 # ------------------------------------------------------------------------------------- links
@@ -374,6 +329,12 @@ def check_links(page: Page) -> None:
     bare = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     targets = re.findall(r"\]\(([^)\s]+)\)", bare) + re.findall(r'(?:src|href)="([^"]+)"', bare)
     for target in targets:
+        if (
+            target.endswith(".png")
+            and "/pictures/" in f"/{target}"
+            and not re.search(rf"<!-- picture: .+ {re.escape(target)} -->", text)
+        ):
+            page.problems.append(f"{target}: no mark says what made this picture")
         if re.match(r"[a-z]+:", target):
             continue
         name, _, anchor = target.partition("#")
@@ -413,12 +374,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pages", nargs="*", help="instead of README.md and docs/*.md")
     parser.add_argument("--update", action="store_true", help="write what is printed into them")
+    parser.add_argument("--pictures", action="store_true", help="only name stale pictures")
     parser.add_argument("-k", metavar="NAME", help="only pages with this in their name")
     parser.add_argument("--workers", type=int, default=2, help="pages at a time (default: 2)")
     options = parser.parse_args()
     paths = sorted(pages_of(options.pages, options.k), key=lambda p: -p.stat().st_size)
     wrong = 0
+    copied = set[str]()
     start = time.perf_counter()
+    if options.pictures:
+        return int(made.stale_pictures(paths) > 0)
     with ProcessPoolExecutor(options.workers, initializer=load) as pool:
         for page in pool.map(partial(check, update=options.update), paths):
             spent = sum(seconds for seconds, _ in page.seconds)
@@ -431,10 +396,17 @@ def main() -> int:
             for problem in page.problems:
                 print("  " + problem.replace("\n", "\n  "))
             wrong += bool(page.problems)
+            copied |= page.copied
+    if options.update:
+        made.renew_pictures(paths, copied)
+    stale = made.stale_pictures(paths)
+    if not (options.pages or options.k):
+        made.name_experiments()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"{len(paths)} pages, {wrong} wrong, {time.perf_counter() - start:.0f} s, "
+    print(f"{len(paths)} pages, {wrong} wrong, {stale} stale pictures; "
+          f"{time.perf_counter() - start:.0f} s, "
           f"{used.ru_utime + used.ru_stime:.0f} s of processor time")  # fmt: skip
-    return 1 if wrong else 0
+    return 1 if wrong or stale else 0
 
 
 if __name__ == "__main__":

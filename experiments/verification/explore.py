@@ -1,7 +1,8 @@
 """`prism explore` in headless Chromium: five states, time to an answer, random settings.
 
 Run from a checkout: python experiments/verification/explore.py [--job llama3-405b-16k]
-[--settings 50] [--changes 15] [--pictures FOLDER]
+[--settings 50] [--changes 15] [--pictures FOLDER]; with --picture FILE only the one of
+docs/explore.md: two settings side by side, as prism/present/explore shows them.
 Needs playwright, a Chromium (--browser names its file) and the extra `app`; without them it says so
 and stops. Fails where a page asks for anything outside this machine, a setting ends in an error
 page, or the median time from a change to its first answer is above 1.5 s.
@@ -15,6 +16,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -156,16 +158,17 @@ def main():
     parser.add_argument("--settings", type=int, default=50)
     parser.add_argument("--changes", type=int, default=15)
     parser.add_argument("--pictures", type=Path)
+    parser.add_argument("--picture", type=Path)
     parser.add_argument("--browser", default=shutil.which("chromium") or "")
     arguments = parser.parse_args()
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
         print("needs playwright: pip install playwright")
-        return 0
+        return int(arguments.picture is not None)
     if not os.path.exists(arguments.browser):
         print("needs a Chromium: --browser FILE")
-        return 0
+        return int(arguments.picture is not None)
     random.seed(1)
     begin = time.perf_counter()
     with sync_playwright() as playwright:
@@ -174,6 +177,11 @@ def main():
         try:
             if arguments.pictures:
                 take_pictures(explorer, arguments.pictures)
+            if arguments.picture:
+                with tempfile.TemporaryDirectory() as folder:
+                    take_pictures(explorer, Path(folder))
+                    shutil.copyfile(Path(folder) / "explore-beside.png", arguments.picture)
+                return 0
             took = time_changes(explorer, arguments.changes)
             tried = try_settings(explorer, arguments.settings)
         finally:

@@ -9,6 +9,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
@@ -149,12 +150,29 @@ def _value(job: Job, key: str) -> Any:
     return written(value, key)
 
 
+def change(base: Job, changed: Values, key: str, value: Any) -> dict[str, Any]:
+    """Change one more control; what it would be without that goes on to follow from the others."""
+    others = {name: before for name, before in changed.items() if name != key}
+    with suppress(PrismError):
+        if values_of(build(base, others))[key] == value:
+            return others
+    return others | {key: value}
+
+
 def overrides(base: Job, changed: Values) -> dict[str, Any]:
     """List the keys that controls which were changed set over a job, by dotted key.
 
-    A control that is back at the job's value sets nothing, so that what follows from another key
-    goes on to follow from it.
+    One that is at the job's value sets nothing, unless the others make it something else.
     """
+    out = _moved(base, changed)
+    if out:
+        with suppress(PrismError):  # which building the job says
+            now = values_of(load_job(base.source, override_texts(out)))
+            out |= {key: v for key, v in changed.items() if key != GPUS and now[key] != v}
+    return out
+
+
+def _moved(base: Job, changed: Values) -> dict[str, Any]:
     shown = values_of(base)
     moved = {key: value for key, value in changed.items() if value != shown[key]}
     out = {key: value for key, value in moved.items() if key != GPUS}

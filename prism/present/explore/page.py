@@ -28,6 +28,14 @@ WAIT_MS = 150
 """Time without a key press after which a typed value counts [ms]."""
 GRACE_S = 1
 """Time that open connections get to end, once the page is to [s]."""
+HINTS = {
+    "answer": "<p>Being computed.</p>",
+    "ranking": "<p>Computed after the step and the run.</p>",
+    "unranked": "<p>No ranking: every op is on its own (variability.dependence: none).</p>",
+    "beside": "<p>Pin as B keeps the present setting; what is changed then stands beside it as A."
+    "</p>",
+}
+"""What stands where no answer is."""
 OPEN = ("Model and cluster", "Layout")
 
 
@@ -186,21 +194,30 @@ class Page:
         kind = controls.control(key).kind
         if kind == "count" and isinstance(value, float) and value.is_integer():
             value = int(value)
-        self.changed[key] = None if value == "" else value
+        value = None if value == "" else value
+        self.changed = controls.change(self.base, self.changed, key, value)
         self.refresh()
 
     def _start(self, event: Any) -> None:
         """Start again from another job."""
-        self.base, self.changed, self.filling = load_job(event.value), {}, True
-        for key, value in controls.values_of(self.base).items():
+        self.base, self.changed = load_job(event.value), {}
+        self._fill(self.base)
+        self.refresh()
+
+    def _fill(self, job: Job) -> None:
+        """Show what a job has in the controls that nobody changed: some of it follows."""
+        self.filling = True
+        for key, value in controls.values_of(job).items():
             element, kind = self.inputs[key], controls.control(key).kind
+            empty = {"switch": False, "text": ""}.get(kind)
+            shown = empty if value is None else str(value) if kind == "text" else value
+            if key in self.changed or element.value == shown:
+                continue
             if kind == "choice" and value is not None and value not in element.options:
                 element.options.append(value)
-            empty = {"switch": False, "text": ""}.get(kind)
-            element.value = empty if value is None else str(value) if kind == "text" else value
+            element.value = shown
             element.update()
         self.filling = False
-        self.refresh()
 
     # -------------------------------------------------------------------------------- answers
     def _draw_answers(self) -> None:
@@ -220,7 +237,7 @@ class Page:
         with ui.tab_panels(tabs, value=answer, animated=False).classes("w-full"):
             for name, tab in (("answer", answer), ("ranking", ranking), ("beside", beside)):
                 with ui.tab_panel(tab).classes("q-pa-none"):
-                    shown = ui.html("", sanitize=False).classes("prism w-full")
+                    shown = ui.html(HINTS[name], sanitize=False).classes("prism w-full")
                     self.html[name] = shown.mark(name)
             with ui.tab_panel(job):
                 ui.label("The command that gives this answer:")
@@ -230,7 +247,7 @@ class Page:
         self._unpin()
 
     def leave(self, client: Any) -> None:
-        """Ask for nothing any more, unless another connection has taken this one's place."""
+        """End what is asked, unless another connection has taken the place of this one."""
         if not client.has_socket_connection:
             self.answers.drop(self.id)
 
@@ -243,11 +260,13 @@ class Page:
         except PrismError as error:
             self.refuse(str(error))
             return
+        self._fill(job)
         self.show_faults({})
         changed = controls.overrides(self.base, self.changed)
         self.command.set_content(controls.command(self.base, changed, REFINED, self.seed))
         self.file.set_content(controls.job_file(self.base, changed))
-        self.html["ranking"].set_content("")
+        together = job.variability.dependence != "none"
+        self.html["ranking"].set_content(HINTS["ranking" if together else "unranked"])
         question = Question(job, self.seed, self.threads, self.pinned)
         self.number = self.answers.ask(self.id, question)
         self.tell(f"computing: {STAGES['step']}", 0.0)
@@ -264,7 +283,7 @@ class Page:
             if hasattr(element, "validate"):  # a switch has nothing to mark
                 element.validate()
         lines = tuple(line for found in faults.values() for line in found)
-        self.faults.set_content(reports.render_warnings(lines))
+        self.faults.set_content(reports.render_messages(lines, "This setting cannot be computed"))
         self.faults.set_visibility(bool(lines))
 
     def tell(self, text: str, share: float | None) -> None:
@@ -295,7 +314,7 @@ class Page:
                 return
             self.result = stage.result
             self.html["answer"].set_content(stage.html)
-            self.html["beside"].set_content(stage.beside)
+            self.html["beside"].set_content(stage.beside or HINTS["beside"])
             self.state.props(f"data-setting={told.number}")
             self.tell(f"{STAGES[stage.name]}: done", 1.0)
         elif told.word == "waiting":
@@ -309,6 +328,8 @@ class Page:
 
     def _pin(self) -> None:
         """Keep the present result as B."""
+        if self.result is None:
+            return
         self.pinned = self.result
         self.unpin.set_visibility(True)
         self.refresh()
@@ -316,6 +337,4 @@ class Page:
     def _unpin(self) -> None:
         self.pinned = None
         self.unpin.set_visibility(False)
-        self.html["beside"].set_content(
-            "<p>Pin as B keeps the present setting; what is changed then stands beside it as A.</p>"
-        )
+        self.html["beside"].set_content(HINTS["beside"])

@@ -166,7 +166,7 @@ def _start(question: Question, number: int, inherited: list[Connection]) -> Runn
 
 
 def _next_reply(running: dict[str, Running], page: str) -> Reply | None:
-    """Take what was told; None where that was all."""
+    """Take the next reply; None where there is no further one."""
     item = running[page]
     try:
         return Reply(item.number, *item.told.recv())

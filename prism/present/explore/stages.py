@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from prism.common.errors import PrismError
 from prism.common.resultfiles import answer
 from prism.jobs.job import Job
-from prism.present.answer import Answer
+from prism.present.answer import Answer, Column, Table
 from prism.present.reports.estimates import overlays, summary_table
 from prism.present.reports.inputs import differences
 from prism.present.reports.page import render_answer
@@ -133,9 +133,18 @@ def _beside(question: Question, result: xr.Dataset) -> str:
     results = {"A": result, "B": question.pinned}
     figures = {label: answer(found).figures for label, found in results.items()}
     differs = differences(result, question.pinned, "B")
-    tables = [summary_table(figures), *([differs] if differs is not None else [])]
+    tables = [_upright(summary_table(figures)), *([differs] if differs is not None else [])]
     both = Answer("Side by side", "A and B")
     return "".join((
         render_answer(replace(both, tables=tuple(tables)), "beside"),
         render_answer(replace(both, pictures=tuple(overlays(results))), "beside"),
     ))  # fmt: skip
+
+
+def _upright(table: Table) -> Table:
+    """Turn a table of two settings, so that it fits beside the controls: a column for each."""
+    names, *columns = table.columns
+    labels = [f"{column.group}, {column.title}".removeprefix(", ") for column in columns]
+    heads = (replace(names, title=""), *(Column(str(row[0])) for row in table.rows))
+    rows = zip(labels, *(row[1:] for row in table.rows), strict=True)
+    return replace(table, columns=heads, rows=tuple(rows))

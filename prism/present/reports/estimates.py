@@ -62,7 +62,7 @@ def overlays(results: Mapping[str, xr.Dataset]) -> list[Picture]:
         note = f"{READING} Bands are two Monte Carlo standard errors."
         if len(known) > len(shown):
             note += f" The first {len(shown)} of {len(known)}."
-        errors = Errors("the bands; figures in the table above", "of each estimate, below")
+        errors = Errors("the bands; figures in the table above", "in the table above")
         draw = partial(plots.plot_dependence, shown, variable=variable)
         pictures.append(Picture("", f"{title} of {len(shown)} estimates", draw, note, errors))
     return pictures

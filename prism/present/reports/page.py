@@ -153,9 +153,10 @@ def render_answer(answer: Answer, name: str) -> str:
     return visible(_template("answer.html.jinja").render(answer=answer, pictures=drawn))
 
 
-def render_warnings(lines: Sequence[str]) -> str:
-    """Lay warnings out as a part of a page."""
-    return visible(str(_template("tables.html.jinja").module.warned(lines)))  # type: ignore[attr-defined]
+def render_messages(lines: Sequence[str], title: str) -> str:
+    """Lay messages out as a part of a page, as its warnings are."""
+    warned = _template("tables.html.jinja").module.warned  # type: ignore[attr-defined]
+    return visible(str(warned(lines, title)))
 
 
 @cache
