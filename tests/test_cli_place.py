@@ -349,7 +349,12 @@ def test_table_has_placements_and_alternatives_and_fits():
 
 def test_figures_are_those_of_the_json():
     numbers = placement()
-    rows = [*numbers["placements"], numbers["healthy"], *numbers["alternatives"].values(), *numbers["stage_slack"]]
+    rows = [
+        *numbers["placements"],
+        numbers["healthy"],
+        *numbers["alternatives"].values(),
+        *numbers["stage_slack"],
+    ]
     listed = {value for row in rows for value in row.values() if isinstance(value, float)}
     cells = [c for t in answer().tables for r in t.rows for c in r if isinstance(c, Figure)]
     assert len(cells) > 20 and {cell.value for cell in cells} <= listed
