@@ -1,6 +1,7 @@
 """Other tools' configurations as jobs: values, lines, what is assumed, and what is refused."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -286,12 +287,48 @@ def test_what_is_left_has_its_line(here: Path) -> None:
     lines = {g.key: g.line for g in found.given}
     assert (lines["model.name"], lines["parallelism.tp"], lines["parallelism.pp"]) == (20, 28, 29)
     assert {a.key for a in found.assumed} == {
-        "cluster.device", "parallelism.p2p", "parallelism.overlap",
+        "cluster.device", "model.rope", "parallelism.p2p", "parallelism.overlap",
     }  # fmt: skip
     left = read("bridge.yaml")
     assert {s.path[-1] for s, _ in left.unmodelled} == {"recompute_modules", "mtp_num_layers"}
     assert [s.shown for s in left.unknown] == []
     assert {a.key for a in read("ds.json").assumed} >= {"parallelism.data_parallel"}
+
+
+@pytest.mark.parametrize(
+    ("option", "rope", "said"),
+    [
+        ("--position-embedding-type rope", True, True),
+        ("--position-embedding-type learned_absolute", False, True),
+        ("--use-rotary-position-embeddings", True, True),
+        ("", False, False),  # Megatron's default
+    ],
+)
+def test_positions_of_megatron(here: Path, option: str, rope: bool, said: bool) -> None:
+    """Whatever the feed-forward part is: Nemotron rotates without a gate."""
+    for gated in (" --swiglu", ""):
+        text = SCRIPT.replace(" --swiglu", gated).replace("80 --h", "76 --h")
+        Path("a.sh").write_text(text.replace("--hidden-size", f"{option} --hidden-size"))
+        found = import_job("a.sh", gpus=32)
+        assert (found.job.model.rope, found.job.model.gated_mlp) == (rope, bool(gated))
+        assert ("model.rope" in {g.key for g in found.given}) is said
+        assert ("model.rope" in {a.key for a in found.assumed}) is not said
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "rope"),
+    [
+        ("nemotron", {"hidden_act": "relu2"}, True), ("llama", {}, True),
+        ("gpt2", {"activation_function": "gelu_new"}, False), ("mpt", {}, False),
+        ("granitemoehybrid", {"position_embedding_type": "nope"}, False),
+    ],
+)  # fmt: skip
+def test_positions_of_hugging_face(here: Path, kind: str, more: dict[str, str], rope: bool) -> None:
+    sizes = {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8,
+             "intermediate_size": 2048, "vocab_size": 8000,
+             "max_position_embeddings": 2048}  # fmt: skip
+    Path("config.json").write_text(json.dumps({"model_type": kind, **sizes, **more}))
+    assert read("config.json", gpus=8).job.model.rope is rope
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from prism.common.shipped import data_path
-from prism.jobs.job import Job, job_schema, layer_split, load_job, provenance
+from prism.jobs.job import Job, job_from_dict, job_schema, layer_split, load_job, provenance
 from prism.jobs.jobspec.yaml import shipped_jobs
 
 # name: tp, cp, pp, vpp, dp, microbatches, GPUs, tokens of one step
@@ -74,6 +74,27 @@ def test_the_shipped_schema_is_current() -> None:
     """Write it again with json.dumps(job_schema(), indent=2) and a newline."""
     text = (data_path("jobs") / "schema.json").read_text()
     assert text == json.dumps(job_schema(), indent=2) + "\n"
+
+
+def test_defaults_of_the_schema_are_what_a_job_without_them_has() -> None:
+    """Whatever else it says: a default that follows from another key has no value there."""
+    properties = job_schema()["$defs"]
+    sharded, model = {"dp": 8, "data_parallel": "fsdp"}, {"name": "llama3-8b"}
+    for given in (
+        {"model": model, "parallelism": {"dp": 8}}, {"model": model, "parallelism": sharded},
+        {"model": {"name": "gpt3-175b"}, "parallelism": {"dp": 8, "framework": "eager"}},
+        {"model": model, "parallelism": {"dp": 4, "pp": 2, "microbatches": 4},
+         "cluster": {"device": "gb200", "nodes": 2, "gpus_per_node": 4}},
+        {"model": model, "parallelism": {"pp": 2, "dp": 4, "vpp": 2, "microbatches": 4}},
+    ):  # fmt: skip
+        job = job_from_dict({"cluster": {"nodes": 1}, **given})
+        for name, block in (("model", "ModelBlock"), ("parallelism", "ParallelismBlock"),
+                            ("cluster", "ClusterBlock")):  # fmt: skip
+            for key, entry in properties[block]["properties"].items():
+                left_out = key not in given.get(name, {}) and (name, key) != ("cluster", "nodes")
+                value = getattr(getattr(job, name), key)
+                if left_out and isinstance(entry.get("default"), bool | str):
+                    assert value == entry["default"], (key, given)
 
 
 def test_the_schema_describes_every_key_and_requires_none() -> None:

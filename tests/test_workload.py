@@ -14,6 +14,8 @@ from prism.common.errors import PrismError
 from prism.distributions.kerneltables import KernelTable
 from prism.distributions.library import Entry, Library, load_library
 from prism.jobs.job import Job, load_job
+from prism.jobs.jobspec.blocks import ModelBlock
+from prism.jobs.jobspec.presets import PRESETS
 from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.workload.build import Workload, build_workload, count_model_flop, count_parameters
 from prism.workload.kernels import GEMM_LARGE_S, Kernel, Rates, build_rates
@@ -46,6 +48,21 @@ def small_job(*overrides: str) -> Job:
     base += ["parallelism.tp=8", "parallelism.microbatches=1", "parallelism.data_parallel=none"]
     base += ["cluster.nodes=1"]
     return load_job("llama3-405b-8k", [*base, *overrides])
+
+
+def test_positions_rotate_whatever_the_feed_forward_part_is() -> None:
+    library = load_library("h100-healthy")
+    for gated in ("true", "false"):
+        for rope in ("true", "false"):
+            job = small_job(f"model.gated_mlp={gated}", f"model.rope={rope}")
+            work = build_workload(job, library)
+            names = Counter(k.name for row in work.chunks for c in row for k in c.forward)
+            assert names["rope"] == (job.model.n_layers if rope == "true" else 0)
+    rotated = {name: ModelBlock(name=name).rope for name in PRESETS}
+    without = {name for name, rope in rotated.items() if not rope}
+    assert without == {"gpt3-175b", "mpt-7b", "mpt-13b", "mpt-30b", "mpt-70b", "nemotron-h-8b",
+                       "nemotron3-nano-30b-a3b"}  # fmt: skip
+    assert ModelBlock(n_layers=2, gated_mlp=False).rope
 
 
 def named(kernels: Sequence[Kernel], kernel_class: str) -> list[Kernel]:

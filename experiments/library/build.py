@@ -53,6 +53,11 @@ from prism.distributions.library import Entry, Library, save_library
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "distributions"
 FITTED = ROOT / "experiments" / "public-jobs" / "fitted.csv"
+UNFITTED = FITTED.with_name("unfitted.csv")
+MODEL_CLASSES = {
+    "megatron": "Megatron", "compiled": "torch.compile, sharded", "eager": "eager PyTorch, sharded",
+    "experts": "Megatron with experts",
+}  # fmt: skip
 DATE = "2026-11-23"  # of the figures below; raise it with them
 
 # Where a spread is assumed, its range and its origin are in the README of this folder.
@@ -288,20 +293,25 @@ def run_entries(data: Data, gpu: str, carried: str) -> list[Entry]:
     """Spread between runs, and what the model may be wrong by."""
     rows = [
         ("run/cv", carried, "spread between runs on the same nodes"),
-        ("run/model_error", "", "standard deviation of the logarithm of predicted over true"),
-        ("run/model_error_fsdp", "", "the same where weights are gathered layer by layer"),
-        ("run/model_error_experts", "", "the same of models with experts"),
         ("run/model_error_growth", "", "growth of the model's error per factor of e in GPUs"),
-        ("run/largest_gpus", "", "GPUs of the largest published job"),
-        ("run/largest_gpus_fsdp", "", "the same where weights are gathered layer by layer"),
-        ("run/largest_gpus_experts", "", "the same of models with experts"),
     ]
+    for kind, what in MODEL_CLASSES.items():
+        if (gpu, f"run/model_error_{kind}") in data.jobs.index:  # never carried over
+            text = f"standard deviation of the logarithm of predicted over true, {what}"
+            rows.append((f"run/model_error_{kind}", "", text))
+            rows.append((f"run/largest_gpus_{kind}", "", f"GPUs of the largest of them, {what}"))
     out = []
     for name, told, text in rows:
         fit = from_jobs(data, gpu, name)
         number = float(f"{fit.number:.3g}") if "gpus" not in name else fit.number
         out.append(figure(name, number, "1", told + fit.source, text, fit.n))
-    return out
+    classes = pd.read_csv(UNFITTED)
+    error = float(np.sqrt((classes["mean"] ** 2 + classes.sd**2).mean()))
+    told = f"rms of {len(classes)} classes of jobs as if nothing had been fitted to them, each"
+    told += " counting once: experiments/public-jobs/unfitted.csv"
+    text = "the same of a class without published jobs"
+    n = int(classes.n.sum())
+    return [*out, figure("run/model_error_unmeasured", float(f"{error:.2g}"), "1", told, text, n)]
 
 
 # Share of a job's steps in which any of its leaf switches is congested, in a shared cluster

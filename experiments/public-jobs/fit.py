@@ -26,6 +26,7 @@ from scipy.special import gammaln
 from scipy.stats import norm, spearmanr
 
 from prism.distributions.library import load_library, save_library
+from prism.simulation.variability import model_error_kind
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("PRISM_DATA", HERE.parents[2] / "shared" / "data"))
@@ -42,6 +43,7 @@ SHARED = ("traffic", "overlap_cost")  # by all devices of a framework
 UNIQUE = ("overlap_cost", "expert_layer_s")  # one for all frameworks
 DEVICES = ("h100", "a100", "gb200", "b200", "gb300")  # with dense jobs of their own
 EXPERT_TRIAL = 1e-3  # added to a pass of a layer with experts [s]
+LEAST_MODELS = 3  # that tell the error of a class
 PRECISIONS = ("bf16", "fp8", "fp8_block", "mxfp8", "nvfp4")
 TAIL, LEVEL = norm.ppf(0.95), 2.0 * norm.ppf(0.95)  # LEVEL: 90 % intervals, in standard errors
 SYSTEMS = {"h100": ("h100",), "gb200": ("gb200", "b200")}
@@ -216,6 +218,7 @@ class Steps:
         own = ("derate", "overlap_cost", *FITTED.get(framework, ()))
         groups = [f"{device} {framework} {precision}" for precision in PRECISIONS]
         chosen = [entry for entry in run.published() if entry.group in groups]
+        self.entries = chosen
 
         def ideal(**figures):
             figures = {key: v for key, v in (START | figures).items() if key in own}
@@ -310,7 +313,7 @@ class Fit:
 
 def in_training(table, folder, body, step):
     """Fit what kernels reach in training, by framework; leave each model and source out in turn."""
-    errors, hits, largest, found = {kind: [] for kind in ("", "_fsdp")}, [], {}, {}
+    errors, hits, largest, found = {}, [], {}, {}
     known = {}
     for framework in ("eager", "compiled", "megatron"):
         parts = []
@@ -338,18 +341,20 @@ def in_training(table, folder, body, step):
         if framework == "eager":
             shared = fit.figures(x, parts[0].device)["overlap_cost"]
             known = {"overlap_cost": shared}
-        kind = "" if framework == "megatron" else "_fsdp"
         for part, rows in zip(parts, own, strict=True):
-            n_models = np.unique(part.models[rows]).size
-            errors[kind].append((part.device, left[part.device], n_models))
             hits.append(covered(left[part.device], part.models[rows]))
             most = max(part.column("gpus"))
-            largest[part.device, kind] = max(most, largest.get((part.device, kind), 0))
+            largest[part.device, framework] = most
+            alike = part.held & [in_class(entry) for entry in part.entries]
+            logs = part.logs(fit.figures(x, part.device))[alike]
+            n_models = np.unique(part.models[rows | alike]).size
+            logs = np.concatenate([left[part.device], logs])
+            errors.setdefault(framework, []).append((part.device, logs, n_models))
             if (part.device, framework) == ("h100", "megatron"):
                 quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={step['h100']}")
                 beyond(table, folder, quiet, found["h100", "compiled"], left["h100"], most)
     without_jobs(table, found)
-    errors["_experts"] = experts(table, folder, body, step, found, largest)
+    errors["experts"] = experts(table, folder, body, step, found, largest)
     model_errors(table, errors, largest)
     hits = np.concatenate(hits)
     print(f"80 % intervals, models left out of mean and spread: hold {hits.sum()} of {hits.size} "
@@ -400,7 +405,7 @@ def experts(table, folder, body, step, found, largest):
         rows += [row | {"mean_s": s} for row, s in zip(own, ideal[0] * over, strict=True)]
         change.extend((ideal[1] - ideal[0]) * over / EXPERT_TRIAL)
         if own:
-            largest[device, "_experts"] = max(row["gpus"] for row in own)
+            largest[device, "experts"] = max(row["gpus"] for row in own)
     base, measured = (np.array([row[key] for row in rows]) for key in ("mean_s", "measured_s"))
     models = np.array([row["model"] for row in rows])
     held, change = np.array([bool(row["held_out"]) for row in rows]), np.array(change)
@@ -438,22 +443,39 @@ def experts(table, folder, body, step, found, largest):
     return [("", left[~held], np.unique(models[~held]).size)]
 
 
+def geometric(values):
+    """Give the geometric mean of some values; 1 of none."""
+    return float(np.exp(np.mean(np.log([*values] or [1.0]))))
+
+
+def carried(found, device, framework):
+    """Give a framework without jobs on a device what it has on others; and which they are.
+
+    Derates of eager over Megatron, of compiled over eager (the same kernels, less of them).
+    """
+    others = {d: v for (d, f), v in found.items() if f == framework and d != device}
+    base = {"eager": "megatron", "compiled": "eager"}.get(framework)
+    derate = geometric(v["derate"] / (found[d, base]["derate"] if base else 1.0)
+                       for d, v in others.items())  # fmt: skip
+    if base:
+        own = found.get((device, base)) or carried(found, device, base)[0]
+        derate *= own["derate"]
+    attention = geometric(v["attention"] for v in others.values())
+    return {"derate": derate, "attention": attention}, ", ".join(others).upper()
+
+
 def without_jobs(table, found):
-    """Give a framework without jobs on a device what it has on others, derates over Megatron's."""
-    for device, framework in product(dict.fromkeys(d for d, _ in found), run.FRAMEWORKS):
+    """Give frameworks without jobs on a device what `carried` gives them."""
+    for device, framework in product(dict.fromkeys(d for d, _ in found), ("eager", "compiled")):
         if (device, framework) in found:
             continue
-        others = {d: v for (d, f), v in found.items() if f == framework}
-        names = ", ".join(others).upper()
-        ratios = [v["derate"] / found[d, "megatron"]["derate"] for d, v in others.items()]
-        value = found[device, "megatron"]["derate"] * np.exp(np.log(ratios).mean())
-        told = f"assumption: {framework} over Megatron as on {names}"
-        table.add([device], f"nominal/derate_{framework}", value, None, 0, told)
+        figures, names = carried(found, device, framework)
+        over = "Megatron" if framework == "eager" else "eager"
+        told = f"assumption: {framework} over {over} as on {names}"
+        table.add([device], f"nominal/derate_{framework}", figures["derate"], None, 0, told)
         if framework == "eager":
-            value = np.exp(np.log([v["attention"] for v in others.values()]).mean())
-            table.add(
-                [device], "nominal/attention_eager", value, None, 0, f"assumption: as on {names}"
-            )
+            told = f"assumption: as on {names}"
+            table.add([device], "nominal/attention_eager", figures["attention"], None, 0, told)
 
 
 def beyond(table, folder, quiet, figures, left, most):
@@ -470,20 +492,31 @@ def beyond(table, folder, quiet, figures, left, most):
     table.add(DEVICES, "run/model_error_growth", growth, None, len(rows), told)
 
 
+def in_class(entry):
+    """Whether a job is of its framework's class: which weights are gathered, layer by layer."""
+    return model_error_kind(run.job_of(entry)) == entry.row["framework"]
+
+
 def model_errors(table, errors, largest):
-    """Give each device what its frameworks' models were wrong by when left out, or all devices."""
+    """Give each class with published jobs what its models were wrong by when left out.
+
+    A class is a device and a framework, or a device and experts; of less than three models all
+    classes of frameworks, or all devices, tell it.
+    """
+    dense = [part for kind, found in errors.items() if kind != "experts" for part in found]
     for kind, found in errors.items():
-        for device in DEVICES:
-            own = [part for part in found if part[0] == device and part[2]]
-            told = "published steps, each model left out of the derate in turn"
-            if sum(n for *_, n in own) < 3:
-                own, told = [part for part in found if part[2]], f"{told}; of all devices"
+        for device in (device for device, of in largest if of == kind):
+            own = [part for part in found if part[0] == device]
+            told = "published steps, each model left out of the derate in turn, and those held out"
+            if sum(n for *_, n in own) < LEAST_MODELS:
+                own = found if kind == "experts" else dense
+                told += "; of all devices" + " and frameworks" * (kind != "experts")
             logs = np.concatenate([left for _, left, _ in own])
             error = unbiased(logs, sum(n for *_, n in own))
-            table.add([device], f"run/model_error{kind}", error, None, logs.size, told)
+            table.add([device], f"run/model_error_{kind}", error, None, logs.size, told)
             told = "largest published job of experiments/public-jobs"
-            most = largest.get((device, kind), max(v for k, v in largest.items() if k[1] == kind))
-            table.add([device], f"run/largest_gpus{kind}", float(most), None, logs.size, told)
+            most = float(largest[device, kind])
+            table.add([device], f"run/largest_gpus_{kind}", most, None, logs.size, told)
 
 
 def covered(left, models):

@@ -50,7 +50,7 @@ from prism.jobs.layersplit import auto_split
 # Defaults that follow from another key; the description says how, the schema gives no value.
 _DERIVED = {
     "data_parallel", "reshard_after_forward", "schedule", "vpp", "nvlink_domain_gpus", "library",
-    "framework",
+    "framework", "fused_loss", "gated_mlp", "rope", "tied_embeddings",
     *SIZES,
 }  # fmt: skip
 DEFAULT_STEPS = 1000  # of a run that is asked for without its length

@@ -5,7 +5,7 @@ per kernel class and op_kind.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -261,34 +261,41 @@ def _regime(job: Job, pick: _Pick) -> CongestionEffect:
     return CongestionEffect(p, f, pick.value("regime", "duration_s"), job.cluster.scale.network.cv)
 
 
-MODEL_ERROR_KINDS = {
-    "": "",
-    "_experts": ", experts",
-    "_fsdp": ", weights gathered layer by layer",
-}
-"""Kinds of jobs that a library knows the model's error of: suffix of its entries, and in words."""
+UNMEASURED = "unmeasured"
+"""Class of the model's error of jobs that nothing like was published."""
 
 
 def model_error_kind(job: Job) -> str:
-    """Suffix of a library's entries on the model's error.
+    """Class of a job by what was published: a framework, experts, or `UNMEASURED`.
 
-    Experts, and weights that are gathered layer by layer: hosts decide more than the model knows.
+    Published jobs of Megatron do not gather their weights layer by layer, those of eager and
+    compiled PyTorch do; experts are Megatron's, and there is no hybrid model
+    (``experiments/public-jobs``).
     """
-    p = job.parallelism
-    if job.model.n_experts:
-        return "_experts"
-    return "_fsdp" if p.data_parallel in ("fsdp", "hsdp") and p.reshard_after_forward else ""
+    p, model, megatron = job.parallelism, job.model, job.parallelism.framework == "megatron"
+    sharded = p.data_parallel in ("fsdp", "hsdp")
+    if model.layer_pattern or (sharded and p.reshard_after_forward if megatron else not sharded):
+        return UNMEASURED
+    if model.n_experts:
+        return "experts" if megatron else UNMEASURED
+    return str(p.framework)
+
+
+def model_error_entry(job: Job, library: Container[str]) -> str:
+    """Name of a library's entry on the model's error of a job, without its effect."""
+    kind = model_error_kind(job)
+    return f"model_error_{kind if f'run/model_error_{kind}' in library else UNMEASURED}"
 
 
 def _model_error(job: Job, pick: _Pick) -> float:
     """Error of the model: the job's, else that of the library for jobs of its kind and size."""
     if job.variability.model_error is not None:
         return job.variability.model_error
-    kind = model_error_kind(job)
-    error = pick.value("run", f"model_error{kind}")
+    name = model_error_entry(job, pick.library or ())
+    error = pick.value("run", name)
     if error == 0.0:
         return 0.0
-    largest = pick.value("run", f"largest_gpus{kind}", math.inf)
+    largest = pick.value("run", name.replace("model_error", "largest_gpus"), math.inf)
     beyond = math.log(max(1.0, job.world_size / largest))
     return math.hypot(error, pick.value("run", "model_error_growth") * beyond)
 

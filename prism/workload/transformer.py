@@ -203,8 +203,8 @@ class Transformer:
         return self.rates.memory(name, 6.0 * self.sizes.resident * self.sizes.hidden)
 
     def _rope(self, name: str) -> tuple[Kernel, ...]:
-        """Rotary positions of queries and keys; models with a plain MLP (GPT-3) have none."""
-        if not self.model.gated_mlp:
+        """Rotary positions of queries and keys."""
+        if not self.model.rope:
             return ()
         s = self.sizes
         return (self.rates.memory(name, 4.0 * s.tokens * (s.query + s.key)),)

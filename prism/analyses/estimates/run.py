@@ -26,7 +26,7 @@ from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import RunModel, Runs
 from prism.simulation.runs.ramp import step_work
 from prism.simulation.steps import Progress
-from prism.simulation.variability import MODEL_ERROR_KINDS, model_error_kind
+from prism.simulation.variability import UNMEASURED, model_error_entry
 from prism.workload.energy import mean_power
 
 if TYPE_CHECKING:
@@ -113,12 +113,15 @@ def _about_error(job: Job, error: float) -> dict[str, Any]:
     """Say how large the model's error is, for which class of jobs, and where that comes from."""
     if job.variability.model_error is not None:
         return {"spread": error, "class": "", "source": "variability.model_error"}
-    library, kind = load_library(job.variability.library or ""), model_error_kind(job)
-    name = library.device + MODEL_ERROR_KINDS[kind]
-    source, gpus = library.source(f"run/model_error{kind}"), f"run/largest_gpus{kind}"
+    library = load_library(job.variability.library or "")
+    entry = f"run/{model_error_entry(job, library)}"
+    source, gpus = library.source(entry), entry.replace("model_error", "largest_gpus")
     if gpus in library and job.world_size > library.value(gpus):
         source += f"; more beyond {library.value(gpus):,.0f} GPUs, the largest published"
-    return {"spread": error, "class": name, "source": source}
+    p, experts = job.parallelism, ", experts" * bool(job.model.n_experts)
+    name = f"{library.device}, {p.framework}, {p.data_parallel}{experts}"
+    measured = not entry.endswith(UNMEASURED)
+    return {"spread": error, "class": name, "measured": measured, "source": source}
 
 
 def _failure_source(job: Job) -> str:

@@ -6,11 +6,14 @@ from typing import Any
 from prism.common.errors import PrismError
 from prism.jobs.importing.draft import Draft
 from prism.jobs.importing.settings import Setting
+from prism.jobs.jobspec.blocks import ModelBlock
 from prism.jobs.jobspec.othernames import KEYS, plain
 from prism.jobs.jobspec.presets import PRESETS
 
 MEGATRON = ("megatron", "nemo", "bridge")
 _GATED = ("swiglu", "geglu", "silu", "fastswiglu", "fastgeglu", "reglu", "llama", "gelupytorchtanh")
+_ROTARY = ("rope", "mrope", "yarn", "rotary")
+_UNROTATED_FAMILIES = ("gpt2", "opt", "bloom", "mpt", "nemotronh")
 _UNGATED_FAMILIES = ("gpt2", "gptneox", "gptj", "bloom", "opt", "falcon", "mpt", "phi")
 # vocabularies by words in tokenizers' names, without padding: of GPT-2, Llama 2 and GPT-NeoX-20B
 _VOCABULARIES = {"gpt2": 50_257, "llama2tokenizer": 32_000, "20btokenizer": 50_277}
@@ -53,6 +56,7 @@ def read_model(d: Draft) -> None:
         return
     _read_heads(d)
     _read_feed_forward(d)
+    _read_positions(d)
     _read_experts(d)
     _read_latents(d)
     _read_windows(d)
@@ -123,6 +127,22 @@ def _read_feed_forward(d: Draft) -> None:
         # Megatron-LM: 4 h, with --swiglu two thirds of that in multiples of 64
         ffn = int(4 * hidden * 2 / 3) // 64 * 64 if gated and megatron else 4 * hidden
         d.assume("model.ffn_size", ffn, "Megatron's default from hidden_size")
+
+
+def _read_positions(d: Draft) -> None:
+    """Find out whether positions rotate queries and keys."""
+    kind = d.find("position_embedding_type")
+    flag = d.find("use_rotary_position_embeddings")
+    if kind is not None:
+        d.give("model.rope", plain(str(kind.value)) in _ROTARY, kind)
+    elif flag is not None:
+        d.give("model.rope", bool(d.is_set(flag.path[-1])), flag)
+    elif d.source.format in MEGATRON:
+        d.assume("model.rope", False, "Megatron's default: learned positions")
+    else:
+        family = plain(str(d.value("model_type") or ""))
+        rope = family not in _UNROTATED_FAMILIES and not d.is_set("alibi")
+        d.assume("model.rope", rope, "its family of models has it" if rope else "its family's")
 
 
 def _read_experts(d: Draft) -> None:
@@ -289,7 +309,7 @@ def _match(d: Draft, named: str | None) -> None:
         d.assume("model.name", name, f"sizes agree; so do those of {others}, of another vocabulary")
     for key, value in own.items():
         # a preset has the vocabulary as its checkpoint pads it
-        default: Any = False if isinstance(value, bool) else 0
+        default = ModelBlock.model_fields[key].default
         if key == "vocab_size" or value == preset.get(key, default):
             del d.values[f"model.{key}"]
             d.assumed.pop(f"model.{key}", None)

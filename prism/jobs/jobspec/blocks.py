@@ -76,8 +76,17 @@ class ModelBlock(Block):
     n_kv_heads: Size = key("Key and value heads [n_heads].", 0)
     vocab_size: Size = key("Rows of the embedding [the named model's].", 0)
     seq_len: Size = key("Tokens in a sequence [the named model's].", 0)
-    gated_mlp: StrictBool = key("Three feed-forward matrices (SwiGLU) rather than two.", True)
-    tied_embeddings: StrictBool = key("Input and output embedding are one matrix.", False)
+    gated_mlp: StrictBool = key(
+        "Three feed-forward matrices (SwiGLU) rather than two [the named model's, else true].", True
+    )
+    rope: StrictBool = key(
+        "Positions rotate queries and keys (RoPE); false: learned positions, ALiBi or none [the "
+        "named model's, else true].",
+        True,
+    )
+    tied_embeddings: StrictBool = key(
+        "Input and output embedding are one matrix [the named model's, else false].", False
+    )
     head_size: Number = key("Width of a head's queries and keys [hidden_size / n_heads].", 0)
     v_head_size: Number = key("Width of a head's values [head_size].", 0)
     q_lora_rank: Number = key(

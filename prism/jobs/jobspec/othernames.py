@@ -70,6 +70,7 @@ _KEYS = {
     "model.rope_head_size": "qk_rope_head_dim qk_pos_emb_head_dim",
     "model.gated_mlp": "swiglu gated_linear_unit hidden_act activation activation_function "
     "mlp_type",
+    "model.rope": "position_embedding_type use_rotary_position_embeddings",
     "model.tied_embeddings": "tie_word_embeddings share_embeddings_and_output_weights "
     "untie_embeddings_and_output_weights no_weight_tying",
     "model.n_experts": "num_experts num_moe_experts n_routed_experts num_local_experts",

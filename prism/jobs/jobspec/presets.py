@@ -17,6 +17,7 @@ def _sizes(*values: float, **more: Any) -> dict[str, Any]:
 
 _LLAMA3, _LLAMA2 = (8, 128_256, 8_192, True, False), (32_000, 4_096, True, False)
 _QWEN3, _MPT = (151_936, 4_096, True, False), (50_368, 2_048, False, True)
+_UNROTATED = {"rope": False}
 _NEMOTRON4 = (8, 256_000, 4_096, False, False)
 _LATENTS = {
     "head_size": 192, "rope_head_size": 64, "v_head_size": 128, "q_lora_rank": 1_536,
@@ -48,13 +49,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama2-70b": _sizes(80, 8_192, 28_672, 64, 8, *_LLAMA2),
     "llama2-13b": _sizes(40, 5_120, 13_824, 40, 40, *_LLAMA2),
     "llama2-7b": _sizes(32, 4_096, 11_008, 32, 32, *_LLAMA2),
-    # arXiv:2005.14165, Table 2.1; vocabulary padded, and sequence, as in MLPerf Training's GPT-3
-    "gpt3-175b": _sizes(96, 12_288, 49_152, 96, 96, 51_200, 2_048, False, True),
-    # checkpoints mosaicml/mpt-7b and -30b; mosaicml/llm-foundry, scripts/train/benchmarking
-    "mpt-70b": _sizes(80, 8_192, 32_768, 64, 64, *_MPT),
-    "mpt-30b": _sizes(48, 7_168, 28_672, 64, 64, *_MPT),
-    "mpt-13b": _sizes(40, 5_120, 20_480, 40, 40, *_MPT),
-    "mpt-7b": _sizes(32, 4_096, 16_384, 32, 32, *_MPT),
+    # arXiv:2005.14165, Table 2.1, learned positions; vocabulary padded, and sequence, as in
+    # MLPerf Training's GPT-3
+    "gpt3-175b": _sizes(96, 12_288, 49_152, 96, 96, 51_200, 2_048, False, True, **_UNROTATED),
+    # checkpoints mosaicml/mpt-7b and -30b (ALiBi); mosaicml/llm-foundry, scripts/train/benchmarking
+    "mpt-70b": _sizes(80, 8_192, 32_768, 64, 64, *_MPT, **_UNROTATED),
+    "mpt-30b": _sizes(48, 7_168, 28_672, 64, 64, *_MPT, **_UNROTATED),
+    "mpt-13b": _sizes(40, 5_120, 20_480, 40, 40, *_MPT, **_UNROTATED),
+    "mpt-7b": _sizes(32, 4_096, 16_384, 32, 32, *_MPT, **_UNROTATED),
     # arXiv:2402.16819, Table 1, and arXiv:2406.11704, Table 1: squared ReLU
     "nemotron4-340b": _sizes(96, 18_432, 73_728, 96, *_NEMOTRON4),
     "nemotron4-15b": _sizes(32, 6_144, 24_576, 48, *_NEMOTRON4),
@@ -121,14 +123,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     "grok-1": _sizes(
         64, 6_144, 32_768, 48, 8, 131_072, 8_192, True, True, **_experts(8, 2, 32_768)
     ),
-    # arXiv:2504.03624, Table 1, and checkpoint nvidia/Nemotron-H-8B-Base-8K: squared ReLU
+    # arXiv:2504.03624, Table 1, and checkpoint nvidia/Nemotron-H-8B-Base-8K: squared ReLU, no
+    # positions
     "nemotron-h-8b": _sizes(
-        52, 4_096, 21_504, 32, 8, 131_072, 8_192, False, False, head_size=128,
+        52, 4_096, 21_504, 32, 8, 131_072, 8_192, False, False, head_size=128, **_UNROTATED,
         **_mamba("M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", 128, 128),
     ),
-    # checkpoint nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base; a shared expert of twice the width
+    # checkpoint nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base; no positions; a shared
+    # expert of twice the width
     "nemotron3-nano-30b-a3b": _sizes(
-        52, 2_688, 1_856, 32, 2, 131_072, 8_192, False, False, head_size=128,
+        52, 2_688, 1_856, 32, 2, 131_072, 8_192, False, False, head_size=128, **_UNROTATED,
         **_experts(128, 6, 1_856, 2),
         **_mamba("MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", 64, 128),
     ),

@@ -89,14 +89,13 @@ def with_steps(library: Library, s: StepSetting) -> Library:
     """Return the library with the step effect and the stalls that were measured."""
     lengths = s.stall_s if s.stall_s.size else np.zeros(1)
     mean = float(lengths.mean())
-    figures = {
+    errors = [name for name in library.entries if name.startswith("run/model_error")]
+    figures: dict[str, tuple[float, str, str]] = {
         "step/relative": (s.relative, "1", "spread that is a share of the step"),
         "step/fixed_s": (s.fixed_s, "s", "spread that is a time, whatever the step's length"),
         "step/correlation_time_s": (s.memory_s, "s", "memory of the step effect"),
         "jitter/mean_s": (0.0, "s", "time added to every step: in the step effect here"),
-        "run/model_error": (0.0, "1", "model error: a calibration has its own"),
-        "run/model_error_fsdp": (0.0, "1", "model error: a calibration has its own"),
-        "run/model_error_experts": (0.0, "1", "model error: a calibration has its own"),
+        **dict.fromkeys(errors, (0.0, "1", "model error: a calibration has its own")),
         "stall/job_rate_per_hour": (s.job_rate, "1/h", "stalls of the job"),
         "stall/node_rate_per_hour": (s.node_rate, "1/h", "stalls of the job, for each node"),
         "stall/duration_s": (mean, "s", "what a stall adds"),

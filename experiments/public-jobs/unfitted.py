@@ -1,0 +1,160 @@
+"""How wrong predictions are for classes of jobs that nothing was fitted to; write unfitted.csv.
+
+    python experiments/public-jobs/unfitted.py     # after fit.py; 2 min of processor time
+
+A class is a device and a framework, with experts or without. Predicted over measured for
+
+* each class of `jobs.yaml` with the derate and attention that it would have without its own jobs
+  (`fit.carried`); what all classes share (traffic, overlap, host) stays fitted to it as well;
+* one H100 with eager and compiled PyTorch, without sharding (h100_device of the measured data);
+* nanotron, eager with ddp and ZeRO-1 on 8 to 64 H100 (layout_sweep), a sample;
+* MI300X, products and causal attention of a layer of seven models (kernel_tables).
+
+The spread of a job's class that nobody measured is the root mean square over these classes, each
+counting once: `experiments/library/build.py` takes it from unfitted.csv.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import fit
+import numpy as np
+import pandas as pd
+import run
+
+import prism
+from prism.distributions.library import load_library
+from prism.workload.build import build_workload
+
+HEADS = {"Llama-2-7B": (32, 32, 4096), "Llama-2-70B": (64, 8, 4096), "Mistral-7B": (32, 8, 4096),
+         "Llama-3.1-8B": (32, 8, 8192), "Llama-3.1-405B": (128, 8, 8192),
+         "Qwen2.5-7B": (28, 4, 8192), "Qwen2.5-72B": (64, 8, 8192)}  # fmt: skip
+"""Heads, key heads and sequence of the models whose kernels were measured on MI300X."""
+NANOTRON_ROWS = 60
+SLOW_NVLINK = 100.0  # GB/s of an all-reduce in a node, below which an allocation is sick
+
+
+def fitted_figures():
+    """Give the derate and attention of every class that has them from its own jobs."""
+    table = pd.read_csv(run.HERE / "fitted.csv").set_index(["entry", "device"])
+    found = {}
+    for (entry, device), row in table.iterrows():
+        name, _, framework = entry.removeprefix("nominal/").rpartition("_")
+        if name in ("derate", "attention") and row.n > 0:
+            figures = found.setdefault((device, framework), {"derate": 1.0, "attention": 1.0})
+            figures[name] = float(row.value)
+    return found
+
+
+def published_classes(folder):
+    """Give (class, logarithms of predicted over published) with figures that were carried over."""
+    found, over = fitted_figures(), {}
+    for row in run.read(run.HERE / "results.csv"):
+        over[row["job"], row["precision"], row["gpus"]] = row["mean_s"] / row["ideal_s"]
+    for experts in (False, True):
+        for device, framework in found:
+            entries = [entry for entry in run.published()
+                       if entry.group.split(" ")[:2] == [device, framework]
+                       and (" moe" in entry.group) is experts]  # fmt: skip
+            if not entries:
+                continue
+            figures, _ = fit.carried(found, device, framework)
+            if framework != "eager":
+                del figures["attention"]
+            library = fit._library(folder, device, framework, figures)
+            rows = run.ideal_steps(entries, (f"variability.library={library}",))
+            logs = [
+                np.log(row["ideal_s"] / row["measured_s"]
+                       * over.get((row["job"], row["precision"], row["gpus"]), 1.0))
+                for row in rows
+            ]  # fmt: skip
+            yield f"{device} {framework}{' experts' * experts}", logs
+
+
+def one_gpu():
+    """Give the same of one H100."""
+    steps = pd.read_csv(fit.DATA / "h100_device" / "steps.csv")
+    for mode, own in steps.groupby("mode"):
+        job = prism.load_job(fit.DATA / "h100_device" / "job.yaml",
+                             [f"parallelism.framework={mode}"])  # fmt: skip
+        yield (
+            f"h100 {mode}, one GPU, no sharding",
+            [np.log(run.ideal(job)["ideal_s"] / own.step_s.mean())],
+        )
+
+
+def nanotron():
+    """Give the same of a sample of nanotron's layouts without a pipeline."""
+    rows = pd.read_csv(fit.DATA / "layout_sweep" / "nanotron_h100.csv")
+    healthy = rows["AR_Intra-node_(GB_per_s)"].isna() | (
+        rows["AR_Intra-node_(GB_per_s)"] > SLOW_NVLINK
+    )
+    rows = rows[(rows.status == "Success") & (rows.pp == 1) & (rows.nodes <= 8) & healthy]
+    logs = []
+    for row in rows.sample(NANOTRON_ROWS, random_state=1).itertuples():
+        model = {"n_layers": row.num_layers, "hidden_size": row.hidden_size,
+                 "ffn_size": row.interm_dim, "n_heads": row.num_heads,
+                 "n_kv_heads": row.num_kv_heads, "vocab_size": row.vocab_size,
+                 "seq_len": row.seq_len}  # fmt: skip
+        parallelism = {"tp": row.tp, "dp": row.dp, "microbatches": row.batch_accum,
+                       "microbatch_size": row.mbs, "framework": "eager",
+                       "data_parallel": "zero1" if row.zero_stage and row.dp > 1 else
+                       "ddp" if row.dp > 1 else "none"}  # fmt: skip
+        job = prism.load_job({
+            "model": {k: int(v) for k, v in model.items()}
+            | {"tied_embeddings": bool(row.tie_word_embeddings)},
+            "parallelism": {k: int(v) if isinstance(v, float | int) else v
+                            for k, v in parallelism.items()},
+            "cluster": {"nodes": int(row.nodes), "device": "h100"},
+        })  # fmt: skip
+        logs.append(np.log(run.ideal(job)["ideal_s"] / row.step_s))
+    yield "h100 eager, nanotron, ddp and zero1", logs
+
+
+def mi300x():
+    """Give the same of a layer's products and attention on MI300X."""
+    folder = fit.DATA / "kernel_tables"
+    gemm, attention = (pd.read_csv(folder / f"mi300x_{kind}_fwd_bwd.csv").query("run == 1")
+                       for kind in ("gemm", "attention"))  # fmt: skip
+    gemm, attention = gemm.query("dtype == 'bf16' and mbs == 1"), attention[attention.causal]
+    library, logs = load_library("mi300x-healthy"), []
+    for name, (heads, kv, seq) in HEADS.items():
+        own = gemm[gemm.model == name]
+        hidden, ffn = int(own.k.min()), int(own.k.max())
+        sizes = {"batch": 1, "heads": heads, "kv_heads": kv, "seq": seq}
+        kernels = attention[(attention[list(sizes)] == pd.Series(sizes)).all(axis=1)]
+        assert (len(own), len(kernels)) == (4, 1)
+        seconds = 1e-3 * sum(rows[["fwd_ms", "bwd_ms"]].sum().sum() for rows in (own, kernels))
+        job = prism.load_job({
+            "model": {"n_layers": 1, "hidden_size": hidden, "ffn_size": ffn,
+                      "n_heads": heads, "n_kv_heads": kv, "vocab_size": 32000, "seq_len": seq},
+            "parallelism": {"microbatches": 1},
+            "cluster": {"nodes": 1, "gpus_per_node": 1, "device": "mi300x"},
+        })  # fmt: skip
+        chunk = build_workload(job, library).chunks[0][0]
+        predicted = sum(
+            k.duration
+            for k in (*chunk.forward, *chunk.backward)
+            if k.kernel_class in ("gemm_attention", "gemm_mlp", "attention")
+        )
+        logs.append(np.log(predicted / seconds))
+    yield "mi300x megatron, products and attention", logs
+
+
+def main():
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for found in (published_classes(Path(folder)), one_gpu(), nanotron(), mi300x()):
+            for name, logs in found:
+                print(f"{name}: {len(logs)}, {np.exp(np.mean(logs)):.3f} +- {np.std(logs):.3f}")
+                rows.append({"job": name, "n": len(logs), "mean": float(np.mean(logs)),
+                             "sd": float(np.std(logs))})  # fmt: skip
+    run.write(run.HERE / "unfitted.csv", rows)
+    squares = [row["mean"] ** 2 + row["sd"] ** 2 for row in rows]
+    print(f"{len(rows)} classes: rms of the logarithm {np.sqrt(np.mean(squares)):.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
