@@ -4,7 +4,9 @@ Run from a checkout: python experiments/verification/watch.py [--runs 6] [--syst
 (PRISM_DATA names the folder of the data). Each log ends in the middle of a line. Half of the runs
 of a record make the model of the others; an MLPerf log is held against its own steps. With --later
 alone: how much the mean of later steps differs, fitted to half of the systems of MLPerf and tested
-on the others.
+on the others. With --sequential 1000 alone: runs of 1,000 simulated steps, looked at after each:
+false alarms, delays of changes after 500 steps, coverage of their intervals at the first alarm and
+30 steps later.
 """
 
 import argparse
@@ -20,8 +22,11 @@ import pandas as pd
 from prism import fit, save
 from prism.analyses.watch import Watch, summarize_watch
 from prism.analyses.watching.forecasts import LATER
+from prism.models.steptimes import departure
+from prism.models.steptimes.departure import find_departure
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.model import model_to_dataset
+from prism.simulation.runs.drift import ar1
 from prism.traces import read_step_times
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -130,15 +135,68 @@ def held(rows, more):
     return float((np.abs(rows[:, 0]) <= 1.2816 * np.sqrt(rows[:, 1] + more**2)).mean())
 
 
+NOISES = {  # white, drift, its memory in steps
+    "white": (1.0, 0.0, 1.0), "AR(1) 0.5": (0.0, 1.0, 1.44), "AR(1) 0.9": (0.0, 1.0, 9.49),
+    "AR(1) 0.98": (0.0, 1.0, 49.5), "white + 0.5 AR(1) 0.95": (1.0, 0.5, 19.5),
+    "white + 0.5 AR(1) 0.99": (1.0, 0.5, 99.5), "white + AR(1) 0.99": (1.0, 1.0, 99.5),
+}  # fmt: skip
+LOOKS, CHANGE_AT, CV = 1000, 500, 0.01
+
+
+def noisy(kind, seed, change=0.0):
+    """Steps of a run with such noise, which change after CHANGE_AT."""
+    white, drift, memory = NOISES[kind]
+    times, rng = np.arange(LOOKS) / memory, np.random.default_rng(seed)
+    noise = white * rng.standard_normal(LOOKS) + drift * ar1(times, 1, rng)[:, 0]
+    return (1.0 + CV * noise) * np.where(np.arange(LOOKS) < CHANGE_AT, 1.0, 1.0 + change)
+
+
+def first_alarm(seconds):
+    """Give the look at which a run first departs, looked at after every step; None without."""
+    crossing, _ = departure._first_crossing(seconds / seconds[0], 1, 1e-9)
+    return None if crossing is None else crossing[1] + departure.LEAST
+
+
+def sequential(series, seed, kinds):
+    """False alarms of runs that are looked at after every step; delay and coverage of changes."""
+    failed = False
+    for kind in kinds:
+        for change in (0.0, 0.01, 0.02, 0.03):
+            looks = [first_alarm(noisy(kind, [seed, i], change)) for i in range(series)]
+            early = sum(n is not None and n <= CHANGE_AT for n in looks)
+            found, inside, later = [], [], []
+            for i, n in enumerate(looks):
+                if n is None or (change and n <= CHANGE_AT):
+                    continue
+                found.append(n - CHANGE_AT)
+                for hits, m in ((inside, n), (later, n + 30)):
+                    seen = find_departure(noisy(kind, [seed, i], change)[:m])
+                    hits.append(seen.low <= change <= seen.high)
+            text = f"{kind}, {change:+.0%}: {len(found)} of {series} depart"
+            if change:
+                delays = np.quantile(found, [0.1, 0.5, 0.9]) if found else []
+                text += f", {early} before; after {', '.join(f'{d:.0f}' for d in delays)} steps"
+            else:
+                failed |= len(found) > departure.FALSE_ALARMS * series
+            held = [f"{np.mean(hits):.0%}" for hits in (inside, later) if hits]
+            print(f"{text}; intervals hold the change in {' and '.join(held)}", flush=True)
+    return int(failed)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=6, help="of each record")
     parser.add_argument("--systems", type=int, default=8, help="of MLPerf")
     parser.add_argument("--whole", action="store_true", help="models of all steps, pauses too")
     parser.add_argument("--later", action="store_true", help="how later steps differ, alone")
+    parser.add_argument("--sequential", type=int, metavar="SERIES", help="simulated runs, alone")
+    parser.add_argument("--noise", choices=NOISES, help="of --sequential; each where not given")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     data = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    if arguments.sequential:
+        kinds = [arguments.noise] if arguments.noise else list(NOISES)
+        return sequential(arguments.sequential, arguments.seed, kinds)
     found = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

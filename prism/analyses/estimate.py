@@ -5,7 +5,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +31,13 @@ from prism.simulation.steps import (
     simulate_step,
 )
 from prism.simulation.summary import summarize_simulation
+from prism.traces.growing import Reading, read_log
 
 if TYPE_CHECKING:
     import xarray as xr
 
+Simulated = tuple[Prepared, "xr.Dataset"]
+"""A job that was prepared, and its simulated steps."""
 MAX_STEPS = 10**15
 RUN_REPLICATES = 1_000
 
@@ -51,7 +54,7 @@ def estimate(
     probability: float | None = None,
     price: float | None = None,
     gpus: int | None = None,
-    completed: str | Path | None = None,
+    completed: str | Path | Reading | None = None,
     column: str | None = None,
     unit: str | None = None,
     where: Mapping[str, str] | None = None,
@@ -76,7 +79,9 @@ def estimate(
     gpus : int, optional
         GPUs of a model of step times, which knows none: they fail at a published rate.
     completed : path, optional
-        Completed steps of a run in progress, which the rest is conditioned on.
+        Completed steps of a run in progress, which the rest is conditioned on. Its number of steps
+        is then the log's rather than the job's; it ends counted from when the log was written,
+        unless `start` is given.
     column, unit, where
         Which of its columns is the duration, its unit, and which rows to keep.
     seed, threads, progress, engine
@@ -103,19 +108,14 @@ def estimate(
     >>> figures["finish_by"]["probability"]
     1.0
     """
-    begin = time.perf_counter()
-    options: dict[str, Any] = {
-        "replicates": replicates, "run_replicates": run_replicates, "steps": steps,
-        "deadline": None if deadline is None else parse_deadline(deadline),
-        "slowdown_thresholds": slowdown_thresholds,
-        "start": start.isoformat() if isinstance(start, datetime.datetime) else start,
-        "probability": probability, "price": price,
-        "seed": fresh_seed() if seed is None else seed,
-    }  # fmt: skip
+    options = gather_options(
+        replicates, run_replicates, steps=steps, deadline=deadline, start=start, price=price,
+        slowdown_thresholds=slowdown_thresholds, probability=probability, seed=seed,
+    )  # fmt: skip
     past: dict[str, Any] = {}
     if completed is not None:
         past = {
-            "completed": str(completed), "column": column, "unit": unit, "where": dict(where or {}),
+            "completed": completed, "column": column, "unit": unit, "where": dict(where or {}),
         }  # fmt: skip
     if not isinstance(job, Job) and is_step_model(job):
         return _from_step_times(job, options | past | {"gpus": gpus})
@@ -124,21 +124,59 @@ def estimate(
             f"{named('gpus')} {gpus}: is for a model of step times; a job has those of its layout"
         )
     job = job if isinstance(job, Job) else load_job(job)
-    call = _settle(job, options, completed is not None) | {"engine": engine} | past
+    return estimate_job(job, options, past, (threads, progress, engine))
+
+
+def gather_options(
+    replicates: int = REPLICATES, run_replicates: int | None = None, *, steps: int | None = None,
+    deadline: float | str | None = None, start: str | datetime.datetime | None = None,
+    price: float | None = None, slowdown_thresholds: Sequence[float] | None = None,
+    probability: float | None = None, seed: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Options of any estimate, as one form of each."""
+    return {
+        "replicates": replicates, "run_replicates": run_replicates, "steps": steps,
+        "deadline": None if deadline is None else parse_deadline(deadline),
+        "slowdown_thresholds": slowdown_thresholds,
+        "start": start.isoformat() if isinstance(start, datetime.datetime) else start,
+        "probability": probability, "price": price,
+        "seed": fresh_seed() if seed is None else seed,
+    }  # fmt: skip
+
+
+def estimate_job(
+    job: Job, options: dict[str, Any], past: dict[str, Any],
+    how: tuple[int | None, Progress | None, str] = (None, None, "auto"),
+    simulated: Simulated | None = None,
+) -> "xr.Dataset":  # fmt: skip
+    """Estimate a job, from its simulated steps where they are at hand.
+
+    `past` are the options of completed steps, or none; `how` are threads, progress and engine.
+    """
+    begin, (threads, progress, engine), reading = time.perf_counter(), how, None
+    if past:
+        choice = {name: past[name] for name in ("column", "unit", "where")}
+        reading = read_log(past["completed"], **choice, per_step=job.work_per_step)
+        known = job.n_steps if job.has_run else None
+        options = options | {"steps": reading.length(options["steps"], known)}
+        past = past | {"completed": reading.times.source}
+    call = _settle(job, options, reading is not None) | {"engine": engine} | past
     _check(call)
-    _, threads = settle_call(replicates, call["seed"], threads)
-    step = prepare(job, call["seed"], engine=engine)
+    _, threads = settle_call(call["replicates"], call["seed"], threads)
     drawn = DrawnRun({}, {}, {}, 0, ())
 
-    def draw(dataset: "xr.Dataset") -> None:
+    def draw(found: Simulated) -> None:
         nonlocal drawn
         if call["steps"] is not None:
-            drawn = draw_run(step, dataset, call, threads, progress)
+            drawn = draw_run(*found, call, threads, progress, reading)
 
-    early = draw if completed is None else None  # completed steps are judged by the step's parts
-    dataset = simulate_step(step, replicates, call["seed"], threads, progress, meanwhile=early)
+    # completed steps are judged by the step's parts, so after it
+    early = draw if reading is None else None
+    if simulated is None:
+        simulated = simulate_job(job, call, how, early)
     if early is None:
-        draw(dataset)
+        draw(simulated)
+    step, dataset = simulated
     attrs = dataset.attrs | provenance(job, call) | drawn.attrs | {"kind": "estimate"}
     warnings = [
         *job_doubts(job), *drawn.notes, *_warnings(step, call, drawn.n_clusters),
@@ -157,12 +195,26 @@ def estimate(
     return dataset.merge(make_dataset(values, coords, {})).assign_attrs(attrs)
 
 
+def simulate_job(
+    job: Job, call: dict[str, Any], how: tuple[int | None, Progress | None, str],
+    meanwhile: Callable[[Simulated], None] | None = None,
+) -> Simulated:  # fmt: skip
+    """Simulate the step of a job; `meanwhile` is called with it while its parts are looked for."""
+    threads, progress, engine = how
+    _, threads = settle_call(call["replicates"], call["seed"], threads)
+    step = prepare(job, call["seed"], engine=engine)
+    tell = None if meanwhile is None else lambda dataset: meanwhile((step, dataset))
+    return step, simulate_step(
+        step, call["replicates"], call["seed"], threads, progress, meanwhile=tell
+    )
+
+
 def _settle(job: Job, options: dict[str, Any], completed: bool) -> dict[str, Any]:
     """Take from a job's `run` block what was not asked for; no steps where no run is drawn."""
     run = job.run
     usual: dict[str, Any] = {
         "deadline": run.deadline, "slowdown_thresholds": run.slowdown_thresholds,
-        "start": None if run.start is None else run.start.isoformat(),
+        "start": None if run.start is None or completed else run.start.isoformat(),
         "probability": run.probability, "price": run.price_per_gpu_hour,
     }  # fmt: skip
     about_run = ("run_replicates", "steps", "deadline", "start", "price")

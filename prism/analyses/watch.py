@@ -1,40 +1,53 @@
 """`prism watch`: when a run that is going on will be done, and whether its last steps depart.
 
-The model of a job is simulated once; each look at the log conditions it on the completed steps.
+Each look is `prism estimate --progress` of the log as it is then; the step of a job is simulated
+once. Without a job the completed steps are the model.
 """
 
 import json
 import os
 from collections.abc import Mapping
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
 import prism
-from prism.analyses.watching.forecasts import OfJob, OfLog, OfSteps, Position
+from prism.analyses.estimate import (
+    RUN_REPLICATES,
+    Simulated,
+    estimate,
+    estimate_job,
+    gather_options,
+    parse_deadline,
+    simulate_job,
+)
+from prism.analyses.estimates.run import CLUSTERS_IN_PROGRESS
 from prism.common.errors import PrismError, named
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
-from prism.models.changes.find import select_steps
-from prism.models.changes.segments import outliers
-from prism.models.steptimes.departure import ALARM, Departure, find_departure
+from prism.models.changes.find import changes_of_step_times
+from prism.models.changes.fit import fit_steps
 from prism.models.steptimes.model import load_step_model
-from prism.simulation.steps import Progress, fresh_seed, settle_call
-from prism.traces import StepTimes
+from prism.models.steptimes.predict import generator, run_model
+from prism.models.steptimes.runs import LAST, UNKNOWN_LEVEL, Fitted, condition, count_done
+from prism.simulation.results import make_dataset
+from prism.simulation.runs.model import simulate_runs
+from prism.simulation.steps import Progress, fresh_seed
+from prism.simulation.summary import run_end, run_progress
 from prism.traces.growing import GrowingLog, Reading
-
-if TYPE_CHECKING:
-    from prism.models.steptimes.runs import UnderWay
 
 Array = NDArray[np.float64]
 KIND = "watch"
-SCHEMA = 1
-QUANTILES = 0.05, 0.1, 0.5, 0.9, 0.95
-LAST = 20  # values whose mean is the present step time
-RUNS = 2_000
+SCHEMA = 2
+PROBABILITY = 0.9
+LATER = 0.0022
+"""Standard deviation of the mean of steps to come over that of those done, less 1, beyond what the
+latter's noise and drift tell. 0.24 % and 0.21 % in halves of 27 MLPerf systems, each tested on the
+other (`experiments/verification/watch.py --later`)."""
+_REPEATS = 20  # simulated fits behind the spread of a model that each look makes anew
 
 
 class Watch:
@@ -49,10 +62,13 @@ class Watch:
         completed steps are the model.
     steps : int, optional
         Steps of the run; those that the log names, else the job's, where None.
-    column, where
+    column, unit, where
         As in `prism.estimate`.
     seed, threads, progress
         As in `prism.simulate`.
+    **options
+        Others of `prism.estimate`, such as `deadline`; without a job `deadline`, `probability` and
+        `run_replicates`.
 
     Raises
     ------
@@ -75,25 +91,27 @@ class Watch:
         self, log: str | os.PathLike[str], job: Job | str | os.PathLike[str] | None = None, *,
         steps: int | None = None, column: str | None = None, unit: str | None = None,
         where: Mapping[str, str] | None = None, seed: int | None = None,
-        threads: int | None = None, progress: Progress | None = None,
+        threads: int | None = None, progress: Progress | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        self.seed = fresh_seed() if seed is None else seed
         if steps is not None and steps < 1:
             raise PrismError(f"{named('steps')} {steps}: expected at least 1")
-        self._steps = steps
-        options: dict[str, Any] = {"column": column, "unit": unit, "where": where}
-        _, threads = settle_call(1, self.seed, threads)
-        self._model: OfJob | OfLog | OfSteps
-        path = "" if job is None or isinstance(job, Job) else os.fspath(job)
-        if job is None:
-            self._model = OfLog(self.seed)
-        elif path and is_step_model(path):
-            self._model = OfSteps(load_step_model(path), path, self.seed)
-        else:
-            loaded = job if isinstance(job, Job) else load_job(path)
-            self._model = OfJob(loaded, self.seed, threads, progress)
-            options["per_step"] = loaded.work_per_step
-        self._log = GrowingLog(os.fspath(log), **options)
+        seed = fresh_seed() if seed is None else seed
+        self._options = options | {"steps": steps, "seed": seed}
+        self._simulated: Simulated | None = None
+        self._threads, self._usual = threads, None
+        choice: dict[str, Any] = {"column": column, "unit": unit, "where": where}
+        self._job = job if job is None or isinstance(job, Job) else os.fspath(job)
+        if isinstance(self._job, str) and is_step_model(self._job):
+            model = load_step_model(self._job)
+            self._usual = model.n_steps * model.mean_over
+        elif self._job is not None:
+            self._job = self._job if isinstance(self._job, Job) else load_job(self._job)
+            self._usual = self._job.n_steps if self._job.has_run else None
+            choice["per_step"] = self._job.work_per_step
+            self._simulated = simulate_job(
+                self._job, gather_options(**self._options), (threads, progress, "auto")
+            )
+        self._log = GrowingLog(os.fspath(log), **choice)
 
     def exists(self) -> bool:
         """Whether there is such a log."""
@@ -114,110 +132,85 @@ class Watch:
             known.
         """
         reading = self._log.read()
-        times, at = reading.times, self._position(reading)
-        notes = list(times.notes)
-        departure = None
-        left, past = np.zeros(1), None
-        if at.left > 0:
-            expected = self._model.expect(times, at)
-            ratio = _calm(expected.ratio)
-            departure = find_departure(ratio, expected.elapsed_s, expected.spreads, self.seed)
-            since = times
-            if departure is not None and departure.p_value <= ALARM:
-                since = select_steps(times, times.step >= times.step[departure.begin])
-                notes.append("the steps to come take as long as those since the change")
-            found = self._model.forecast(since, at, RUNS)
-            left, past = found.left_s, found.past
-            notes += found.notes
-        numbers = {
-            "job": self._model.name or str(self._log.path), "log": str(self._log.path),
-            "model": self._model.kind, "seed": self.seed, "run_replicates": RUNS,
-            "steps": at.total, "completed_steps": at.done,
-            "taken": times.taken, "written": at.at.isoformat(timespec="seconds"),
-            "last_step_time": float(times.seconds[-LAST:].mean()),
-            "time_left": _spread(left), "finish": _dates(left, reading.written_s),
-            "departure": _departed(departure, past, times),
-            "level": None if past is None else past.level,
-            "level_expected_std": None if past is None else past.expected,
-            "notes": list(dict.fromkeys(notes)), "warnings": [],
-        }  # fmt: skip
-        attrs = {
-            "kind": KIND, "schema": SCHEMA, "prism_version": prism.__version__,
-            "job_name": numbers["job"], "seed": str(self.seed), "summary": json.dumps(numbers),
-        }  # fmt: skip
-        of_left = {"units": "s", "long_name": "time until the last step is done"}
-        return xr.Dataset({"time_left": ("run_replicate", left, of_left)}, attrs=attrs)
-
-    def _position(self, reading: Reading) -> Position:
-        """Say how many steps are done, and of how many; raises PrismError."""
-        times, k = reading.times, reading.times.mean_over
-        total = self._steps or reading.total or self._model.steps
-        if total is None:
-            raise PrismError(
-                f"{times.source}: names no number of steps; {named('steps')} N says how many the "
-                "run has"
-            )
-        first, last = int(times.step[0]), int(times.step[-1])
-        begun = 0 if first == 0 else k  # numbers count from 0, or are of the last step done
-        done = last - begun + k
+        options = self._options | {"steps": reading.length(self._options["steps"], self._usual)}
+        done, total = count_done(reading.times)[1], options["steps"]
         if done > total:
             raise PrismError(
-                f"{times.source}: {done} steps are done of {total}; {named('steps')} N says how "
-                "many the run has"
+                f"{reading.times.source}: {done} steps are done of {total}; {named('steps')} N "
+                "says how many the run has"
             )
-        at = datetime.fromtimestamp(reading.written_s).astimezone()
-        return Position(max(first - begun, 0), done, total, at)
+        if done == total:
+            found = _finished(reading, done)
+        elif self._job is None:
+            found = _from_log(reading, **options)
+        elif isinstance(self._job, Job):
+            past = {"completed": reading, "column": None, "unit": None, "where": {}}
+            how = self._threads, None, "auto"
+            found = estimate_job(self._job, gather_options(**options), past, how, self._simulated)
+        else:
+            found = estimate(self._job, completed=reading, **options)
+        attrs = {
+            "kind": KIND, "schema": SCHEMA, "prism_version": prism.__version__,
+            "job_name": found.attrs.get("job_name", str(self._log.path)),
+            "log": str(self._log.path), "seed": str(options["seed"]), "steps": total,
+            "model": "log" if self._job is None else "steps" if self._simulated is None else "job",
+        }  # fmt: skip
+        return found.assign_attrs(attrs)
 
 
-def _calm(ratio: Array) -> Array:
-    """Leave out single values that stick out of their neighbourhood."""
-    values = ratio.copy()
-    known = np.flatnonzero(np.isfinite(values))
-    if known.size:
-        odd = outliers(np.log(values[known])[:, None])[0][:, 0]
-        values[known[odd]] = np.nan
-    return values
-
-
-def _spread(left: Array) -> dict[str, float]:
-    """Figures of the time that is left [s]."""
-    out = {"mean": float(left.mean()), "std": float(left.std())}
-    return out | {f"p{100 * q:g}": float(np.quantile(left, q)) for q in QUANTILES}
-
-
-def _dates(left: Array, written_s: float) -> dict[str, str]:
-    """When the run is done, by quantile; none where that is beyond the calendar."""
-    out = {}
-    for q in QUANTILES:
-        try:
-            end = datetime.fromtimestamp(written_s + float(np.quantile(left, q))).astimezone()
-        except (OverflowError, ValueError, OSError):
-            return {}
-        out[f"p{100 * q:g}"] = end.isoformat(timespec="seconds")
-    return out
-
-
-def _departed(
-    found: Departure | None, past: "UnderWay | None", times: StepTimes
-) -> dict[str, Any] | None:
-    """Say whether steps depart: from those before, or all of them from the model."""
-    if past is None:
-        return None
-    changed = found is not None and found.p_value <= ALARM
-    out: dict[str, Any] = {
-        "departed": changed or past.far,
-        "kind": "change" if changed else "level" * past.far or None,
-    }
-    if found is None:
-        return out | dict.fromkeys(("change", "change_ci", "p_value", "step", "step_range"))
-    half = 1.96 * found.std
-    step, early, late = (int(times.step[i]) for i in (found.begin, found.earliest, found.latest))
-    return out | {
-        "change": found.change, "change_ci": [found.change - half, found.change + half],
-        "p_value": found.p_value, "step": step, "step_range": [early, late],
+def _finished(reading: Reading, done: int) -> xr.Dataset:
+    """Say that nothing is left."""
+    seconds = float(reading.times.seconds.sum()) * reading.times.mean_over
+    figures = {
+        "steps": done, "seconds": seconds, "departure": None,
+        "last_step_time": float(reading.times.seconds[-LAST:].mean()),
     }  # fmt: skip
+    attrs = {"completed_steps": json.dumps(figures | reading.figures())}
+    values = {"time_left": np.zeros(1), "time_to_train": np.full(1, seconds)}
+    return make_dataset(values, {}, attrs)
+
+
+def _from_log(
+    reading: Reading, *, steps: int, seed: int, deadline: float | str | None = None,
+    probability: float = PROBABILITY, run_replicates: int = RUN_REPLICATES,
+) -> xr.Dataset:  # fmt: skip
+    """Forecast the rest of a run from its completed steps, with the pauses of all."""
+    fitted = fit_steps(reading.times, seed=seed, repeats=_REPEATS)
+    _, calm, _, warm = changes_of_step_times(reading.times)
+    n = calm.step.size
+    past = condition(
+        replace(run_model(fitted, steps), run_cv=UNKNOWN_LEVEL, stalls=None), calm,
+        CLUSTERS_IN_PROGRESS, seed, 0.0, Fitted(fitted.spreads(), np.arange(n), warm, 0),
+    )  # fmt: skip
+    done = count_done(reading.times)[1]
+    past = replace(past, done=done, far=False)
+    runs = simulate_runs(past.model, steps - done, run_replicates, seed)
+    later = 1.0 + LATER * generator(seed, 34).standard_normal(run_replicates)
+    of_fit = int(reading.times.step[-1]) - int(fitted.steps[0]) + reading.times.mean_over
+    paused_s = np.diff(fitted.paused_s(np.array([of_fit, of_fit + steps - done])))
+    left = later * runs.total + paused_s
+    values = {"time_left": left, "time_to_train": past.elapsed_s + left}
+    if deadline is not None:
+        values["deadline"] = parse_deadline(deadline)
+    attrs = {
+        "completed_steps": json.dumps(past.figures() | reading.figures()),
+        "call": json.dumps({"probability": probability}), "notes": json.dumps(past.notes),
+    }  # fmt: skip
+    return make_dataset(values, {}, attrs)
 
 
 def summarize_watch(dataset: xr.Dataset) -> dict[str, Any]:
-    """Figures of a look, as `prism watch --json` prints them."""
-    return dict(json.loads(dataset.attrs["summary"]))
+    """Figures of a look, as `prism watch --json` prints them: those of `prism estimate`."""
+    found = run_progress(dataset)
+    past = found.pop("completed")
+    call = json.loads(dataset.attrs.get("call", "{}"))
+    runs = np.asarray(dataset.time_to_train, np.float64)
+    said = (json.loads(dataset.attrs.get(key, "[]")) for key in ("notes", "warnings"))
+    notes = [text for texts in said for text in texts]
+    return {
+        "job": dataset.attrs["job_name"], "log": dataset.attrs["log"],
+        "model": dataset.attrs["model"], "seed": int(dataset.attrs["seed"]),
+        "run_replicates": int(runs.size), "steps": int(dataset.attrs["steps"]),
+        "completed_steps": past.pop("steps"), "elapsed": past.pop("seconds"), **past, **found,
+        **run_end(dataset, call, runs), "notes": list(dict.fromkeys(notes)), "warnings": [],
+    }  # fmt: skip

@@ -332,9 +332,7 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
         "steps": int(dataset.attrs["steps"]),
         "time_to_train": _run_spread(dataset, runs),
     }
-    if "completed_steps" in dataset.attrs:
-        out["completed"] = json.loads(dataset.attrs["completed_steps"])
-    out |= run_end(dataset, call, runs)
+    out |= run_end(dataset, call, runs) | run_progress(dataset)
     out |= run_terms(dataset, runs)
     if "cost" in dataset:
         cost = np.asarray(dataset.cost, np.float64)
@@ -348,10 +346,35 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
+def run_progress(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Say what is done of a run under way, when the rest is, and whether its last steps depart."""
+    from datetime import datetime, timedelta
+
+    if "completed_steps" not in dataset.attrs:
+        return {}
+    past: dict[str, Any] = json.loads(dataset.attrs["completed_steps"])
+    departure, written = past.pop("departure", None), past.get("written")
+    out: dict[str, Any] = {"completed": past, "departure": departure}
+    if "time_left" not in dataset:  # of the first versions
+        return {"completed": past}
+    left = np.asarray(dataset.time_left, np.float64)
+    of_left = {f"p{q}": float(np.quantile(left, q / 100.0)) for q in (5, 10, 50, 90, 95)}
+    out["time_left"] = {"mean": float(left.mean()), "std": float(left.std())} | of_left
+    try:
+        ends = {key: datetime.fromisoformat(written) + timedelta(seconds=seconds)
+                for key, seconds in of_left.items()}  # fmt: skip
+    except OverflowError:  # beyond the calendar
+        ends = {}
+    return out | {"finish": {key: end.isoformat(timespec="seconds") for key, end in ends.items()}}
+
+
 def run_end(
     dataset: "xr.Dataset", call: dict[str, Any], runs: NDArray[np.float64]
 ) -> dict[str, Any]:
-    """Say by which date runs [s] end, and how probably by the deadline, where these are asked."""
+    """Say by which date runs [s] end, and how probably by the deadline, where these are asked.
+
+    A run under way ends counted from when its steps were written, where no start is given.
+    """
     import datetime
 
     out: dict[str, Any] = {}
@@ -360,14 +383,18 @@ def run_end(
         probability = float((runs <= deadline).mean())
         out["finish_by"] = {"deadline": deadline, "probability": probability}
     probability = float(call["probability"])
-    if call.get("start"):
+    begin = call.get("start")
+    if not begin and "completed_steps" in dataset.attrs:
+        begin = json.loads(dataset.attrs["completed_steps"])["written"]
+        runs = np.asarray(dataset.time_left, np.float64)
+    if begin:
         seconds = float(np.quantile(runs, probability))
-        start = datetime.datetime.fromisoformat(call["start"])
+        start = datetime.datetime.fromisoformat(begin)
         try:
             end = start + datetime.timedelta(seconds=seconds)
         except OverflowError as error:
             raise PrismError(
-                f"{named('start')} {call['start']}: the run ends {seconds / 86400.0:.3g} days "
+                f"{named('start')} {begin}: the run ends {seconds / 86400.0:.3g} days "
                 f"later, beyond the year 9999; leave the start out, or lower {named('steps')}"
             ) from error
         out["finish_date"] = {

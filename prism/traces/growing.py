@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from prism.common.errors import PrismError
+from prism.common.errors import PrismError, named
 from prism.common.files import check_file
 from prism.traces.file import RecordedFile
 from prism.traces.readers import READERS, Recording, read_step_times
@@ -33,6 +34,32 @@ class Reading(NamedTuple):
     """Steps of the run, where its lines say so."""
     written_s: float
     """When it was last written [s since 1970-01-01 UTC]."""
+
+    @property
+    def written(self) -> datetime:
+        """When it was last written, in local time."""
+        return datetime.fromtimestamp(self.written_s).astimezone()
+
+    def length(self, given: int | None, usual: int | None) -> int:
+        """Give the steps of the run: those given, else the log's, else the usual ones.
+
+        Raises
+        ------
+        PrismError
+            None of these is known.
+        """
+        found = given or self.total or usual
+        if found is None:
+            raise PrismError(
+                f"{self.times.source}: names no number of steps; {named('steps')} N says how many "
+                "the run has"
+            )
+        return found
+
+    def figures(self) -> dict[str, Any]:
+        """When and of what the steps were written."""
+        written = self.written.isoformat(timespec="seconds")
+        return {"written": written, "taken": self.times.taken}
 
 
 class _WholeLines(RecordedFile):
@@ -85,6 +112,11 @@ class GrowingLog:
         totals = [*_TOTAL.finditer(file.text[-_TAIL:])]
         total = int(totals[-1][2]) + bool(totals[-1][1]) if totals else None  # NeMo's: the last
         return Reading(self._last, total, at.st_mtime)
+
+
+def read_log(log: str | Path | Reading, **options: Any) -> Reading:
+    """Read a log once, unless it was."""
+    return log if isinstance(log, Reading) else GrowingLog(log, **options).read()
 
 
 def _one_run(times: StepTimes, before: StepTimes | None) -> StepTimes:

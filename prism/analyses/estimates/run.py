@@ -27,6 +27,7 @@ from prism.simulation.runs.parts import RunModel, Runs
 from prism.simulation.runs.ramp import step_work
 from prism.simulation.steps import Progress
 from prism.simulation.variability import UNMEASURED, model_error_entry
+from prism.traces.growing import Reading
 from prism.workload.energy import mean_power
 
 if TYPE_CHECKING:
@@ -54,30 +55,34 @@ def draw_run(
     call: dict[str, Any],
     threads: int,
     progress: Progress | None,
+    reading: Reading | None = None,
 ) -> DrawnRun:
-    """Draw runs over the simulated steps."""
+    """Draw runs over the simulated steps; their rest, given the steps that were read."""
     job = step.job
     model = build_run_model(step, dataset, call["seed"], threads)
     steps, ideal = call["steps"], float(dataset.ideal_step_time)
-    done, elapsed_s = 0, 0.0
+    done, elapsed_s, start_s = 0, 0.0, _time_of_day(call["start"])
     work, notes = step_work(job, steps, call["seed"], threads)
     model = replace(model, profile=work)
     attrs: dict[str, Any] = {"steps": steps}
-    if model.model_error > 0.0 and "completed" not in call:
+    if model.model_error > 0.0 and reading is None:
         attrs["model_error"] = json.dumps(_about_error(job, model.model_error))
-    if "completed" in call:
-        past = _past(job, model, call, communication_share(dataset))
+    if reading is not None:
+        past = _past(job, model, reading, call, communication_share(dataset))
         model, done, elapsed_s, notes = past.model, past.done, past.elapsed_s, notes + past.notes
-        attrs["completed_steps"] = json.dumps({
-            "steps": done, "seconds": elapsed_s, "level": past.level, "level_std": past.level_std,
-        })  # fmt: skip
+        attrs["completed_steps"] = json.dumps(past.figures() | reading.figures())
+        start_s += elapsed_s
+        if call["start"] is None:
+            start_s = _time_of_day(reading.written.isoformat())
     marks = done + marks_of(steps - done)
     runs = simulate_runs(
         model, steps - done, call["run_replicates"], call["seed"],
-        start_s=_time_of_day(call["start"]) + elapsed_s, progress=progress,
+        start_s=start_s, progress=progress,
         marks=(marks - done).astype(int).tolist(),
     )  # fmt: skip
+    left = {}
     if done:
+        left = {"time_left": runs.total}
         before = {"completed_steps": np.full_like(runs.total, elapsed_s)}
         runs = replace(
             runs, total=runs.total + elapsed_s, marks=runs.marks + elapsed_s,
@@ -90,7 +95,7 @@ def draw_run(
         "ideal_time_to_train": whole_steps * ideal * step.period_ratio,
         "run_term_time": np.column_stack(list(runs.terms.values())),
         "progress_time": np.quantile(runs.marks, QUANTILES, axis=0),
-    }
+    } | left
     if call["deadline"] is not None:
         values["deadline"] = call["deadline"]
     if call["price"] is not None:
@@ -146,21 +151,19 @@ def _assumed(job: Job) -> list[str]:
     return out
 
 
-def _past(job: Job, model: RunModel, call: dict[str, Any], share: float) -> "UnderWay":
+def _past(
+    job: Job, model: RunModel, reading: Reading, call: dict[str, Any], share: float
+) -> "UnderWay":
     """Return the rest of a run in progress, given its completed steps."""
     from prism.models.steptimes.runs import NOMINAL_ERROR, condition
-    from prism.traces import read_step_times
 
-    times = read_step_times(
-        call["completed"], call["column"], call["where"] or None, call["unit"], job.work_per_step
-    )
     found, draws = calibration_of(job), max(CLUSTERS_IN_PROGRESS, model.mean.shape[0])
     nominal = model.model_error or NOMINAL_ERROR
     nominal = nominal if found is None else found.mean_error(share)
-    past = condition(model, times, draws, call["seed"], nominal)
+    past = condition(model, reading.times, draws, call["seed"], nominal)
     if past.done >= call["steps"]:
         raise PrismError(
-            f"{call['completed']}: {past.done} steps are done, and the run has {call['steps']}; "
+            f"{reading.times.source}: {past.done} steps are done, and the run has {call['steps']}; "
             f"nothing is left to estimate, or {named('steps')} (run.steps) is too small"
         )
     return past

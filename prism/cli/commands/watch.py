@@ -31,6 +31,17 @@ if TYPE_CHECKING:
 @click.argument("job", required=False)
 @click.option("--steps", type=click.IntRange(min=1), help="Steps of the run.  [default: the log's, "
               "else the job's]")  # fmt: skip
+@click.option("--deadline", type=Duration(), help="Give P(done within this): 60d, 12h, ...")
+@click.option(
+    "--probability",
+    type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
+    help="Of the end date in the JSON.  [default: the job's, else 0.9]",
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(min=1),
+    help="GPUs of a model of step times, which knows none: their failures.",
+)
 @click.option(
     "--interval",
     type=Duration(),
@@ -79,6 +90,7 @@ def watch(
         raise click.UsageError("--set changes a key of a job; name the JOB, or leave it out")
     held = job if job is None or from_steps else load_job(job, overrides)
     with progress_line("simulating", quiet) as report:
+        options = {name: value for name, value in options.items() if value is not None}
         watched = Watch(log, held, where=rows_of(where) or None, progress=report, **options)
 
     def show(answer: Answer) -> None:

@@ -1,142 +1,289 @@
-"""Whether the last steps of a run depart from those before, and how sure that is.
+"""Whether the last steps of a run depart from those before: a sequential test of changes of level.
 
-The largest change of level over all places, each in its own standard deviations, is held against
-the same of runs that are simulated without any change: with the model's own noise and drift.
+At every step the likelihood of a change somewhere before it is held against that of none, both
+averaged over kinds of noise: white, and white with an AR(1) drift of some size and memory; level
+and variance are free. A change is found where this crosses a bound that noise alone crosses in at
+most 1 % of runs, at any of its steps (`experiments/verification/watch.py --sequential`): so the
+answer depends on the steps, not on how often they are looked at. How large a change is, the steps
+after the crossing tell: those before it were selected by it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.signal import lfilter
+from scipy.stats import norm, t
 
-from prism.models.changes.segments import LEAST
+from prism.models.changes.segments import LEAST, outliers
 from prism.models.changes.spans import FEWEST
-from prism.models.steptimes.spread import Spread
-from prism.simulation.runs.drift import ar1
 
 Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 Index = NDArray[np.int64]
 
-ALARM = 0.001
-"""P-value at which steps depart. Measured runs looked at nine times (`experiments/verification/
-watch.py`): 1 of 27 MLPerf logs without a model departs, and none of 20 repeated runs with one."""
-_DRAWS = 3_999  # simulated runs: p-values to 1/4000
-_FINE = 50  # last values that are looked at one by one; further back a change is placed to
-_COARSE = 0.02  # this share of the distance from the end
-_NEAR = 3.84  # below the largest square: 95 % of a chi-square of one degree of freedom
+FALSE_ALARMS = 0.01
+"""Share of runs without a change in which one is found at any of their steps, at most."""
+CONFIDENCE = 0.9  # of the interval of a change
+_BOUND = 5.1, 0.05  # of the score at n steps: the first, and more for each doubling of n
+_WHITE = 0.5  # weight of white noise alone; the others share the rest
+_DRIFTS = 0.03, 0.2, 1.0, np.inf  # variance of the drift over the white one
+_MOST = 8192  # values; more are averaged in pairs
+_MEMORIES = 4.0 ** np.arange(6)  # of a drift, up to an eighth of as many values
+_EACH, _FINER = 500, 1.005  # values after each of which a change is looked for, then this apart
+_COARSER = 1.15  # ratio of the lengths since a change that are tried
+_NEAR = 3.84  # below the largest likelihood: 95 % of a chi-square of one degree of freedom
 _FLOOR = 1e-9  # relative; what differs by less is rounding
+_MANY = 50  # changes of a run
 
 
 @dataclass(frozen=True)
 class Departure:
-    """The most likely change of level of a series.
+    """The last change of level of a run, if any.
 
     Attributes
     ----------
+    departed : bool
+        Whether the last steps are at another level than the first ones.
     p_value : float
-        That a series without one shows as large a change [1].
-    begin : int
-        First value after it.
-    earliest, latest : int
-        Where that may be as well (95 %).
-    change, std : float
-        Level after it over the level before, less 1, and its standard deviation [1].
+        Bound on the chance that a run without a change shows as much at any of its steps [1].
+    current : bool [value]
+        Values that show the present level.
+    level : float64 [value]
+        Of each value over the first ones [1].
+    begin, earliest, latest : int
+        First value after the change; where that may be as well (95 %).
+    change, low, high : float
+        Level after it over the level before, less 1, and its interval of 90 %.
     """
 
+    departed: bool
     p_value: float
-    begin: int
-    earliest: int
-    latest: int
-    change: float
-    std: float
+    current: Flags
+    level: Array
+    begin: int = 0
+    earliest: int = 0
+    latest: int = 0
+    change: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
 
 
-def find_departure(
-    ratio: Array, elapsed_s: Array, spreads: Sequence[Spread], seed: int
-) -> Departure | None:
-    """Find the most likely change of level of a run.
+class _Noise(NamedTuple):
+    """Noise as an ARMA(1, 1) series; the variance of its first value over that of what is new."""
+
+    ar: float
+    ma: float
+    first: float
+    weight: float
+
+    def mean_variance(self, n: int) -> float:
+        """Variance of the mean of n values over that of what is new in each."""
+        r, m = self.ar, self.ma
+        side = (r - m) * (1.0 - r * m) / (1.0 - r * r)
+        pairs = (1.0 - (1.0 - r**n) / (n * (1.0 - r))) / (1.0 - r)
+        return (self.first + 2.0 * side * pairs) / n
+
+
+def find_departure(values: Array, grain: float = 0.0) -> Departure | None:
+    """Find the last change of level of a run.
 
     Parameters
     ----------
-    ratio : float64 [value]
-        Step over its work; not-a-number where the level does not show.
-    elapsed_s : float64 [value]
-        Time of each [s].
-    spreads : sequence of Spread
-        Of a value around its level without a change; white noise is at least that of the series.
-    seed : int
+    values : float64 [value]
+        Step over its work, in the order of the steps; not-a-number where the level does not show.
+    grain : float
+        Step of the clock that they were read from; noise is at least that.
 
     Returns
     -------
     Departure or None
         None of fewer values than a change can be seen in.
     """
-    known = np.flatnonzero(np.isfinite(ratio))
-    n = known.size
-    if n < FEWEST + LEAST:
+    known = np.flatnonzero(np.isfinite(values))
+    known = known[~outliers(np.log(values[known])[:, None])[0][:, 0]] if known.size else known
+    if known.size < FEWEST + 2 * LEAST:
         return None
-    level = float(ratio[known].mean())
-    first = _blocks(n)
-    count = np.diff(np.r_[first, n]).astype(np.float64)
-    seen = (np.add.reduceat(ratio[known] / level - 1.0, first) / count)[:, None]
-    at_s = np.add.reduceat(elapsed_s[known], first) / count
-    drawn = _draw(_own_square(ratio[known] / level), elapsed_s[known], at_s, count, spreads, seed)
-    before = np.cumsum(count)[:-1]
-    edges = np.flatnonzero((before >= FEWEST) & (n - before >= LEAST))
-    shift = _shift(drawn, count)[edges]
-    spread = shift.std(axis=1)
-    found = _shift(seen, count)[edges, 0]
-    score = np.abs(found) / spread
-    best = int(score.argmax())
-    largest = (np.abs(shift) / spread[:, None]).max(axis=0)
-    p_value = (1.0 + float((largest >= score[best]).sum())) / (_DRAWS + 1.0)
-    near = edges[score**2 >= score[best] ** 2 - _NEAR]
-    starts = known[first[1:]]
-    later = 1.0 - before[edges[best]] / n
-    size = float(found[best] / (1.0 - later * found[best]))  # over the level before, not the mean
+    block = 1
+    while known.size > block * _MOST:
+        block *= 2
+    edges = np.arange(0, known.size - block + 1, block)
+    first = float(values[known[: FEWEST * block]].mean())
+    series = np.add.reduceat(values[known], edges) / np.diff(np.r_[edges, known.size]) / first
+    floor = max(_FLOOR, grain / first) / np.sqrt(block)
+    p_value, found, start = 1.0, [], 0
+    while len(found) < _MANY:
+        crossing, p = _first_crossing(series[start:], block, floor)
+        p_value = p if not found or crossing is not None else p_value
+        if crossing is None:
+            break
+        found.append((start + crossing[0], start + crossing[1]))
+        start += crossing[0]
+    if not found:
+        all_of_them = np.ones(values.size)
+        return Departure(False, p_value, all_of_them > 0.0, all_of_them)
+    return _describe(values.size, known[edges], series, found, p_value, floor)
+
+
+def _first_crossing(
+    series: Array, block: int, floor: float
+) -> tuple[tuple[int, int] | None, float]:
+    """Find the change at the first crossing of the bound, and that value; the least p-value.
+
+    A crossing counts once `LEAST` values follow it.
+    """
+    ends = _ends(series.size - LEAST)
+    if not ends.size:
+        return None, 1.0
+    lengths = _lengths(int(ends[-1]) - FEWEST)
+    gain = _gains(series, ends, lengths, floor)
+    best = gain.argmax(axis=1)
+    # as a t statistic of the same p-value, and that as a normal one
+    square = (ends - 4.0) * np.expm1(np.maximum(gain.max(axis=1), 0.0) / ends)
+    score = norm.isf(np.maximum(t.sf(np.sqrt(square), ends - 4.0), 1e-300))
+    bound = _BOUND[0] + _BOUND[1] * np.log2(ends * block)
+    p = np.minimum(FALSE_ALARMS * np.exp(0.5 * (bound**2 - np.maximum(score, 0.0) ** 2)), 1.0)
+    over = np.flatnonzero(score > bound)
+    if not over.size:
+        return None, float(p.min())
+    at = int(over[0])
+    return (int(ends[at] - lengths[best[at]]), int(ends[at])), float(p.min())
+
+
+def _ends(n: int) -> Index:
+    """Numbers of values after which a change is looked for."""
+    out = [*range(FEWEST + LEAST, min(n, _EACH) + 1)]
+    while out and out[-1] >= _EACH and (after := int(np.ceil(out[-1] * _FINER))) <= n:
+        out.append(after)
+    return np.array(out, np.int64)
+
+
+def _lengths(n: int) -> Index:
+    """Lengths since a change that are tried."""
+    out = [LEAST]
+    while (after := max(out[-1] + 1, int(out[-1] * _COARSER))) <= n:
+        out.append(after)
+    return np.array(out, np.int64)
+
+
+def _kinds_of_noise() -> list[_Noise]:
+    rows = []
+    for r in np.exp(-1.0 / _MEMORIES):
+        for ratio in _DRIFTS:
+            m = 0.0
+            if np.isfinite(ratio):  # from the autocovariances of a drift with white noise
+                half = 0.5 * ((1.0 + r * r) + ratio * (1.0 - r * r)) / r
+                m = float(half - np.sqrt(half * half - 1.0))
+            rows.append((float(r), m, float(1.0 + (r - m) ** 2 / (1.0 - r * r))))
+    share = (1.0 - _WHITE) / len(rows)
+    return [_Noise(0.0, 0.0, 1.0, _WHITE), *(_Noise(*row, share) for row in rows)]
+
+
+_NOISES = _kinds_of_noise()
+
+
+def _gains(series: Array, ends: Index, lengths: Index, floor: float) -> Array:
+    """Twice the log likelihood ratio of a change that long before each end [end, length]."""
+    centred = series - series.mean()
+    none = np.full(ends.size, -np.inf)
+    some = np.full((ends.size, lengths.size), -np.inf)
+    for noise in _NOISES:
+        least, gone = _squares(noise, centred, ends, lengths)
+        square = np.maximum(least, ends * floor**2)
+        left = np.maximum(least[:, None] - gone, ends[:, None] * floor**2)
+        more = np.log(noise.weight) - 0.5 * np.log(noise.first)
+        none = np.logaddexp(none, more - 0.5 * ends * np.log(square))
+        some = np.logaddexp(some, more - 0.5 * ends[:, None] * np.log(left))
+    possible = ends[:, None] - lengths >= FEWEST
+    return np.where(possible, 2.0 * (some - none[:, None]), -np.inf)
+
+
+def _squares(
+    noise: _Noise, series: Array, ends: Index, lengths: Index
+) -> tuple[Array, Array]:
+    """Sum of squares of what is new up to each end, and what a change takes from it.
+
+    Notes
+    -----
+    What is new in a series follows from filtering it, and a change of level from then on becomes
+    ``late + (1 - late) ma^i`` after i values: its products are sums of the filtered series and of
+    the same weighted by powers of `ma`, so that each pair of end and length takes a few operations.
+    """
+    n, m = series.size, noise.ma
+    new, one = (lfilter([1.0, -noise.ar], [1.0, -m], x) for x in (series, np.ones(n)))
+    new[0] /= np.sqrt(noise.first)
+    one[0] /= np.sqrt(noise.first)
+    late = (1.0 - noise.ar) / (1.0 - m)
+    shape = late + (1.0 - late) * m ** np.arange(n)  # of a change of 1
+
+    def sums(x: Array) -> Array:
+        return np.concatenate([[0.0], np.cumsum(x)])
+
+    begin = np.maximum(ends[:, None] - lengths, 0)
+    gone = m ** lengths.astype(np.float64)
+
+    def along(x: Array) -> Array:
+        """Product of a filtered series with the change."""
+        plain, back = sums(x), np.append(lfilter([1.0], [1.0, -m], x[::-1])[::-1], 0.0)
+        near = back[begin] - gone * back[ends][:, None]
+        return np.asarray(late * (plain[ends][:, None] - plain[begin]) + (1.0 - late) * near)
+
+    both, ones = sums(new * one)[ends], sums(one * one)[ends]
+    with_level = along(one)
+    product = along(new) - (both / ones)[:, None] * with_level
+    power = sums(shape * shape)[lengths] - with_level**2 / ones[:, None]
+    taken = product**2 / np.maximum(power, 1e-12)
+    return sums(new * new)[ends] - both**2 / ones, taken
+
+
+def _describe(
+    n_values: int, at: Index, series: Array, found: list[tuple[int, int]], p_value: float,
+    floor: float,
+) -> Departure:  # fmt: skip
+    """Describe the last change: its place from all values, its size from those after the crossing.
+
+    A run that is back at its first level does not depart.
+    """
+    n, start = series.size, found[-2][0] if len(found) > 1 else 0
+    begin, crossing = found[-1]
+    lengths = np.arange(n - crossing + 1, n - start - FEWEST + 1)
+    gain = _gains(series[start:], np.array([n - start]), lengths, floor)[0]
+    near = n - lengths[gain >= gain.max() - _NEAR]
+    begin = int(n - lengths[gain.argmax()])
+    bounds = [0, *(row[0] for row in found[:-1]), begin, n]
+    before = series[: max(FEWEST, int(near.min()) if len(found) == 1 else found[0][0])]
+    after = series[crossing:]
+    half = _half_width(series, bounds, before.size, after.size, floor) / before.mean()
+    change = float(after.mean() / before.mean()) - 1.0
+    back = len(found) > 1 and abs(change) <= half
+    level, current = np.ones(n_values), np.zeros(n_values, np.bool_)
+    edge = [*at, n_values]
+    for low, high in zip(bounds[1:], bounds[2:], strict=False):
+        level[edge[low] : edge[high]] = series[low:high].mean() / before.mean()
+    level[edge[begin] :] = 1.0 if back else 1.0 + change
+    current[edge[crossing] :] = True
+    current[: edge[before.size]] = back
     return Departure(
-        p_value, int(starts[edges[best]]), int(starts[near[0]]), int(starts[near[-1]]), size,
-        float(spread[best]),
+        not back, p_value, current, level, int(at[begin]), int(at[near.min()]), int(at[near.max()]),
+        change, change - half, change + half,
     )  # fmt: skip
 
 
-def _blocks(n: int) -> Index:
-    """First values of blocks: single ones at the end, longer ones further back."""
-    edges = [n]
-    while edges[-1] > 0:
-        far = n - edges[-1]
-        edges.append(edges[-1] - max(1, int(_COARSE * max(0, far - _FINE))))
-    return np.maximum(np.array(edges[:0:-1], np.int64), 0)
+def _half_width(series: Array, bounds: list[int], before: int, after: int, floor: float) -> float:
+    """Half of the interval of a difference of two means, given the noise around the levels."""
+    rest = series.copy()
+    for low, high in zip(bounds, bounds[1:], strict=False):
+        rest[low:high] -= series[low:high].mean()
+    dof = series.size - len(bounds) + 1.0
+    ends, none = np.array([series.size]), np.array([LEAST])
+    logs, variances = [], []
+    for noise in _NOISES:
+        square = max(float(_squares(noise, rest, ends, none)[0][0]), series.size * floor**2)
+        logs.append(np.log(noise.weight / np.sqrt(noise.first)) - 0.5 * dof * np.log(square))
+        means = noise.mean_variance(before) + noise.mean_variance(after)
+        variances.append(means * square / dof)
+    weight = np.exp(np.array(logs) - max(logs))
+    variance = float(weight @ np.array(variances) / weight.sum())
+    return float(t.isf(0.5 * (1.0 - CONFIDENCE), dof) * np.sqrt(variance))
 
-
-def _own_square(values: Array) -> float:
-    """Half the mean square of successive differences (von Neumann)."""
-    return 0.5 * float((np.diff(values) ** 2).mean())
-
-
-def _draw(
-    own: float, elapsed_s: Array, at_s: Array, count: Array, spreads: Sequence[Spread], seed: int
-) -> Array:
-    """Draw block means of runs without a change [block, run]."""
-    rng = np.random.Generator(np.random.Philox(key=[seed, 77]))
-    gap_s = float(np.diff(elapsed_s).mean())
-    n = elapsed_s.size / 1.5  # degrees of freedom of successive differences
-    shares = np.array_split(np.arange(_DRAWS), min(len(spreads), 50))
-    out = []
-    for share, s in zip(shares, spreads, strict=False):
-        drift = s.drift**2 * -np.expm1(-gap_s / s.tau_s) if s.drift > 0.0 else 0.0
-        seen = own * n / rng.chisquare(n, share.size) - drift  # as well as it is known
-        white = np.sqrt(np.maximum(seen, max(s.white, _FLOOR) ** 2))
-        body = white / np.sqrt(count)[:, None] * rng.standard_normal((count.size, share.size))
-        if s.drift > 0.0:
-            body += s.drift * ar1(at_s / s.tau_s, share.size, rng)
-        out.append(body)
-    return np.concatenate(out, axis=1)
-
-
-def _shift(blocks: Array, count: Array) -> Array:
-    """Mean after each edge between blocks less that before [edge, run]."""
-    sums = np.cumsum(count[:, None] * blocks, axis=0)
-    before = np.cumsum(count)[:-1, None]
-    return np.asarray((sums[-1] - sums[:-1]) / (count.sum() - before) - sums[:-1] / before)

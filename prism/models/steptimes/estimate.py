@@ -8,6 +8,7 @@ evaluations.
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,11 @@ from prism.models.steptimes.predict import (
     total_cv,
     work_of,
 )
-from prism.models.steptimes.runs import progress
+from prism.models.steptimes.runs import UnderWay, count_done, progress, steps_known
 from prism.simulation.results import SCHEMA, make_dataset
 from prism.simulation.runs.build import describe_failures, effective_share
-from prism.simulation.summary import run_end, run_terms, spread
-from prism.traces import read_step_times
+from prism.simulation.summary import run_end, run_progress, run_terms, spread
+from prism.traces.growing import Reading, read_log
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -53,7 +54,7 @@ def estimate_steps(
     slowdown_thresholds: Sequence[float] = (1.05, 1.1, 1.2),
     start: str | None = None,
     probability: float = 0.9,
-    completed: str | Path | None = None,
+    completed: str | Path | Reading | None = None,
     column: str | None = None,
     unit: str | None = None,
     where: Mapping[str, str] | None = None,
@@ -68,7 +69,7 @@ def estimate_steps(
     replicates, run_replicates, seed : int
         Steps and runs to draw; 64 steps share a run.
     steps : int, optional
-        Steps of a run; as many as were seen where None.
+        Steps of a run; as many as a log of completed steps says, else as were seen, where None.
     deadline, slowdown_thresholds, start, probability
         As in `prism.estimate`: [s], times the typical step [1], a date, a probability [1].
     completed : path, optional
@@ -88,21 +89,27 @@ def estimate_steps(
         Bad input.
     """
     begin = time.perf_counter()
-    model = load_step_model(path)
+    model, reading = load_step_model(path), None
+    if completed is not None:
+        reading = read_log(completed, column=column, where=where, unit=unit)
+        steps = steps or reading.total
     n_steps = model.n_steps * model.mean_over if steps is None else steps
     if n_steps < 1:
         raise PrismError(
             f"{named('steps')} {n_steps}: expected at least 1; leave it out for as many as seen"
         )
-    past, warnings = None, _warnings(model, n_steps)
-    notes: tuple[str, ...] = ()
-    if completed is not None:
-        times = read_step_times(completed, column=column, where=where, unit=unit)
-        past, notes = progress(model, times, n_steps, min(run_replicates, DRAWS), seed), times.notes
+    warnings, notes, under_way = _warnings(model, n_steps), (), {}
+    if reading is None:
+        drawn = draw_runs(model, n_steps, run_replicates, seed, None, gpus)
+    else:
+        drawn, past = _draw_rest(model, reading, steps, (n_steps, run_replicates, seed), gpus)
+        notes = reading.times.notes
         warnings = [*past.notes[len(notes) :], *warnings]
-    drawn = draw_runs(model, n_steps, run_replicates, seed, past, gpus)
+        under_way = past.figures() | reading.figures()
     sample = _sample_steps(model, n_steps, replicates, seed)
     values = _values(model, n_steps, sample, drawn, slowdown_thresholds, deadline)
+    if under_way:
+        values["time_left"] = drawn.total - under_way["seconds"] - drawn.terms["offset"]
     call = {"steps": n_steps, "probability": probability, "start": start, "seed": seed}
     if gpus is None:
         failures = {"per_1000_node_days": 0.0, "source": "gpus"}
@@ -115,9 +122,25 @@ def estimate_steps(
         "failures": json.dumps(failures), "notes": json.dumps(list(notes)),
         "warnings": json.dumps(warnings),
         "wall_seconds": time.perf_counter() - begin,
-    }  # fmt: skip
+    } | ({"completed_steps": json.dumps(under_way)} if under_way else {})  # fmt: skip
     coords = {"threshold": list(slowdown_thresholds), "term": list(drawn.terms)}
     return make_dataset(values, coords, attrs)
+
+
+def _draw_rest(
+    model: StepModel, reading: Reading, steps: int | None, call: tuple[int, int, int],
+    gpus: int | None,
+) -> tuple[Drawn, UnderWay]:  # fmt: skip
+    """Draw what is left of a run under way; steps that the fit left out are as long as others."""
+    (n_steps, n_runs, seed), done = call, count_done(reading.times)[1]
+    known = n_steps if steps is None else steps_known(model, steps)
+    past = progress(model, reading.times, known, min(n_runs, DRAWS), seed)
+    drawn = draw_runs(model, known, n_runs, seed, past, gpus)
+    out = 0 if steps is None else max(0, steps - done - (known - past.done))
+    left = drawn.total - past.elapsed_s - drawn.terms["offset"]
+    left_out = out / (known - past.done) * left
+    terms = drawn.terms | ({"left_out": left_out} if out else {})
+    return replace(drawn, total=drawn.total + left_out, terms=terms), replace(past, done=done)
 
 
 def _attrs(path: str | Path, model: StepModel, call: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +244,7 @@ def summarize_steps(dataset: "xr.Dataset") -> dict[str, Any]:
             f"{t:.10g}": float(p) for t, p in zip(
                 dataset.threshold.values, dataset.slowdown_probability.values, strict=True)
         },
-        **run_terms(dataset, runs), **run_end(dataset, call, runs),
+        **run_terms(dataset, runs), **run_end(dataset, call, runs), **run_progress(dataset),
         "data_error": json.loads(dataset.attrs["data_error"]),
     }  # fmt: skip
     out["notes"] = json.loads(dataset.attrs["notes"])

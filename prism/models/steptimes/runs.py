@@ -7,17 +7,19 @@ Left out: a regime's present state; evaluations, checkpoints and failures so far
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError, named
 from prism.common.text import format_share
-from prism.models.changes.find import select_steps
+from prism.models.changes.find import changes_of_step_times, select_steps
+from prism.models.steptimes.departure import FALSE_ALARMS, Departure, find_departure
 from prism.models.steptimes.likelihood import state_given
 from prism.models.steptimes.model import StepModel
 from prism.models.steptimes.predict import generator, run_model, work_of
-from prism.models.steptimes.series import OUTLIER, Series, take_apart
+from prism.models.steptimes.series import OUTLIER, Series, clock_grain, elapsed_steps, take_apart
 from prism.models.steptimes.spread import Spread
 from prism.simulation.runs.parts import RunModel, StallProcess
 from prism.simulation.runs.rates import step_shares
@@ -28,10 +30,12 @@ Array = NDArray[np.float64]
 NOMINAL_ERROR = 0.1
 """What a job's mean step may be wrong by before anything is measured [1]: p95 errors of published
 predictions reach 5 %, of rooflines more; the completed steps soon outweigh it."""
-UNKNOWN_LEVEL = 0.05  # what runs may differ by where one run was fitted: wide, so the steps decide
+UNKNOWN_LEVEL = 0.05
+"""What runs differ by where one was fitted, and phases of a run: wide, so the steps decide."""
 FAR = 4.0  # standard deviations of what was expected beyond which a level is said to be unlikely
 MOST_LENGTHS = 100_000  # of stalls, measured ones repeated by their weight
 MISSING = 10  # steps that may lack without a word
+LAST = 20  # values whose mean is the present step time
 MIN_OWN = 30  # steps from which their own spread is believed rather than the model's
 _LEAST = 1e-6  # of a level: what differs by less is rounding
 
@@ -54,6 +58,12 @@ class UnderWay:
         Standard deviation of that level before the steps were seen [1].
     far : bool
         Whether it is further off than the model allows, and is taken from the steps.
+    departure : Departure or None
+        The last change of level; None of too few steps.
+    step : int64 [value]
+        Numbers of the completed steps.
+    last_s : float
+        Mean of the last ones [s].
     notes : tuple of str
         What was assumed.
     """
@@ -65,7 +75,46 @@ class UnderWay:
     level_std: float
     expected: float
     far: bool
+    departure: Departure | None
+    step: NDArray[np.int64]
+    last_s: float
     notes: tuple[str, ...] = ()
+
+    def figures(self) -> dict[str, Any]:
+        """Say what is done of the run, and whether its last steps depart; times in seconds."""
+        return {
+            "steps": self.done, "seconds": self.elapsed_s, "level": self.level,
+            "level_std": self.level_std, "level_expected_std": self.expected,
+            "last_step_time": self.last_s, "departure": self._departure(),
+        }  # fmt: skip
+
+    def _departure(self) -> dict[str, Any]:
+        """Say whether steps depart: from those before, or all of them from the model."""
+        found = self.departure
+        changed = found is not None and found.departed
+        out: dict[str, Any] = {
+            "departed": changed or self.far, "kind": "change" if changed else "level" * self.far
+            or None, "false_alarm_rate": FALSE_ALARMS,
+            "p_value": None if found is None else found.p_value,
+        }  # fmt: skip
+        if found is None or not changed:
+            return out | dict.fromkeys(("change", "change_ci", "step", "step_range"))
+        step, early, late = (
+            int(self.step[i]) for i in (found.begin, found.earliest, found.latest)
+        )  # fmt: skip
+        return out | {
+            "change": found.change, "change_ci": [found.low, found.high], "step": step,
+            "step_range": [early, late],
+        }  # fmt: skip
+
+
+def count_done(times: StepTimes) -> tuple[int, int]:
+    """Count the steps of a run before its first measured one, and all that are done."""
+    number, k = np.unique(times.step), times.mean_over
+    each = max(1.0, k / float(np.median(np.diff(number)))) if number.size > 1 else 1.0
+    first, own = int(number[0]), int(k / each)  # means of steps may be numbered one by one
+    begun = 0 if first == 0 else own  # numbers count from 0, or are of the last step done
+    return int(max(first - begun, 0) * each), int((number[-1] - begun + own) * each)
 
 
 @dataclass(frozen=True)
@@ -81,7 +130,7 @@ class Fitted:
     odd : bool [value]
         Whether it tells nothing of the run's level.
     early : int
-        Positions whose stalls are the beginning's.
+        Positions whose stalls are the beginning's, and in which no change is looked for.
     """
 
     spreads: Sequence[Spread]
@@ -101,7 +150,7 @@ def condition(
     model : RunModel
         Before anything was measured.
     times : StepTimes
-        Completed steps, from the first on.
+        Completed steps; those that lack, by number, took as long as the others.
     n_draws, seed : int
         Draws of level and drift; each becomes a cluster.
     nominal_error : float
@@ -117,7 +166,8 @@ def condition(
     Notes
     -----
     The level's prior is as wide as clusters and runs differ, and as a job's nominal mean may err.
-    Where the steps lie far from it, they are believed, and all spreads go with them. A stall rate
+    Where the steps lie far from it, or change, they are believed, and all spreads go with them: the
+    level is that of the steps after a change was found (`departure`). A stall rate
     has the model's as its prior (gamma), worth the stalls it rests on.
     """
     check_one_run(times)
@@ -128,8 +178,10 @@ def condition(
     prior = float(np.sqrt(between**2 + model.run_cv**2 + nominal_error**2 + _LEAST**2))
     noise = spreads[0].white ** 2 / (max(1, np.isfinite(ratio).sum()) * k)
     expected = float(np.sqrt(prior**2 + max(s.drift for s in spreads) ** 2 + noise))
-    far = abs(scale - 1.0) > FAR * expected
-    centre, prior = (scale, max(prior, UNKNOWN_LEVEL)) if far else (1.0, prior / scale)
+    changed = done.departure is not None and done.departure.departed
+    far = not changed and abs(scale - 1.0) > FAR * expected
+    own = far or changed
+    centre, prior = (scale, max(prior, UNKNOWN_LEVEL)) if own else (1.0, prior / scale)
     z, state = generator(seed, 32).standard_normal((n_draws, 2)), np.empty((n_draws, 2))
     white, cv, tau_s = np.empty((3, n_draws))
     for i, s in enumerate(spreads):
@@ -140,7 +192,7 @@ def condition(
         white[mine], cv[mine], tau_s[mine] = s.white, s.drift, s.tau_s
     levels = centre + scale * state[:, 0]
     initial = np.divide(state[:, 1], cv, out=np.zeros(n_draws), where=cv > 0.0)
-    n = (int(done.place[-1]) + 1) * k
+    n = int(done.first[-1]) + k
     rest = replace(
         model, mean=levels[:, None] * model.mean.mean(axis=0),
         std=(levels * white)[:, None] * _shape_of_stds(model), run_cv=0.0, model_error=0.0,
@@ -149,15 +201,21 @@ def condition(
         profile=None if model.profile is None else model.profile[n:],
         residuals=model.residuals * float(levels.mean() * white.mean() / _own_spread(model)),
     )  # fmt: skip
-    notes = [*times.notes, *_granted(model, times, n, fitted)]
+    lack = n - done.step.size * k if fitted is None else 0
+    notes = [*times.notes, *_granted(model, times, lack)]
     if far:
         notes.append(
             f"{times.source}: steps take {scale:.3g} times what the model says, and "
             f"{format_share(expected, 2)} more or less were expected: the level is taken from the "
             "steps; are they of this job?"
         )
-    level, std = float(levels.mean()), float(levels.std())
-    return UnderWay(rest, done.seconds * k, n, level, std, expected, far, tuple(notes))
+    if changed:
+        notes.append(f"{times.source}: steps to come take as long as those since the change")
+    elapsed_s = done.seconds * k + lack * done.mean_s
+    return UnderWay(
+        rest, elapsed_s, n, float(levels.mean()), float(levels.std()), expected, far,
+        done.departure, done.step, done.last_s, tuple(notes),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -166,51 +224,71 @@ class _Done:
 
     Attributes
     ----------
-    place : int64 [value]
-        Positions in the run.
+    step, first : int64 [value]
+        Numbers; steps of the run before each value.
     series : Series
-        Of the steps over the work by step.
+        Of the steps over the work by step and the level between changes.
     ratio : float64 [value]
-        Over the usual step; not-a-number where the level does not show.
+        Over the usual step; not-a-number where the present level does not show.
     work, elapsed_s : float64 [value]
         Relative work; time since the first [s].
     begin : int
         First value after the beginning.
-    scale, seconds : float
-        Mean ratio; sum of the values [s].
+    departure : Departure or None
+    scale, seconds, last_s, mean_s : float
+        Mean ratio; sum of the values, mean of the last and of all [s].
     """
 
-    place: NDArray[np.int64]
+    step: NDArray[np.int64]
+    first: NDArray[np.int64]
     series: Series
     ratio: Array
     work: Array
     elapsed_s: Array
     begin: int
+    departure: Departure | None
     scale: float
     seconds: float
+    last_s: float
+    mean_s: float
 
 
 def _lay_out(model: RunModel, times: StepTimes, seed: int, fitted: Fitted | None) -> _Done:
-    """Lay completed steps beside the model's work."""
+    """Lay completed steps beside the model's work, and find where their level changes."""
     once = np.unique(times.step, return_index=True)[1]
-    seconds, k, usual = times.seconds[once], times.mean_over, _usual(model)
-    place = np.arange(once.size) if fitted is None else fitted.place[once]
-    work = np.ones(place.size)
-    if model.profile is not None:
-        work = model.profile[np.minimum(place * k, model.profile.size - 1)]
-    least = OUTLIER * _own_spread(model) if once.size < MIN_OWN else 0.0
-    level = replace(times, seconds=seconds / work, step=times.step[once], run=times.run[once])
-    series = take_apart(level, seed, least)
-    ratio = series.work * (1.0 + series.body[:, 0]) / usual
+    seconds, step, k, usual = times.seconds[once], times.step[once], times.mean_over, _usual(model)
     if fitted is None:
-        at, begin = series.elapsed / k, series.beginning
-        ratio[:begin] = np.nan
+        first = count_done(times)[0] + elapsed_steps(step, step, k).astype(np.int64)
+        odd = changes_of_step_times(times)[3][once]
     else:
-        at, begin = place.astype(np.float64), int(np.searchsorted(place, fitted.early))
+        place = fitted.place[once]
+        first, odd = place * k, fitted.odd[once] | (place < fitted.early)
+    work = np.ones(once.size)
+    if model.profile is not None:
+        work = model.profile[np.minimum(first, model.profile.size - 1)]
+    plain = seconds / work
+    grain = clock_grain(seconds[:, None])
+    departure = find_departure(np.where(odd, np.nan, plain), grain)
+    changes, current = np.ones(once.size), np.ones(once.size, np.bool_)
+    if departure is not None:
+        changes, current = departure.level, departure.current
+    least = OUTLIER * _own_spread(model) if once.size < MIN_OWN else 0.0
+    level = replace(times, seconds=plain / changes, step=step, run=times.run[once])
+    series = take_apart(level, seed, least)
+    ratio = changes * series.work * (1.0 + series.body[:, 0]) / usual
+    if fitted is None:
+        begin = series.beginning
+        ratio[:begin], ratio[odd] = np.nan, np.nan
+    else:
+        begin = int(np.searchsorted(fitted.place[once], fitted.early))
         ratio[fitted.odd[once]] = np.nan
+    ratio[~current] = np.nan
     scale = float(np.nanmean(ratio)) if np.isfinite(ratio).any() else 1.0
-    elapsed_s = at * (k * usual * scale)
-    return _Done(place, series, ratio, work, elapsed_s, begin, scale, float(seconds.sum()))
+    elapsed_s = first * (usual * scale)
+    return _Done(
+        step, first, series, ratio, work * changes, elapsed_s, begin, departure, scale,
+        float(seconds.sum()), float(seconds[-LAST:].mean()), float(seconds.mean()),
+    )  # fmt: skip
 
 
 def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, seed: int) -> UnderWay:
@@ -251,7 +329,7 @@ def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, see
     if (n := whole.step.size - times.step.size) > 0:
         notes.append(
             f"{times.source}: {n} steps that the model's fit left out ({k * out_s:.4g} s) count "
-            "as elapsed; those to come are in no total"
+            "as elapsed; those to come take as long as the others"
         )
     usual = found.level * work_of_values(model, int(at.max()) + 1)
     usual[at] = times.seconds
@@ -281,6 +359,14 @@ def without_pauses(model: StepModel, times: StepTimes) -> StepTimes:
     ends = k * (at.astype(np.float64) + 1.0)
     pause_s = (model.paused_s(ends) - model.paused_s(ends - k)) / k
     return replace(times, seconds=np.maximum(times.seconds - pause_s, SHORTEST_S))
+
+
+def steps_known(model: StepModel, total: int) -> int:
+    """Count the steps of a run of so many that the model knows."""
+    steps, k = model.steps, model.mean_over
+    last = total - (k if steps[0] == 0 else 0)  # number of the last one
+    beyond = max(0, last - int(steps[-1]))
+    return int(np.searchsorted(steps, last, side="right")) * k + beyond
 
 
 def work_of_values(model: StepModel, n: int) -> Array:
@@ -326,13 +412,12 @@ def _shape_of_stds(model: RunModel) -> Array:
     return np.asarray(float(model.mean[:, 0].mean()) / max(float(own[0]), 1e-300) * own)
 
 
-def _granted(model: RunModel, times: StepTimes, done: int, fitted: Fitted | None) -> Iterator[str]:
+def _granted(model: RunModel, times: StepTimes, lack: int) -> Iterator[str]:
     """Say what step times do not tell of the past."""
-    last = int(times.step.max())
-    if fitted is None and last + 1 > done + max(MISSING, 0.1 * done):
+    if lack > max(MISSING, 0.1 * times.step.size * times.mean_over):
         yield (
-            f"{times.source}: {done} step times up to step {last}; {done} steps count as done, and "
-            "their sum as the elapsed time"
+            f"{times.source}: {times.step.size} step times up to step {int(times.step.max())}; "
+            f"the {lack} steps that lack count as done, and as long as the others"
         )
     if any(x is not None for x in (model.checkpoints, model.evaluations, model.interruptions)):
         yield (

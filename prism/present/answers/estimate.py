@@ -36,6 +36,7 @@ from prism.present.answers.times import (
     time_text,
     times_table,
 )
+from prism.present.answers.watch import departure_finding
 from prism.simulation.steps import EXPOSED_BLOCKS
 from prism.simulation.summary import spread
 
@@ -134,6 +135,8 @@ def _findings(numbers: Json, result: xr.Dataset) -> list[Finding]:
         p50, p95 = (time_text(run, run[key], coarse=True) for key in ("p50", "p95"))
         text = f"The run takes {p50} in the median, and at most {p95} with 95 % probability."
         out.append(Finding("time_to_train", text, "answer"))
+    if numbers.get("departure"):
+        out.append(departure_finding(numbers["completed"], numbers["departure"]))
     p50, p95, ideal = (time_text(step, s) for s in (step["p50"], step["p95"], _ideal(numbers)))
     slower = step["p50"] / _ideal(numbers) - 1.0
     against = f"p50 {format_share(abs(slower))} {'below' if slower < 0.0 else 'above'} it"

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from prism.analyses.watch import summarize_watch
-from prism.common.text import format_count, format_share, percent_change
+from prism.common.text import format_count, format_duration, format_share, percent_change
 from prism.present.answer import Answer, Cell, Column, Figure, Finding, Table, duration
 
 if TYPE_CHECKING:
@@ -56,29 +56,33 @@ def _findings(numbers: Json) -> list[Finding]:
     text = "The end is beyond the calendar."
     if ends:
         text = f"Done on {ends['p50']} (P50), with 90 % by {ends['p90']}."
-    return [Finding("finish", text, "answer"), _departure(numbers)]
+    out = [Finding("finish", text, "answer")]
+    if numbers.get("finish_by"):
+        by = numbers["finish_by"]
+        text = f"P(done within {format_duration(by['deadline'])}) is "
+        out.append(Finding("finish_by", f"{text}{format_share(by['probability'])}.", "answer"))
+    return [*out, departure_finding(numbers, numbers["departure"])]
 
 
-def _departure(numbers: Json) -> Finding:
+def departure_finding(past: Json, found: Json) -> Finding:
     """Say whether steps depart, from which on, by how much, and how sure that is."""
-    found = numbers["departure"]
     if found["kind"] == "level":
-        ratio, sd = numbers["level"], format_share(numbers["level_expected_std"], 2)
+        ratio, sd = past["level"], format_share(past["level_expected_std"], 2)
         text = (
             f"All steps depart from the model: {percent_change(ratio - 1.0)} (its standard "
             f"deviation is {sd}); is it of this job?"
         )
         return Finding("departure", text, "warning")
-    if found["change"] is None:
+    if found["p_value"] is None:
         return Finding("departure", "Too few steps to tell whether they depart.", "info")
-    size = percent_change(found["change"], found["change_ci"])
-    at = f"step {format_count(found['step'])}"
     p = "p < 0.001" if found["p_value"] < 0.001 else f"p = {found['p_value']:.2g}"
     if not found["departed"]:
-        text = f"The last steps do not depart: largest change {size} from {at} on, {p}."
+        text = f"The last steps do not depart from those before ({p}, over all steps so far)."
         return Finding("departure", text, "answer")
+    size = percent_change(found["change"], found["change_ci"])
     slower = "slower" if found["change"] > 0.0 else "faster"
     early, late = (format_count(step) for step in found["step_range"])
+    at = f"step {format_count(found['step'])}"
     text = f"The last steps depart: {size.lstrip('+-')} {slower} from {at} on"
     text += f" ({early} to {late})" if early != late else ""
     return Finding("departure", f"{text}, {p}.", "warning")
