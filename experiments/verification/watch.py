@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from prism.analyses.watching.forecasts import LATER
 
 from prism import fit, save
 from prism.analyses.watch import Watch, summarize_watch
-from prism.analyses.watching.forecasts import LATER
 from prism.models.steptimes import departure
 from prism.models.steptimes.departure import find_departure
 from prism.models.steptimes.fit import fit_step_times
