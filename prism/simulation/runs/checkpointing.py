@@ -34,21 +34,18 @@ def expected_time(
     Notes
     -----
     Blocking: every interval takes e^(r R) (e^(r (tau + w)) - 1) / r, with r the rate and R the time
-    down [1]_, equation 20. In the background: a failure costs R + tau / 2 + w on average, so that
-    T = W / (1 - r (R + tau / 2 + w)), to first order in r times the bracket.
+    down [1]_, equation 20. In the background a failure within w of a checkpoint loses the interval
+    before it too, tau with a chance of w / tau: as if it took w longer to be back.
 
     References
     ----------
     .. [1] Daly (2006), "A higher order estimate of the optimum checkpoint interval for restart
        dumps", doi:10.1016/j.future.2004.11.016.
     """
-    rate = law.rate_per_s
-    if not blocking:
-        cost = rate * (law.down_s + 0.5 * interval_s + write_s)
-        return work_s / (1.0 - cost) if cost < 1.0 else np.inf
-    n = work_s / interval_s
+    rate, n = law.rate_per_s, work_s / interval_s
+    pause_s, down_s = (write_s, law.down_s) if blocking else (0.0, law.down_s + write_s)
     with np.errstate(over="ignore"):
-        each = np.exp(rate * law.down_s) * np.expm1(rate * (interval_s + write_s)) / rate
+        each = np.exp(rate * down_s) * np.expm1(rate * (interval_s + pause_s)) / rate
     return float(n * each)
 
 
