@@ -66,6 +66,12 @@ CASES: dict[str, tuple[Callable[[np.random.Generator], Any], list[Expected]]] = 
     "five warm-up steps": (
         lambda g: step_times(np.r_[6, 3, 2.5, 2, 2, np.ones(115)], g),
         [Expected("warm_up", 0, 4)]),
+    "five first steps that fall, of 20": (
+        lambda g: step_times(np.r_[3, 2, 1.5, 1.2, 1.1, np.ones(15)], g, sd=0.01),
+        [Expected("warm_up", 0, 4, near=1)]),
+    "a first step that hides four others": (
+        lambda g: step_times(np.r_[27, 1.5, 1.5, 1.5, 1.5, np.ones(25)], g),
+        [Expected("warm_up", 0, 4, near=0)]),
     "two phases": (
         lambda g: step_times(during(120, (0, 60, 0.55)), g, memory=0.5),
         [Expected("phase", 0, 59)]),
@@ -100,6 +106,10 @@ CASES: dict[str, tuple[Callable[[np.random.Generator], Any], list[Expected]]] = 
     "job slow for a while": (
         lambda g: trace(g, factors=during(80, (20, 45, 1.3), workers=8)),
         [Expected("interval", 120, 144)]),
+    "first steps of a trace that fall, of 20": (
+        lambda g: trace(g, 20, factors=np.repeat(
+            np.r_[3, 2, 1.5, 1.2, 1.1, np.ones(15)][:, None], 8, 1)),
+        [Expected("warm_up", 100, 104, near=1)]),
     "warm-up of a trace": (
         lambda g: trace(g, 40, factors=during(40, (0, 3, 1.5), workers=8)),
         [Expected("warm_up", 100, 102)]),
@@ -114,6 +124,8 @@ CASES: dict[str, tuple[Callable[[np.random.Generator], Any], list[Expected]]] = 
 STATIONARY: dict[str, Callable[[np.random.Generator], Any]] = {
     "white noise, 120 steps": lambda g: step_times(np.ones(120), g),
     "AR(1) 0.5, 120 steps": lambda g: step_times(np.ones(120), g, memory=0.5),
+    "AR(1) 0.9, 12 steps": lambda g: step_times(np.ones(12), g, memory=0.9),
+    "AR(1) 0.9, 16 steps": lambda g: step_times(np.ones(16), g, memory=0.9),
     "AR(1) 0.9, 30 steps": lambda g: step_times(np.ones(30), g, memory=0.9),
     "AR(1) 0.9, 120 steps": lambda g: step_times(np.ones(120), g, memory=0.9),
     "AR(1) 0.9, 1000 steps, stalls": lambda g: step_times(

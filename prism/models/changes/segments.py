@@ -6,10 +6,12 @@ means times their length, over lengths of up to a quarter of the series, so that
 its own changes insignificant. Left out: what a change means (`prism.models.changes.spans`).
 """
 
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+
+from prism.common.means import median
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -18,6 +20,10 @@ BOUND = 60.0
 """Penalty over long-run variance that stationary series exceed in at most 2.5 % of cases: AR(1)
 with a coefficient of 0.9, 8 to 600 steps, 1 to 64 series (`experiments/verification/changes.py`);
 levels and spread are two tests."""
+SETTLED = 8  # steps of a segment that is no part of a warm-up
+BEGINNING = 2.0
+"""Times the bound where noise is judged without the steps before: keeps false alarms on AR(1) 0.9
+of 12 to 30 steps at 3 to 5 % (`experiments/verification/changes.py`)."""
 LEAST = 3  # steps of a segment: shorter ones are stalls
 OUTLIER = 6.0  # robust standard deviations; a normal series of 10^6 steps has none beyond 5
 _NEAR = 5  # steps of the median that a step is held against: two of them may be stalls
@@ -39,7 +45,9 @@ def outliers(values: Array, warm: bool = False) -> tuple[Flags, Array]:
     near = np.lib.stride_tricks.sliding_window_view(filled(values)[index], _NEAR, axis=0)
     middle = np.asarray(np.median(near, axis=2))
     apart = np.abs(values - middle)
-    limit = OUTLIER * 1.4826 * np.nanmedian(apart, axis=0)
+    # of a warm-up that falls from step to step each is its own median, as if there were no noise
+    usual = median(apart[n // 4 :] if warm else apart, axis=0)
+    limit = np.nan_to_num(OUTLIER * 1.4826 * usual)
     return np.nan_to_num(apart) > np.maximum(limit, 1e-9), middle
 
 
@@ -94,7 +102,9 @@ def find_edges(
     penalty = 0.5 * float((points**2).sum(axis=0).max())
     noise = np.maximum(long_run_variance(points), _FLOOR)
     found: list[list[int]] = [[] for _ in range(n_series)]
-    own = 0.5 * np.maximum(np.diff(points, axis=0).var(axis=0), _FLOOR) / 8.0
+    # without the largest quarter: a first step that is far off must not hide what follows it
+    apart = np.sort(np.diff(points, axis=0) ** 2, axis=0)[: max(1, 3 * (len(points) - 1) // 4)]
+    own = 0.5 * np.maximum(apart.mean(axis=0), _FLOOR) / 8.0
     penalties = []
     while penalty > BOUND * float(own.min()):
         penalties.append(penalty)
@@ -108,6 +118,8 @@ def find_edges(
     for penalty, edges in zip(penalties, segments, strict=True):
         rest = points - levels(points, edges)
         variance = long_run_variance(rest)
+        if first < least:  # a warm-up is looked for
+            variance = np.minimum(variance, BEGINNING * _settled_variance(rest, edges))
         variance = np.maximum(variance, variance.mean())
         for k in np.flatnonzero(penalty >= BOUND * variance):
             found[k], noise[k] = edges[k], variance[k]
@@ -118,6 +130,21 @@ def find_edges(
         for series, row, variance in zip(whole.T, found, noise, strict=True)
     ]
     return placed, noise
+
+
+def _settled_variance(rest: Array, edges: list[list[int]]) -> Array:
+    """Long-run variance from the first long segment on [series].
+
+    A warm-up that falls from step to step has no level: what its segments leave is no noise.
+    """
+    n = rest.shape[0]
+    begins = [
+        next((a for a, b in pairwise([0, *row, n]) if b - a >= SETTLED), 0) if row else 0
+        for row in edges
+    ]
+    return np.concatenate(
+        [long_run_variance(rest[begin:, k : k + 1]) for k, begin in enumerate(begins)]
+    )
 
 
 def _segments(points: Array, penalties: Array, least: int, first: int) -> list[list[list[int]]]:

@@ -59,6 +59,13 @@ def find_spans(values: Array, first: int) -> tuple[list[Span], Flags]:
     for k, row in enumerate(edges):
         if row:
             spans += _explain(calm[:, k], row, float(variance[k]), k, out[:, k], _LEVEL)
+    spans = [_to_the_end(s, values[:, s.series], out[:, s.series]) for s in spans]
+    ends = {s.series: s.end for s in spans if not s.begin}
+    spans = [
+        replace(s, begin=max(s.begin, ends.get(s.series, 0)) * bool(s.begin))
+        for s in spans
+        if not s.begin or s.end > ends.get(s.series, 0)
+    ]
     apart = np.abs(np.where(out, np.nan, values - levels(calm, edges)))
     usual = np.maximum(1.4826 * np.nanmedian(apart, axis=0), 1e-9)
     rest = np.sqrt(np.minimum(apart / usual, OUTLIER))
@@ -68,6 +75,20 @@ def find_spans(values: Array, first: int) -> tuple[list[Span], Flags]:
             found = _explain(rest[:, k], row, float(variance[k]), k, out[:, k], _SPREAD)
             spans += [replace(s, ratio=_spread_ratio(rest[:, k], s, out[:, k])) for s in found]
     return spans, out
+
+
+def _to_the_end(span: Span, series: Array, out: Flags) -> Span:
+    """Go on with a beginning over the steps behind it that stick out too; flags them in `out`."""
+    end = span.end
+    if span.begin or not out[:end].all():
+        return span
+    rest = series[end:][~out[end:]]
+    middle = float(np.nanmedian(rest)) if np.isfinite(rest).any() else np.nan
+    limit = OUTLIER * max(1.4826 * float(np.nanmedian(np.abs(rest - middle))), 1e-9)
+    while end < series.size - FEWEST and abs(series[end] - middle) > limit:
+        out[end] = True
+        end += 1
+    return replace(span, end=end)
 
 
 def _spread_ratio(rest: Array, span: Span, out: Flags) -> float:
