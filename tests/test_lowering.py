@@ -18,6 +18,7 @@ from prism.simulation.lowering import (
     lowering_arrays,
     residual_of,
     standardised_cdf,
+    variance_of,
 )
 from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks
@@ -51,13 +52,14 @@ def test_segments_lie_between_barriers():
     (layer, layers), (loss, losses) = op.segments
     assert (layers, losses) == (2.0, 1.0)
     assert layer.mean == (0.0, 3.0, 1.0) and loss.mean == (0.0, 2.0, 0.0)
-    assert layer.cv == pytest.approx(0.02 * 10**0.5 / 4) and loss.cv == pytest.approx(0.02)
-    assert [d.seconds for d in layer.draws] == [1.0, 3.0]
+    spread = 0.02**2 * 10.0, 0.02**2 * 4.0
+    assert tuple(map(variance_of, (layer.noise, loss.noise))) == pytest.approx(spread)
+    assert [(name, d.seconds) for name, d in layer.noise] == [("memory", 1.0), ("gemm_mlp", 3.0)]
     compute, half, network = Term(1.0, True), Term(0.5, True), Term(0.0, False)
     assert op.terms == (compute, half, network)
     assert layer.split == ((compute, 1.0),) and loss.split == ((half, 1.0),)
     assert op.fixed == (0.0, 0.0, 1.0)
-    assert op.fixed_draws == (Draws(lognormal(0.02), 0.5, 2.0),)
+    assert op.noise == (("tp_all_gather", Draws(lognormal(0.02), 0.5, 2.0)),)
     expected = {"memory": 2 / 11, "gemm_mlp": 6 / 11, "tp_all_gather": 1 / 11, "loss": 2 / 11}
     assert dict(op.shares) == pytest.approx(expected)
 
@@ -67,7 +69,7 @@ def test_a_segment_has_the_terms_and_the_call_effect_of_all_its_kernels():
     ((both, _),) = lowerer.lower(OpType("forward", 0, (GEMM, LOSS))).segments
     assert dict(both.split) == pytest.approx({Term(1.0, True): 0.6, Term(0.5, True): 0.4})
     residuals, call = 0.02**2 * (3.0**2 + 2.0**2), 0.03 * (3.0 + 2.0)
-    assert both.cv == pytest.approx((residuals + call**2) ** 0.5 / 5.0)
+    assert variance_of(both.noise) == pytest.approx(residuals + call**2)
 
 
 def test_backward_loads_more_on_the_microbatch():
@@ -79,7 +81,7 @@ def test_collective_is_one_fixed_part():
     c = Collective("r", "all_reduce", "dp_all_reduce", 2.0, 0.0, "residual/network_large")
     op = Lowerer(effects()).lower(OpType("all_reduce", 0, collective=c))
     assert op.segments == () and op.fixed == (2.0,) and op.terms == (Term(0.0, False),)
-    assert op.fixed_draws == (Draws(lognormal(0.02), 2.0),)
+    assert op.noise == (("dp_all_reduce", Draws(lognormal(0.02), 2.0)),)
     alone = Lowerer(effects()).lower(OpType("forward", 0, (GEMM,)))
     assert residual_of(op, 8, None) == residual_of(alone, 1, None) == lognormal(0.02)
 

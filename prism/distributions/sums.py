@@ -32,17 +32,17 @@ class Draws(NamedTuple):
 
     law: Distribution
     seconds: float  # of a duration that the distribution gives as 1
-    count: float = 1.0
+    times: float = 1.0
 
     @property
     def mean(self) -> float:
         """Mean of them all [s]."""
-        return self.count * self.seconds * self.law.mean
+        return self.times * self.seconds * self.law.mean
 
     @property
     def variance(self) -> float:
         """Variance of their sum [s^2]."""
-        return self.count * (self.seconds * self.law.std) ** 2
+        return self.times * (self.seconds * self.law.std) ** 2
 
 
 @lru_cache(maxsize=512)  # programs of one job differ in few of them
@@ -55,7 +55,7 @@ def sum_of(draws: tuple[Draws, ...]) -> Distribution:
     varying = [each for each in draws if each.variance > 0.0]
     if not varying:
         return constant()
-    if len(draws) == 1 and draws[0].count == 1.0:
+    if len(draws) == 1 and draws[0].times == 1.0:
         return draws[0].law
     mean, std = sum(d.mean for d in draws), math.sqrt(sum(d.variance for d in varying))
     tips = np.array([TIP, 1.0 - TIP])
@@ -65,10 +65,10 @@ def sum_of(draws: tuple[Draws, ...]) -> Distribution:
     first = math.ceil(below / step)  # cells below the one around the mean
     edges = (np.arange(CELLS + 1) - first - 0.5) * step
     whole = np.ones(CELLS // 2 + 1, np.complex128)
-    for law, seconds, count in varying:
+    for law, seconds, times in varying:
         upto = law.cdf(law.mean + edges / seconds)
         upto[0], upto[-1] = 0.0, 1.0
-        whole *= np.fft.rfft(np.roll(np.diff(upto), -first)) ** count
+        whole *= np.fft.rfft(np.roll(np.diff(upto), -first)) ** times
     mass = np.maximum(np.roll(np.fft.irfft(whole, CELLS), first), 0.0)
     mass /= mass.sum()
     x = (np.arange(CELLS) - first) * step

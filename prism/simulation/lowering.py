@@ -13,6 +13,7 @@ as the busiest's.
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -30,6 +31,7 @@ from prism.workload.kernels import MEMORY_CLASSES, is_compute
 from prism.workload.opgraph import OpType
 
 Array = NDArray[np.float64]
+CALL = "call"  # its noise stands beside that of kernel classes
 
 
 @dataclass(frozen=True)
@@ -43,19 +45,30 @@ class Term:
     far: bool = False  # an all-to-all over the network
 
 
+class Noise(NamedTuple):
+    """Residuals of kernels of one class, or the `CALL` effect lowered into them."""
+
+    kernel_class: str
+    draws: Draws
+
+
+def variance_of(noise: Iterable[Noise]) -> float:
+    """Variance that residuals add up to [s^2]."""
+    return sum(n.draws.variance for n in noise)
+
+
+def distribution_of(noise: Iterable[Noise]) -> Distribution:
+    """Distribution of the sum of kernels over its mean."""
+    return sum_of(tuple(n.draws for n in noise))
+
+
 @dataclass(frozen=True, eq=False)
 class Segment:
     """Kernels between two barriers, as seen by one GPU."""
 
     mean: tuple[float, ...]  # seconds per rank loading
-    draws: tuple[Draws, ...]  # residuals of its kernels
+    noise: tuple[Noise, ...]
     split: tuple[tuple[Term, float], ...]  # share of the mean in each term
-    classes: tuple[tuple[str, float], ...] = ()  # and of the residuals' variance in each class
-
-    @property
-    def cv(self) -> float:
-        """Coefficient of variation by the residuals, where no GPU is slow."""
-        return math.sqrt(sum(d.variance for d in self.draws)) / sum(self.mean)
 
 
 class Part(NamedTuple):
@@ -78,9 +91,8 @@ class LoweredOp:
     segments: tuple[tuple[Segment, float], ...]
     terms: tuple[Term, ...]
     fixed: tuple[float, ...]  # seconds per term
-    fixed_draws: tuple[Draws, ...]  # residuals of its collectives
+    noise: tuple[Noise, ...]  # of its collectives
     shares: tuple[tuple[str, float], ...]  # nominal share of each kernel class
-    fixed_classes: tuple[tuple[str, float], ...] = ()  # their variance by kernel class, s^2
     parts: tuple[Part, ...] = ()  # of the fixed time
 
 
@@ -89,7 +101,7 @@ def residual_of(op: LoweredOp, n_members: int, call: Distribution | None) -> Dis
 
     `call` is that of the effect which is lowered into it, on its compute.
     """
-    largest = [largest_of(sum_of(s.draws), n_members) for s, _ in op.segments]
+    largest = [largest_of(distribution_of(s.noise), n_members) for s, _ in op.segments]
     segments = list(zip(largest, op.segments, strict=True))
     draws = [Draws(law, sum(s.mean), times) for law, (s, times) in segments]
     if call is not None:
@@ -99,7 +111,7 @@ def residual_of(op: LoweredOp, n_members: int, call: Distribution | None) -> Dis
             share = sum(part for term, part in s.split if term.compute)
             seconds += times * sum(s.mean) * law.mean * share
         draws += [Draws(call, seconds)] if seconds > 0.0 else []
-    return sum_of((*draws, *op.fixed_draws))
+    return sum_of((*draws, *(n.draws for n in op.noise)))
 
 
 class Lowerer:
@@ -166,8 +178,8 @@ class Lowerer:
         role = "memory" if c.kernel_class in MEMORY_CLASSES else _link_role(c.law)
         part = Part(role, c.group or "stage", c.bytes, 0, duration, var, 0.0, c.op_kind)
         return LoweredOp(
-            (), (term,), (duration,), (Draws(law, duration),), ((c.kernel_class, 1.0),),
-            ((c.kernel_class, var),), (part,),
+            (), (term,), (duration,), (Noise(c.kernel_class, Draws(law, duration)),),
+            ((c.kernel_class, 1.0),), (part,),
         )  # fmt: skip
 
     def _term(self, op_kind: str, kernel: Kernel) -> Term:
@@ -181,11 +193,10 @@ class Lowerer:
     def _lower_kernels(self, op_type: OpType) -> LoweredOp:
         counts: dict[Segment, float] = defaultdict(float)
         fixed: dict[Term, float] = defaultdict(float)
-        by_class: dict[str, float] = defaultdict(float)
         shares: dict[str, float] = defaultdict(float)
         stretched: dict[tuple[str, str, float, Term, float, str], tuple[float, float, float]] = {}
         total = sum(k.duration for k in op_type.kernels) or 1.0
-        draws: dict[tuple[str, float], list[Draws]] = defaultdict(list)
+        alike: dict[tuple[str, str, float], list[Noise]] = defaultdict(list)
         for kernel in op_type.kernels:
             shares[kernel.kernel_class] += kernel.duration / total
         for barriers, run in groupby(op_type.kernels, lambda kernel: bool(kernel.group)):
@@ -201,16 +212,16 @@ class Lowerer:
                 term = self._term(op_type.op_kind, kernel)
                 law, duration = self._treated(op_type.op_kind, kernel)
                 fixed[term] += duration
-                own = (duration * law.std) ** 2
-                by_class[kernel.kernel_class] += own
-                draws[kernel.law, duration].append(Draws(law, duration))
+                own = Draws(law, duration)
+                same = alike[kernel.kernel_class, kernel.law, duration]
+                same.append(Noise(kernel.kernel_class, own))
                 beside = kernel.hidden_s * (duration / kernel.duration if kernel.hidden_s else 1.0)
                 part = (
                     _link_role(kernel.law), kernel.group, kernel.bytes, term, beside,
                     kernel.kernel_class.partition("_")[2],
                 )  # fmt: skip
                 mean, spread, hidden = stretched.get(part, (0.0, 0.0, 0.0))
-                stretched[part] = mean + duration, spread + own, hidden + beside
+                stretched[part] = mean + duration, spread + own.variance, hidden + beside
         terms = tuple(dict.fromkeys([t for s in counts for t, _ in s.split] + list(fixed)))
         parts = tuple(
             Part(role, group, n_bytes, terms.index(term), *seconds, op_kind)
@@ -218,32 +229,29 @@ class Lowerer:
         )
         return LoweredOp(
             tuple(counts.items()), terms, tuple(fixed.get(t, 0.0) for t in terms),
-            tuple(same[0]._replace(count=float(len(same))) for same in draws.values()),
-            tuple(shares.items()), tuple(by_class.items()), parts,
+            tuple(n._replace(draws=n.draws._replace(times=float(len(same))))
+                  for same in alike.values() for n in same[:1]),
+            tuple(shares.items()), parts,
         )  # fmt: skip
 
     def _segment(self, op_kind: str, run: tuple[Kernel, ...]) -> Segment | None:
         """Turn the kernels between two barriers into a segment; None where they take no time."""
         mean = [0.0] * len(self.loadings)
-        draws: list[Draws] = []
+        noise: list[Noise] = []
         split: dict[Term, float] = defaultdict(float)
-        by_class: dict[str, float] = defaultdict(float)
         for k in run:
             law, duration = self._treated(op_kind, k)
             mean[self._column(k.kernel_class)] += duration
-            draws.append(Draws(law, duration))
-            by_class[k.kernel_class] += draws[-1].variance
+            noise.append(Noise(k.kernel_class, Draws(law, duration)))
             split[self._term(op_kind, k)] += duration
         called = sum(d for term, d in split.items() if term.compute)
         if self.call is not None and called > 0.0:
-            draws.append(Draws(self.call, called))
-        total, var = sum(mean), sum(d.variance for d in draws)
+            noise.append(Noise(CALL, Draws(self.call, called)))
+        total = sum(mean)
         if total <= 0.0:
             return None
-        return Segment(
-            tuple(mean), tuple(draws), tuple((t, d / total) for t, d in split.items()),
-            tuple((c, own / (var or 1.0)) for c, own in by_class.items()),
-        )  # fmt: skip
+        shares = tuple((t, d / total) for t, d in split.items())
+        return Segment(tuple(mean), tuple(noise), shares)
 
 
 def _is_far(kernel: Kernel) -> bool:
@@ -294,14 +302,14 @@ def lowering_arrays(
             std = call.std if call is not None else 0.0
             call_cv[c, : len(op.terms)] = [std if t.compute else 0.0 for t in op.terms]
     n_loadings = max((len(s.mean) for s in segments), default=1)
-    shapes = [sum_of(s.draws) for s in segments]
+    shapes = [distribution_of(s.noise) for s in segments]
     shape_index = {law: i for i, law in enumerate(dict.fromkeys(shapes))}
     cdfs = [standardised_cdf(law) for law in shape_index] or [np.zeros(engine.CDF_ROWS)]
     stages = [t.stage if op.segments else -1 for t, op in zip(op_types, lowered, strict=True)]
     return engine.Lowering(
         member=np.ascontiguousarray(member, np.int32),
         seg_mean=np.array([s.mean for s in segments], np.float64).reshape(-1, n_loadings),
-        seg_cv=np.array([s.cv for s in segments], np.float64),
+        seg_cv=np.array([math.sqrt(variance_of(s.noise)) / sum(s.mean) for s in segments]),
         seg_cdf=np.array([shape_index[law] for law in shapes], np.int32),
         cdf=engine.cdf_cells(np.array(cdfs)),
         coef_stage=np.array(stages, np.int32),
@@ -311,7 +319,7 @@ def lowering_arrays(
         coef_split=split,
         coef_member=np.array([t.member for t in op_types], np.int32),
         fixed_mean=fixed_mean[None],
-        fixed_var=np.array([[sum(d.variance for d in op.fixed_draws) for op in lowered]]),
+        fixed_var=np.array([[variance_of(op.noise) for op in lowered]]),
         call_cv=call_cv,
         table_std=np.ones(n),
         quiet=np.ones(n),
