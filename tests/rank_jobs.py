@@ -3,6 +3,7 @@
 from prism.analyses.rankings.shares import Sampler, list_inputs, sample_shares
 from prism.jobs.job import job_from_dict
 from prism.simulation.causes import measure_residuals
+from prism.simulation.classops import split_classes
 from prism.simulation.prepare import prepare
 
 
@@ -33,6 +34,7 @@ def small(resolution="op", steps=1000, pp=2, data_parallel="ddp", **effects):
 def sampled(job, seed=1):
     step = prepare(job, seed)
     residuals = measure_residuals(step, seed)
-    sampler = Sampler(step.program, seed, 2)
-    found = sample_shares(sampler, list_inputs(step, residuals))
+    ops = split_classes(step)
+    sampler = Sampler(ops.program, step.program, seed, 2)
+    found = sample_shares(sampler, list_inputs(step, residuals, ops))
     return {s.entry.name: s for s in found}, sampler

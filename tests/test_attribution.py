@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from prism.analyses.rankings.shares import match_swapped
 from prism.common import attribution as at
 
 LANES = 64
@@ -72,33 +71,6 @@ def test_total_order_is_scipys():
     np.testing.assert_allclose(mine, 0.5 * (there.total_order + back.total_order), rtol=1e-6)
     first = [at.partial_variances(r)[0].mean() / variance for r in runs]
     np.testing.assert_allclose(first, there.first_order, atol=0.1)
-
-
-def test_mixed_draws_of_skewed_residuals_give_the_shares_of_swapped_parts():
-    """The slowest of 256 GPUs, whose residual has two parts: swapped, and as draws are mixed."""
-    rng, w, scale = np.random.default_rng(4), 0.4, 0.01
-
-    def slowest(residual):
-        return residual.max(axis=0)
-
-    def part(shape):
-        return scale * rng.gamma(shape, size=(256, 48, LANES))
-
-    u, v, other_u, other_v = (part(4.0 * x) for x in (1 - w, w, 1 - w, w))  # gamma(4) together
-    swap = at.PickFreeze(
-        slowest(u + v), slowest(u + other_v), slowest(other_u + other_v), slowest(other_u + v)
-    )
-    a, b, c = u + v, other_u + other_v, np.sqrt(2.0 * w * (1.0 - w)) * (part(4.0) - 4.0 * scale)
-    mixed = at.PickFreeze(
-        swap.a, slowest((1 - w) * a + w * b + c), swap.b, slowest((1 - w) * b + w * a - c)
-    )
-    variance = swap.a.var()
-    first, total = (x.mean() / variance for x in at.partial_variances(swap))
-    found = [x.mean() / variance for x in at.partial_variances(match_swapped(mixed))]
-    assert 0.0 <= found[0] <= found[1] <= 1.0
-    assert found == pytest.approx([first, total], abs=0.15)
-    moved = [x.mean() / variance for x in at.partial_variances(mixed)]
-    assert moved[0] < 0.0 and moved[1] - moved[0] > 1.0  # as they are
 
 
 def test_agreement_with_salib():

@@ -71,8 +71,6 @@ def test_law_equals_scipy(name):
     law, oracle = LAWS[name], ORACLES[name]
     assert law.mean == pytest.approx(oracle.mean(), rel=1e-10)
     assert law.std == pytest.approx(oracle.std(), rel=1e-8)
-    third = float(oracle.stats(moments="s")) * oracle.std() ** 3
-    assert law.skew == pytest.approx(third, rel=1e-6, abs=1e-6 * oracle.std() ** 3)
     np.testing.assert_allclose(law.ppf(Q), oracle.ppf(Q), rtol=1e-9)
     np.testing.assert_allclose(law.cdf(oracle.ppf(Q)), Q, rtol=1e-7)
 

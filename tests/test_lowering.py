@@ -5,40 +5,26 @@ import functools
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.stats import ks_2samp, norm
 
 from prism import engine
-from prism.distributions.distribution import constant, gamma, lognormal, normal
+from prism.distributions.distribution import constant, lognormal, normal
+from prism.distributions.sums import Draws
 from prism.jobs.job import job_from_dict
 from prism.simulation.draws import lower
-from prism.simulation.lowering import Lowerer, Term, lowering_arrays, moment_law, standardised_cdf
+from prism.simulation.lowering import (
+    Lowerer,
+    Term,
+    lowering_arrays,
+    residual_of,
+    standardised_cdf,
+    variance_of,
+)
 from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks
 from prism.simulation.variability import CongestionEffect, StallEffect, Variability
 from prism.workload.build import Collective, Kernel
 from prism.workload.opgraph import OpType
-
-
-@given(std=st.floats(1e-4, 0.3), skew=st.floats(0.05, 3.0))
-def test_moment_law_has_the_moments(std, skew):
-    law = moment_law(std, skew * std**3)
-    assert law.mean == pytest.approx(1.0, abs=1e-9)
-    assert law.std == pytest.approx(std, rel=1e-6)
-    assert law.skew == pytest.approx(skew * std**3, rel=2e-4)
-
-
-def test_moment_law_without_spread_or_skew():
-    assert moment_law(0.0, 0.0) == constant()
-    assert moment_law(0.1, 0.0) == normal(0.1)
-    assert moment_law(0.1, -1e-4) == normal(0.1)
-
-
-def test_moment_law_of_a_gamma_is_it():
-    law, own = moment_law(0.2, gamma(0.2).skew), gamma(0.2)
-    q = np.linspace(0.01, 0.99, 9)
-    np.testing.assert_allclose(law.ppf(q), own.ppf(q), rtol=1e-5)
 
 
 def effects(**changes):
@@ -65,27 +51,25 @@ def test_segments_lie_between_barriers():
     op = lowerer.lower(LAYERS)
     (layer, layers), (loss, losses) = op.segments
     assert (layers, losses) == (2.0, 1.0)
-    third = lognormal(0.02).skew
     assert layer.mean == (0.0, 3.0, 1.0) and loss.mean == (0.0, 2.0, 0.0)
-    assert layer.std == pytest.approx(0.02 * 10**0.5) and loss.std == pytest.approx(0.04)
-    assert layer.third == pytest.approx(28 * third) and loss.third == pytest.approx(8 * third)
+    spread = 0.02**2 * 10.0, 0.02**2 * 4.0
+    assert tuple(map(variance_of, (layer.noise, loss.noise))) == pytest.approx(spread)
+    assert [(name, d.seconds) for name, d in layer.noise] == [("memory", 1.0), ("gemm_mlp", 3.0)]
     compute, half, network = Term(1.0, True), Term(0.5, True), Term(0.0, False)
     assert op.terms == (compute, half, network)
     assert layer.split == ((compute, 1.0),) and loss.split == ((half, 1.0),)
     assert op.fixed == (0.0, 0.0, 1.0)
-    assert op.fixed_var == pytest.approx(2 * 0.01**2)
-    assert op.fixed_third == pytest.approx(2 * 0.125 * third)
+    assert op.noise == (("tp_all_gather", Draws(lognormal(0.02), 0.5, 2.0)),)
     expected = {"memory": 2 / 11, "gemm_mlp": 6 / 11, "tp_all_gather": 1 / 11, "loss": 2 / 11}
     assert dict(op.shares) == pytest.approx(expected)
-    assert op.single is None
 
 
 def test_a_segment_has_the_terms_and_the_call_effect_of_all_its_kernels():
-    lowerer = Lowerer(effects(), call_std=0.03)
+    lowerer = Lowerer(effects(), call=normal(0.03))
     ((both, _),) = lowerer.lower(OpType("forward", 0, (GEMM, LOSS))).segments
     assert dict(both.split) == pytest.approx({Term(1.0, True): 0.6, Term(0.5, True): 0.4})
     residuals, call = 0.02**2 * (3.0**2 + 2.0**2), 0.03 * (3.0 + 2.0)
-    assert both.std == pytest.approx((residuals + call**2) ** 0.5)
+    assert variance_of(both.noise) == pytest.approx(residuals + call**2)
 
 
 def test_backward_loads_more_on_the_microbatch():
@@ -97,16 +81,16 @@ def test_collective_is_one_fixed_part():
     c = Collective("r", "all_reduce", "dp_all_reduce", 2.0, 0.0, "residual/network_large")
     op = Lowerer(effects()).lower(OpType("all_reduce", 0, collective=c))
     assert op.segments == () and op.fixed == (2.0,) and op.terms == (Term(0.0, False),)
-    assert op.fixed_var == pytest.approx(0.04**2) and op.single == lognormal(0.02)
+    assert op.noise == (("dp_all_reduce", Draws(lognormal(0.02), 2.0)),)
     alone = Lowerer(effects()).lower(OpType("forward", 0, (GEMM,)))
-    assert alone.single == lognormal(0.02)
+    assert residual_of(op, 8, None) == residual_of(alone, 1, None) == lognormal(0.02)
 
 
-def lowered(v, x, call_std=0.0, op_type=LAYERS):
+def lowered(v, x, call=None, op_type=LAYERS):
     """Coefficients [term] and relative spread of one op on a group with slowdowns x."""
     lowerer = Lowerer(v)
     group = np.arange(len(x), dtype=np.int32).reshape(1, 1, -1)
-    low = lowering_arrays([lowerer.lower(op_type)], (op_type,), group, call_std)
+    low = lowering_arrays([lowerer.lower(op_type)], (op_type,), group, call)
     slow = np.array([np.power(x, loading) for loading in lowerer.loadings], np.float32)
     a, r = lower(low, slow)
     return a[0, 0], float(r[0, 0])
@@ -145,7 +129,7 @@ def test_groups_lowered_together_are_those_lowered_alone():
     alike, other = [1.0, 1.0, 0.99, 1.02], [1.0, 1.0, 1.02, 0.99]
     x = np.array([alike, alike, other, alike, [1.0] * 4])
     lowerer, group = Lowerer(effects()), np.arange(x.size, dtype=np.int32).reshape(-1, 1, 4)
-    low = lowering_arrays([lowerer.lower(LAYERS)], (LAYERS,), group, 0.0)
+    low = lowering_arrays([lowerer.lower(LAYERS)], (LAYERS,), group, None)
     slow = np.array([np.power(x.ravel(), loading) for loading in lowerer.loadings], np.float32)
     together = lower(low, slow)
     for replica in range(len(x)):
@@ -155,7 +139,7 @@ def test_groups_lowered_together_are_those_lowered_alone():
 
 def test_call_is_shared_by_all_terms_of_an_op():
     """One call multiplies layers and loss together: their spreads add, not their variances."""
-    a, r = lowered(effects(replaced_residual=constant()), [1.0], call_std=0.01)
+    a, r = lowered(effects(replaced_residual=constant()), [1.0], call=lognormal(0.01))
     assert r * a.sum() == pytest.approx(0.01 * 10.0, rel=1e-6)  # all but the collectives
 
 

@@ -17,6 +17,7 @@ from prism.cluster.linkcongestion import congested_links, n_own_links
 from prism.cluster.nodemap import Placement
 from prism.jobs.job import load_job
 from prism.simulation.causes import measure_residuals
+from prism.simulation.classops import split_classes
 from prism.simulation.draws import draw_ranks, seed_key
 from prism.simulation.lowering import Lowerer
 from prism.simulation.othernodes import relocate
@@ -253,7 +254,7 @@ def test_any_layout_runs_and_noise_only_adds(job):
     assert np.ptp(still) == 0.0 and still[0, 0] > 0.0
     assert found.mean() > 0.97 * still[0, 0]  # two clusters of a step that varies by some percent
     assert estimate_memory(job).total > 0.0
-    names = {entry.name for entry in list_inputs(step, _residuals(step))}
+    names = {entry.name for entry in list_inputs(step, _residuals(step), split_classes(step))}
     drawn = job.variability.effects.expert
     assert ("expert" in names) == (drawn is not None and drawn.cv > 0.0)
     again = times(relocate(step, Placement(job).slots, {}), 2)

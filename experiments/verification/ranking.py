@@ -16,6 +16,7 @@ from prism.analyses.rankings.shares import Sampler, sample_shares
 from prism.common.attribution import cluster_variance
 from prism.jobs.job import load_job
 from prism.simulation.causes import Residuals, measure_residuals, partition
+from prism.simulation.classops import split_classes
 from prism.simulation.prepare import prepare
 from prism.simulation.program import Program
 from prism.simulation.steps import default_threads, run_blocks, warm_up
@@ -55,7 +56,7 @@ def check_clusters(name: str, seed: int) -> bool:
     """Variance between clusters, with quiet times as control, against many clusters."""
     program = prepare(load_job(name), seed).program
     threads = default_threads()
-    sampler = Sampler(program, seed, threads)
+    sampler = Sampler(program, program, seed, threads)
     sampler.extend([], 16)
     sampler.extend_control()
     times = run_blocks(program, range(CLUSTERS[name]), seed + 1000, threads)[0].astype(float)
@@ -73,36 +74,31 @@ def check_clusters(name: str, seed: int) -> bool:
 
 
 def check_growth(counts: list[int], seed: int) -> bool:
-    """Effort of the shares with kernel classes split by op type, ever finer."""
+    """Effort of the shares with kernel classes split by ops, ever finer."""
     job = load_job(CLASSES_JOB)
     step = prepare(job, seed)
     warm_up(step.program, seed)
-    residuals = measure_residuals(step, seed)
+    ops, call = split_classes(step), measure_residuals(step, seed).call
     n_classes = len(step.program.classes)
     print(f"{CLASSES_JOB}: pick-freeze of its {n_classes} classes, and of finer ones")
     fine = True
     for count in counts:
-        parts = residuals.classes
-        while parts.shape[1] < count:  # halve the class with the largest variance of its own
-            k = int(np.argmax([np.count_nonzero(c) * c.sum() for c in parts.T]))
-            half = np.flatnonzero(parts[:, k])[::2]
-            extra = np.zeros(parts.shape[0])
-            extra[half] = parts[half, k]
-            rest = parts.copy()
-            rest[half, k] = 0.0
-            parts = np.concatenate([rest, extra[:, None]], axis=1)
-        split = Residuals(parts, residuals.call)
-        program = step.program
-        names = tuple(f"class {i}" for i in range(parts.shape[1]))
-        inputs = partition(_named(program, names), split)
+        owner, called = ops.owner.copy(), ops.owner == n_classes
+        owner[called] = count
+        for new in range(n_classes, count):  # halve the class of most kinds of ops
+            k = int(np.bincount(owner[~called]).argmax())
+            owner[np.flatnonzero(owner == k)[::2]] = new
+        program = _named(step.program, tuple(f"class {i}" for i in range(count)))
+        varies = Residuals(np.ones((call.size, count)), call)
+        inputs = partition(program, varies, owner)
         begin = time.process_time()
-        sampler = Sampler(program, seed, default_threads())
+        sampler = Sampler(ops.program, step.program, seed, default_threads())
         found = sample_shares(sampler, inputs)
         seconds = time.process_time() - begin
         wide = [s.entry.name for s in found if s.is_wide]
         blocks = sum(2 * len(s.ab) for s in found)
         print(
-            f"  {parts.shape[1]:3d} classes, {len(inputs)} inputs: {blocks} blocks of swapped "
+            f"  {count:3d} classes, {len(inputs)} inputs: {blocks} blocks of swapped "
             f"runs, {seconds:.0f} s; too wide: {', '.join(wide) or 'none'}"
         )
         fine &= not wide

@@ -30,6 +30,7 @@ from prism.common.attribution import (
 from prism.common.errors import PrismError, named
 from prism.jobs.job import Job, load_job
 from prism.simulation.causes import class_cvs, effect_cv, measure_residuals, time_shares
+from prism.simulation.classops import split_classes
 from prism.simulation.prepare import prepare
 from prism.simulation.results import make_dataset, provenance
 from prism.simulation.steps import Progress, run_blocks, settle_call, warm_up
@@ -119,8 +120,9 @@ def _prepare(job: Job, target: str, seed: int, threads: int, progress: Progress 
     warm_up(step.program, seed)
     residuals = measure_residuals(step, seed)
     ranked = Target(target, job.n_steps, v.step.std, v.correlation_time_s, seed, step.period_ratio)
-    sampler = Sampler(step.program, seed, threads, progress)
-    return Case(step, residuals, list_inputs(step, residuals), sampler, ranked)
+    ops = split_classes(step)
+    sampler = Sampler(ops.program, step.program, seed, threads, progress)
+    return Case(step, residuals, list_inputs(step, residuals, ops), sampler, ranked)
 
 
 def _one_run(case: Case) -> dict[str, Any]:

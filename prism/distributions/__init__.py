@@ -3,5 +3,5 @@
 # modules that rooms above may import
 FACE = (
     "distribution", "kerneltables", "library", "modelfile", "ranges",
-    "samples", "tables",
+    "samples", "sums", "tables",
 )  # fmt: skip

@@ -79,11 +79,6 @@ class Distribution:
         return _moments(self, 1.0)[1]
 
     @property
-    def skew(self) -> float:
-        """Third central moment E[(X - mean)**3] [1]; not divided by std**3, so that it adds."""
-        return _moments(self, 1.0)[2]
-
-    @property
     def cv(self) -> float:
         """Coefficient of variation std / mean [1]."""
         return self.std / self.mean
@@ -118,7 +113,7 @@ class Distribution:
 
     def power_moments(self, power: float) -> Moments:
         """Moments of X**power / E[X**power], the multiplier that a loading makes of this one."""
-        norm, std, _ = _moments(self, float(power))
+        norm, std = _moments(self, float(power))
         return Moments(std / norm, norm)
 
     def times(self, factor: float) -> Distribution:
@@ -214,7 +209,7 @@ def bounded_body(cv: float, gpd_shape: float) -> Distribution:
         raise PrismError(f"gpd_shape = {gpd_shape:g}, expected -0.5 <= shape < 0: a bounded tail")
     if not cv:
         return constant()
-    z_mean, z_std, _ = _moments(Distribution("bounded_body", (0.0, gpd_shape)), 1.0)
+    z_mean, z_std = _moments(Distribution("bounded_body", (0.0, gpd_shape)), 1.0)
     scale = _checked_cv(cv) / z_std
     return Distribution("bounded_body", (cv, gpd_shape), loc=1.0 - scale * z_mean, scale=scale)
 
@@ -315,10 +310,10 @@ def _nodes(with_kink: bool) -> tuple[Array, Array]:
 
 
 @lru_cache(maxsize=4096)
-def _moments(law: Distribution, power: float) -> tuple[float, float, float]:
-    """Mean, standard deviation and third central moment of X**power."""
+def _moments(law: Distribution, power: float) -> tuple[float, float]:
+    """Mean and standard deviation of X**power."""
     if law.family == "constant":
-        return law.loc**power, 0.0, 0.0
+        return law.loc**power, 0.0
     if law.parts:
         return _mixture_moments(law, power)
     if law.family == "empirical":
@@ -330,23 +325,18 @@ def _moments(law: Distribution, power: float) -> tuple[float, float, float]:
         x = np.maximum(x, POSITIVE) ** power
     total = weights.sum()
     mean = float(weights @ x / total)
-    centred = x - mean
-    return mean, math.sqrt(weights @ centred**2 / total), float(weights @ centred**3 / total)
+    return mean, math.sqrt(weights @ (x - mean) ** 2 / total)
 
 
-def _mixture_moments(law: Distribution, power: float) -> tuple[float, float, float]:
+def _mixture_moments(law: Distribution, power: float) -> tuple[float, float]:
     shifted = [
         replace(part, loc=law.loc + law.scale * part.loc, scale=law.scale * part.scale)
         for part in law.parts
     ]
     moments = [_moments(part, power) for part in shifted]
     mean = math.fsum(w * m[0] for w, m in zip(law.weights, moments, strict=True))
-    variance = third = 0.0
-    for weight, (m, s, t) in zip(law.weights, moments, strict=True):
-        gap = m - mean
-        variance += weight * (s * s + gap * gap)
-        third += weight * (t + 3.0 * gap * s * s + gap**3)
-    return mean, math.sqrt(variance), third
+    parts = zip(law.weights, moments, strict=True)
+    return mean, math.sqrt(sum(w * (s * s + (m - mean) ** 2) for w, (m, s) in parts))
 
 
 @lru_cache(maxsize=256)  # programs of one job differ in few of them

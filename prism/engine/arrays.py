@@ -248,13 +248,11 @@ class SampledStep(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Philox keys by stream, and those whose draws the residual of an op is mixed of."""
+    """Philox keys by stream, and those of the ops' residuals."""
 
     stream: Annotated[Array, "uint32[stream, 2]"]
-    residual: Annotated[Array, "uint32[key, 2]"]  # of one key or three
-    mix: Annotated[
-        Array, "float32[coef, key]"
-    ]  # weight of each draw; without rows the first one's is 1
+    residual: Annotated[Array, "uint32[key, 2]"]
+    of: Annotated[Array, "int64[coef]"]  # which of them an op's is of; not read where there is one
 
 
 class Block(NamedTuple):
@@ -303,8 +301,7 @@ class Work(NamedTuple):
     ]  # where the values of its table under the first key begin in the
     # pool; -1: each lane looks up its own
     row: Array  # int64[table] the same by table
-    pool: Array  # float32: values, then a row of lanes for each key and one for their mixture
-    first: Array  # uint64[key] where the residuals of an op are in it
+    pool: Array  # float32: values, then a row of lanes
     order: Array  # uint32[place] words of the pool
     slow: Annotated[
         Array, "int16[key, place]"

@@ -76,7 +76,7 @@ def fill_pool(tables, lane0, keys, row, order, words, pool, slow):
     share what decides a maximum.
     """
     n_keys = keys.shape[0]
-    n = (pool.shape[0] - (n_keys + 1) * LANES) // n_keys
+    n = (pool.shape[0] - LANES) // n_keys
     for k in range(n_keys if n > 0 else 0):
         for i in range(POOL_SIZE):
             of, lane = i // LANES % 2 * 2, i % LANES

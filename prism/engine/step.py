@@ -44,16 +44,6 @@ SHIFT = np.uint32(32 - POOL_BITS)  # the place in the pool that a word stands fo
 
 
 @inlined
-def _mix(pool, first, mix, c, to, n_lanes):
-    """Mix three rows of draws, pool[first[key] + lane], by mix[c, key] into pool[to + lane]."""
-    f0, f1, f2 = first[0], first[1], first[2]
-    w0, w1, w2 = mix[c, 0], mix[c, 1], mix[c, 2]
-    for lane in range(n_lanes):  # not known to be LANES: else unrolled, and no vector operation
-        i = np.uint64(lane)
-        pool[to + i] = w0 * pool[f0 + i] + w1 * pool[f1 + i] + w2 * pool[f2 + i]
-
-
-@inlined
 def _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, more, ratio, pool, first):
     """End = max of two predecessors + (a0 v0 + a1 v1 + base) * (1 + residual), for all lanes.
 
@@ -145,10 +135,9 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events, ag
     # Names for all arrays: reaching into tuples inside the loop costs reference counts.
     state, path, words, drawn = work.state, work.path, work.words, work.drawn
     base, pool, vectors, busy, on = work.base, work.pool, work.vectors, work.busy, work.on
-    begin, slow, mix, residual = work.begin, work.slow, keys.mix, keys.residual
+    begin, slow, key_of, residual = work.begin, work.slow, keys.of, keys.residual
     ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
     chosen, tail, own, after = work.chosen, work.tail, work.own, work.after
-    first = work.first
     # Indices are unsigned: one with a sign might count from the end, which is tested each time.
     if not state.shape[1] == vectors.shape[2] == base.shape[1] == path.shape[1] == LANES:
         return  # it never does: so rows have a length that is known when this is compiled
@@ -161,7 +150,7 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events, ag
     pooled = 1 + lane0 // LANES << 4  # draws are of a block, not of its lanes
     n_keys, n_drawn = residual.shape[0], np.uint64(drawn.shape[0] // 2)
     one, lanes = np.uint64(1), np.uint64(LANES)
-    looked_up = pool.shape[0] - (n_keys + 1) * LANES
+    looked_up = pool.shape[0] - LANES
     n_pooled = looked_up // n_keys
     for row in range(rows[0], rows[1]):
         who = chosen[row]
@@ -200,41 +189,30 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events, ag
                 _add_terms(base, vectors, coef_a, ops, at_row, kept, c, at)
             if ratio != 0.0:
                 t, d, stage = np.uint64(ops[at, TABLE]), ops[at, NUMBER], ops[at, STAGE]
-                whole = np.uint64(0)  # the key whose draw it is alone, if any
-                for key in range(n_keys):
-                    k = np.uint64(key)
-                    if n_keys > 1:
-                        if mix[c, k] == np.float32(0.0):
-                            continue
-                        if mix[c, k] == np.float32(1.0):
-                            whole = k
-                    slot = np.uint64(key * graph.n_stages + stage)
-                    if begin[c] >= 0:  # from the pool: 256 draws of a stage in turn
-                        if drawn[slot] != d >> 8:
-                            drawn[slot] = d >> 8
-                            c0, c3 = (stage << 20) | (d >> 8), stream | pooled
-                            philox_lanes(c0, who, 0, c3, residual[k], words[slot])
-                        word = words[slot, np.uint64(d & 3), np.uint64(d >> 2 & 63)]
-                        row0 = np.uint64(begin[c] + key * n_pooled)
-                        place = np.uint64(word >> SHIFT)
-                        first[k], i = row0 + place, np.uint64(slow[k, place])
-                        while i < place + lanes:
-                            pool[row0 + i] = lookup(tables, t, redraw(word, i - place))
-                            i = np.uint64(slow[k, i + one])
-                        continue
+                key = key_of[c] if n_keys > 1 else 0
+                k, slot = np.uint64(key), np.uint64(key * graph.n_stages + stage)
+                if begin[c] >= 0:  # from the pool: 256 draws of a stage in turn
+                    if drawn[slot] != d >> 8:
+                        drawn[slot] = d >> 8
+                        c0, c3 = (stage << 20) | (d >> 8), stream | pooled
+                        philox_lanes(c0, who, 0, c3, residual[k], words[slot])
+                    word = words[slot, np.uint64(d & 3), np.uint64(d >> 2 & 63)]
+                    row0 = np.uint64(begin[c] + key * n_pooled)
+                    place = np.uint64(word >> SHIFT)
+                    noise, i = row0 + place, np.uint64(slow[k, place])
+                    while i < place + lanes:
+                        pool[row0 + i] = lookup(tables, t, redraw(word, i - place))
+                        i = np.uint64(slow[k, i + one])
+                else:
                     slot += n_drawn
                     if drawn[slot] != d >> 2:  # four draws of a stage in turn
                         drawn[slot] = d >> 2
                         c0 = (stage << 20) | (d >> 2)
                         philox_lanes(c0, who, lane0, stream, residual[k], words[slot])
-                    first[k] = np.uint64(looked_up + key * LANES)
+                    noise = np.uint64(looked_up)
                     for lane in range(LANES):
                         found = lookup(tables, t, words[slot, d & 3, lane])
-                        pool[first[k] + np.uint64(lane)] = found
-                noise = first[whole]
-                if n_keys > 1 and mix[c, whole] != np.float32(1.0):
-                    noise = np.uint64(pool.shape[0] - LANES)
-                    _mix(pool, first, mix, c, noise, busy.shape[1])
+                        pool[noise + np.uint64(lane)] = found
             v0, v1 = np.uint64(ops[at, VEC]), np.uint64(ops[at, VEC + 1])
             a0, a1 = coef_a[at_row, c, 0], coef_a[at_row, c, 1]
             _end_op(

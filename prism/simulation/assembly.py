@@ -19,9 +19,8 @@ from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.distributions.distribution import Distribution, lognormal, normal
 from prism.jobs.job import Job
-from prism.simulation.draws import lower
 from prism.simulation.independent import pool_program
-from prism.simulation.lowering import LoweredOp, Lowerer, Term, lowering_arrays, moment_law
+from prism.simulation.lowering import LoweredOp, Lowerer, Term, lowering_arrays, residual_of
 from prism.simulation.placednodes import needs_memory, site_nodes
 from prism.simulation.program import (
     Bank,
@@ -50,14 +49,14 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
     placement = Placement(job)
     default = Placement(job, np.arange(placement.n_slots))
     slowdowns, size = placement.slowdowns(), shard_size(job)
-    lowerer = Lowerer(v, needs_memory(slowdowns), call_std=v.call.std if size > 1 else 0.0)
+    lowerer = Lowerer(v, needs_memory(slowdowns), call=v.call if size > 1 else None)
     lowered = [lowerer.lower(t) for t in graph.op_types]
     tables, bank = Tables(job.source), Bank()
     kernels = bool((graph.call >= 0).any())
-    call_std = 0.0 if kernels or size > 1 else v.call.std
+    call = None if kernels or size > 1 or v.call.std == 0.0 else v.call
     ranks = _ranks(default, v, lowerer, tables)
-    low = lowering_arrays(lowered, graph.op_types, default.members(), call_std)
-    op_tables, table_std = _residual_tables(lowered, graph, low, v, call_std, tables)
+    low = lowering_arrays(lowered, graph.op_types, default.members(), call)
+    op_tables, table_std = _residual_tables(lowered, graph, default, call, tables)
     step_table = tables.optional(v.step, effect="step")
     vec, n_terms = _vectors(default, graph, lowered, v, tables, bank, step_table, kernels)
     stalls, quiet = _stalls(default, graph, v, tables)
@@ -127,29 +126,17 @@ def _ranks(default: Placement, v: Variability, lowerer: Lowerer, tables: Tables)
 def _residual_tables(
     lowered: list[LoweredOp],
     graph: StepGraph,
-    bare: engine.Lowering,
-    v: Variability,
-    call_std: float,
+    default: Placement,
+    call: Distribution | None,
     tables: Tables,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Residual table of every op type at x = 1, and each table's standard deviation."""
-    x = np.ones((max(1, bare.seg_mean.shape[1]), int(bare.member.max()) + 1), np.float32)
-    a, r = lower(bare, x, np.zeros(1, np.int64))
     index, stds = np.zeros(len(lowered), np.int64), np.zeros(len(lowered))
-    group = bare.member.shape[2]
+    group = default.members().shape[2]
     for c, (op, op_type) in enumerate(zip(lowered, graph.op_types, strict=True)):
-        mean = float(a[0, c].sum())
-        compute = float(a[0, c, : len(op.terms)] @ [float(t.compute) for t in op.terms])
-        call_third = 0.0
-        if call_std > 0.0 and op_type.collective is None and mean > 0.0:
-            call_third = v.call.skew * (compute / mean) ** 3
-        unmixed = op_type.collective is not None or group == 1 or op_type.member >= 0
-        if op.single is not None and call_third == 0.0 and (unmixed or not op.segments):
-            law = op.single
-        else:
-            third = sum(times * s.third for s, times in op.segments) + op.fixed_third
-            law = moment_law(float(r[0, c]), third / (mean or 1.0) ** 3 + call_third)
-        index[c], stds[c] = tables.checked(law), law.std
+        lowered_call = call if op_type.collective is None else None
+        law = residual_of(op, group if op_type.member < 0 else 1, lowered_call)
+        index[c], stds[c] = tables.checked(law), law.cv
     return index, stds
 
 

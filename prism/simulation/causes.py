@@ -2,10 +2,8 @@
 
 The partition: the residuals of each kernel class, and each shared effect. What several classes
 share (a call too) is an input of its own, never part of a class: else a class's total order would
-fall below its first. Redrawing one class's part of an op of several mixes draws so that the
-residuals before and after have the joint distribution that redrawing those kernels gives: exact for
-ops of one class, and for normal residuals. Where many wait for the slowest, skewed ones are given
-the mean and spread of the others by `prism.analyses.rankings.shares.match_swapped`.
+fall below its first. A class is redrawn in a program whose ops hold one each
+(`prism.simulation.classops`).
 """
 
 from dataclasses import dataclass
@@ -16,8 +14,9 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.distributions.tables import sample_table
+from prism.simulation.classops import lower_again
 from prism.simulation.draws import draw_ranks, lower, seed_key
-from prism.simulation.lowering import Lowerer
+from prism.simulation.lowering import CALL, variance_of
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program, global_ops, ideal_program, make_keys
 from prism.workload.opgraph import OpType
@@ -29,23 +28,17 @@ HEAVY = 6.0  # kurtosis beyond which the variance of 64 draws is off by more tha
 
 @dataclass(frozen=True)
 class Input:
-    """One input: streams that it owns, and its share of each op's residual variance."""
+    """One input: streams that it owns, and ops whose residual it is."""
 
     name: str
     kind: str  # kernels or effects
     streams: tuple[int, ...] = ()
-    weights: Array | None = None  # [coef]
+    owns: NDArray[np.bool_] | None = None  # [coef]; None: none
 
     @property
     def is_constant(self) -> bool:
         """Tell whether nothing of this input is drawn."""
-        return not self.streams and (self.weights is None or not self.weights.any())
-
-    @property
-    def mixes(self) -> bool:
-        """Tell whether it is a part of some op's residual, which a swap then mixes of draws."""
-        w = self.weights
-        return w is not None and bool(((w > 0.0) & (w < 1.0)).any())
+        return not self.streams and self.owns is None
 
 
 @dataclass(frozen=True)
@@ -54,11 +47,6 @@ class Residuals:
 
     classes: Array  # [coef, class]
     call: Array  # [coef]
-
-    def share(self, part: Array) -> Array:
-        """Share of some of this variance in that of each op [coef]."""
-        total = self.classes.sum(axis=1) + self.call
-        return np.asarray(np.divide(part, total, out=np.zeros_like(part), where=total > 0.0))
 
 
 def measure_residuals(step: Prepared, seed: int) -> Residuals:
@@ -69,22 +57,21 @@ def measure_residuals(step: Prepared, seed: int) -> Residuals:
         a, r = lower(low, x)
         std = a.sum(axis=2, dtype=np.float64) * r * low.table_std
         return Residuals((std**2).mean(axis=0)[:, None] * program.shares, np.zeros(std.shape[1]))
-    lowerer = Lowerer(step.effects)
-    classes, call = np.zeros(program.shares.shape), np.zeros(len(op_types))
-    for c, op_type in enumerate(op_types):
-        op = lowerer.lower(op_type)
+    column = {name: i for i, name in enumerate((*program.classes, CALL))}
+    found = np.zeros((len(op_types), len(column)))
+    for c, (op, op_type) in enumerate(zip(lower_again(step), op_types, strict=True)):
         mean = np.array([low.fixed_mean[0, c]])
-        for name, var in op.fixed_classes:
-            classes[c, program.classes.index(name)] += var
+        for name, own in op.noise:
+            found[c, column[name]] += own.variance
         entries = range(low.coef_seg_ptr[c], low.coef_seg_ptr[c + 1])
         for e, (segment, _) in zip(entries, op.segments, strict=True):
             m, v = _segment(program, e, c, op_type, x)
             mean = mean + low.coef_count[e] * m * low.quiet[c] * low.coef_split[e]
-            for name, share in segment.classes:
-                at = program.classes.index(name)
-                classes[c, at] += low.coef_count[e] * v * low.quiet[c] ** 2 * share
-        call[c] = float((mean @ low.call_cv[c])[0]) ** 2
-    return Residuals(classes, call)
+            v *= low.coef_count[e] * low.quiet[c] ** 2 / (variance_of(segment.noise) or 1.0)
+            for name, own in segment.noise:
+                found[c, column[name]] += v * own.variance
+        found[c, -1] += float((mean @ low.call_cv[c])[0]) ** 2
+    return Residuals(found[:, :-1], found[:, -1])
 
 
 def _segment(
@@ -112,14 +99,17 @@ def has_fixed_ranks(program: Program) -> bool:
     return bool(fixed and not (ranks.tables >= 0).any())
 
 
-def partition(program: Program, residuals: Residuals, call_name: str = "call") -> list[Input]:
+def partition(
+    program: Program, residuals: Residuals, owner: NDArray[np.int64], call_name: str = "call"
+) -> list[Input]:
     """List the inputs of a step: its kernel classes, then the effects that vary.
 
-    Ranks that keep their factors are an input too: one that moves the mean alone.
+    Ranks that keep their factors are an input too: one that moves the mean alone. owner[coef] is
+    the class whose residual a coefficient's is, see `classops.ClassOps`.
     """
     kernels = [
-        Input(name, "kernels", weights=residuals.share(var))
-        for name, var in zip(program.classes, residuals.classes.T, strict=True)
+        Input(name, "kernels", owns=owner == i if var.any() else None)
+        for i, (name, var) in enumerate(zip(program.classes, residuals.classes.T, strict=True))
     ]
     bank, stalls = program.bank, program.stalls
     shared = {
@@ -135,29 +125,16 @@ def partition(program: Program, residuals: Residuals, call_name: str = "call") -
     if has_fixed_ranks(program):
         effects.append(Input("rank", "effects"))
     if residuals.call.any():
-        effects.append(Input("call", "effects", weights=residuals.share(residuals.call)))
+        effects.append(Input("call", "effects", owns=owner == len(program.classes)))
     return kernels + effects
 
 
-def swap_keys(entry: Input, base: int, other: int, third: int) -> engine.Keys:
-    """Keys of a run under seed `base`, but with one input as under seed `other`.
-
-    Notes
-    -----
-    With w the input's share of an op's residual variance, its residual is `(1 - w) A + w B +
-    sqrt(2 w (1 - w)) C` of independent draws: covariance 1 - w with the run under `base` (what is
-    kept), w with that under `other` (what is swapped). With base and other exchanged, and C under
-    the same third key but of the other sign, the two swapped residuals add up to A + B, as they
-    would kernel by kernel.
-    """
-    streams = {stream: other for stream in entry.streams}
-    keys = make_keys(base, streams)
-    if entry.weights is not None and entry.weights.any():
-        w = np.clip(entry.weights, 0.0, 1.0)
-        rest = np.sqrt(2.0 * w * (1.0 - w)) * (1.0 if base < other else -1.0)
-        mix = np.ascontiguousarray(np.stack([1.0 - w, w, rest], axis=1), np.float32)
-        seeds = np.array([seed_key(seed) for seed in (base, other, third)], np.uint32)
-        keys = keys._replace(residual=seeds, mix=mix)
+def swap_keys(entry: Input, base: int, other: int) -> engine.Keys:
+    """Keys of a run under seed `base`, but with one input as under seed `other`."""
+    keys = make_keys(base, {stream: other for stream in entry.streams})
+    if entry.owns is not None:
+        seeds = np.array([seed_key(seed) for seed in (base, other)], np.uint32)
+        keys = keys._replace(residual=seeds, of=entry.owns.astype(np.int64))
     return keys
 
 

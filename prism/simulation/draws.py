@@ -194,8 +194,7 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
     """
     n = len(durations)
     graph = step.graph._replace(n_replicas=n, n_state=n if step.graph.n_state > 1 else 1)
-    step, no_mix = step._replace(graph=graph), np.zeros((0, 1), np.float32)
-    keys = engine.Keys(NO_KEY, NO_KEY, no_mix)
+    step, keys = step._replace(graph=graph), engine.Keys(NO_KEY, NO_KEY, np.zeros(0, np.int64))
     own = durations if graph.n_state > 1 else durations[:1].copy()
     work = engine.new_work(step, keys, np.arange(n))._replace(vectors=own)
     coef_a, coef_r = engine.room_for_coefs(step.low, n)

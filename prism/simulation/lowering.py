@@ -2,8 +2,8 @@
 
 An op is segments of kernels between two tp or cp collectives. Conditional on the persistent
 effects x of the group's GPUs, each segment takes the maximum over the group; the engine integrates
-its mean and variance per cluster draw, and this module prepares what it integrates. Third cumulants
-enter through the tables' shapes, taken at x = 1.
+its mean and variance per cluster draw, and this module prepares what it integrates. Beyond them an
+op is distributed as the sum of its segments' maxima and collectives at x = 1 is (`residual_of`).
 Approximated: with cp > 1 every segment is maximised over the whole tp x cp group, and with hsdp
 over the whole shard group, so that its ranks wait for each other at every op where a prefetched
 gather would let them drift by a unit. With experts a segment is maximised over the ep group and
@@ -13,7 +13,8 @@ as the busiest's.
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
@@ -22,14 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
-from prism.distributions.distribution import Distribution, constant, normal
+from prism.distributions.distribution import Distribution
+from prism.distributions.sums import Draws, largest_of, sum_of
 from prism.simulation.variability import Variability
 from prism.workload.build import Collective, Kernel
 from prism.workload.kernels import MEMORY_CLASSES, is_compute
 from prism.workload.opgraph import OpType
 
 Array = NDArray[np.float64]
-MIN_SKEW = 0.02  # below, a normal distribution is indistinguishable from a gamma
+CALL = "call"  # its noise stands beside that of kernel classes
 
 
 @dataclass(frozen=True)
@@ -43,16 +45,30 @@ class Term:
     far: bool = False  # an all-to-all over the network
 
 
-@dataclass(frozen=True)
+class Noise(NamedTuple):
+    """Residuals of kernels of one class, or the `CALL` effect lowered into them."""
+
+    kernel_class: str
+    draws: Draws
+
+
+def variance_of(noise: Iterable[Noise]) -> float:
+    """Variance that residuals add up to [s^2]."""
+    return sum(n.draws.variance for n in noise)
+
+
+def distribution_of(noise: Iterable[Noise]) -> Distribution:
+    """Distribution of the sum of kernels over its mean."""
+    return sum_of(tuple(n.draws for n in noise))
+
+
+@dataclass(frozen=True, eq=False)
 class Segment:
     """Kernels between two barriers, as seen by one GPU."""
 
     mean: tuple[float, ...]  # seconds per rank loading
-    std: float  # seconds, of the residuals
-    third: float  # s^3, third central moment
+    noise: tuple[Noise, ...]
     split: tuple[tuple[Term, float], ...]  # share of the mean in each term
-    # share of the residuals' variance in each kernel class
-    classes: tuple[tuple[str, float], ...] = field(default=(), compare=False)
 
 
 class Part(NamedTuple):
@@ -75,23 +91,27 @@ class LoweredOp:
     segments: tuple[tuple[Segment, float], ...]
     terms: tuple[Term, ...]
     fixed: tuple[float, ...]  # seconds per term
-    fixed_var: float
-    fixed_third: float
+    noise: tuple[Noise, ...]  # of its collectives
     shares: tuple[tuple[str, float], ...]  # nominal share of each kernel class
-    single: Distribution | None  # where the op is one kernel or one collective
-    fixed_classes: tuple[tuple[str, float], ...] = ()  # fixed_var by kernel class, s^2
     parts: tuple[Part, ...] = ()  # of the fixed time
 
 
-def moment_law(std: float, third: float) -> Distribution:
-    """Distribution of mean 1 with the given standard deviation and third central moment."""
-    if std <= 0.0:
-        return constant()
-    skew = third / std**3
-    if skew < MIN_SKEW:
-        return normal(std)
-    cv = 0.5 * skew  # a gamma law's skewness is twice its cv
-    return Distribution("gamma", (cv,), loc=1.0 - std / cv, scale=std / cv)
+def residual_of(op: LoweredOp, n_members: int, call: Distribution | None) -> Distribution:
+    """Distribution of an op of so many ranks over its mean, where no GPU is slow.
+
+    `call` is that of the effect which is lowered into it, on its compute.
+    """
+    largest = [largest_of(distribution_of(s.noise), n_members) for s, _ in op.segments]
+    segments = list(zip(largest, op.segments, strict=True))
+    draws = [Draws(law, sum(s.mean), times) for law, (s, times) in segments]
+    if call is not None:
+        fixed = dict(zip(op.terms, op.fixed, strict=True))
+        seconds = sum(t for term, t in fixed.items() if term.compute)
+        for law, (s, times) in segments:
+            share = sum(part for term, part in s.split if term.compute)
+            seconds += times * sum(s.mean) * law.mean * share
+        draws += [Draws(call, seconds)] if seconds > 0.0 else []
+    return sum_of((*draws, *(n.draws for n in op.noise)))
 
 
 class Lowerer:
@@ -100,14 +120,17 @@ class Lowerer:
     ``loadings`` are the distinct rank exponents; those from ``n_random`` on follow only the fixed
     slowdowns of hot nodes, since their kernels are frozen. ``roles`` say what of a slow node each
     follows; memory-bound kernels have a loading of their own where it differs from the others, or
-    where nodes are slow in memory (`own_memory`). `call_std` is the spread of calls that a shard
-    group's ranks have of their own, within the segments.
+    where nodes are slow in memory (`own_memory`). `call` is the effect of calls where a shard
+    group's ranks have it of their own, within the segments.
     """
 
     def __init__(
-        self, variability: Variability, own_memory: bool = False, call_std: float = 0.0
+        self,
+        variability: Variability,
+        own_memory: bool = False,
+        call: Distribution | None = None,
     ) -> None:
-        self.v, self.call_std = variability, call_std
+        self.v, self.call = variability, call
         memory = variability.memory_loading
         own = own_memory or memory not in (0.0, 1.0) or variability.memory_spread != 1.0
         self.loadings = (0.0, 1.0) + ((memory,) if own else ())
@@ -153,8 +176,8 @@ class Lowerer:
         role = "memory" if c.kernel_class in MEMORY_CLASSES else _link_role(c.law)
         part = Part(role, c.group or "stage", c.bytes, 0, duration, var, 0.0, c.op_kind)
         return LoweredOp(
-            (), (term,), (duration,), var, duration**3 * law.skew, ((c.kernel_class, 1.0),), law,
-            ((c.kernel_class, var),), (part,),
+            (), (term,), (duration,), (Noise(c.kernel_class, Draws(law, duration)),),
+            ((c.kernel_class, 1.0),), (part,),
         )  # fmt: skip
 
     def _term(self, op_kind: str, kernel: Kernel) -> Term:
@@ -168,11 +191,10 @@ class Lowerer:
     def _lower_kernels(self, op_type: OpType) -> LoweredOp:
         counts: dict[Segment, float] = defaultdict(float)
         fixed: dict[Term, float] = defaultdict(float)
-        by_class: dict[str, float] = defaultdict(float)
         shares: dict[str, float] = defaultdict(float)
         stretched: dict[tuple[str, str, float, Term, float, str], tuple[float, float, float]] = {}
         total = sum(k.duration for k in op_type.kernels) or 1.0
-        var = third = 0.0
+        alike: dict[tuple[str, str, float], list[Noise]] = defaultdict(list)
         for kernel in op_type.kernels:
             shares[kernel.kernel_class] += kernel.duration / total
         for barriers, run in groupby(op_type.kernels, lambda kernel: bool(kernel.group)):
@@ -188,53 +210,46 @@ class Lowerer:
                 term = self._term(op_type.op_kind, kernel)
                 law, duration = self._treated(op_type.op_kind, kernel)
                 fixed[term] += duration
-                own = (duration * law.std) ** 2
-                by_class[kernel.kernel_class] += own
-                var += own
-                third += duration**3 * law.skew
+                own = Draws(law, duration)
+                same = alike[kernel.kernel_class, kernel.law, duration]
+                same.append(Noise(kernel.kernel_class, own))
                 beside = kernel.hidden_s * (duration / kernel.duration if kernel.hidden_s else 1.0)
                 part = (
                     _link_role(kernel.law), kernel.group, kernel.bytes, term, beside,
                     kernel.kernel_class.partition("_")[2],
                 )  # fmt: skip
                 mean, spread, hidden = stretched.get(part, (0.0, 0.0, 0.0))
-                stretched[part] = mean + duration, spread + own, hidden + beside
+                stretched[part] = mean + duration, spread + own.variance, hidden + beside
         terms = tuple(dict.fromkeys([t for s in counts for t, _ in s.split] + list(fixed)))
         parts = tuple(
             Part(role, group, n_bytes, terms.index(term), *seconds, op_kind)
             for (role, group, n_bytes, term, _, op_kind), seconds in stretched.items()
         )
-        single = None
-        if len(op_type.kernels) == 1:
-            single, _ = self._treated(op_type.op_kind, op_type.kernels[0])
         return LoweredOp(
-            tuple(counts.items()), terms, tuple(fixed.get(t, 0.0) for t in terms), var, third,
-            tuple(shares.items()), single, tuple(by_class.items()), parts,
+            tuple(counts.items()), terms, tuple(fixed.get(t, 0.0) for t in terms),
+            tuple(n._replace(draws=n.draws._replace(times=float(len(same))))
+                  for same in alike.values() for n in same[:1]),
+            tuple(shares.items()), parts,
         )  # fmt: skip
 
     def _segment(self, op_kind: str, run: tuple[Kernel, ...]) -> Segment | None:
         """Turn the kernels between two barriers into a segment; None where they take no time."""
         mean = [0.0] * len(self.loadings)
-        var = third = 0.0
+        noise: list[Noise] = []
         split: dict[Term, float] = defaultdict(float)
-        by_class: dict[str, float] = defaultdict(float)
         for k in run:
             law, duration = self._treated(op_kind, k)
             mean[self._column(k.kernel_class)] += duration
-            own = (duration * law.std) ** 2
-            var += own
-            by_class[k.kernel_class] += own
-            third += duration**3 * law.skew
+            noise.append(Noise(k.kernel_class, Draws(law, duration)))
             split[self._term(op_kind, k)] += duration
-        called = sum(d for term, d in split.items() if term.compute) * self.call_std
-        var += called**2
+        called = sum(d for term, d in split.items() if term.compute)
+        if self.call is not None and called > 0.0:
+            noise.append(Noise(CALL, Draws(self.call, called)))
         total = sum(mean)
         if total <= 0.0:
             return None
-        return Segment(
-            tuple(mean), math.sqrt(var), third, tuple((t, d / total) for t, d in split.items()),
-            tuple((c, own / (var or 1.0)) for c, own in by_class.items()),
-        )  # fmt: skip
+        shares = tuple((t, d / total) for t, d in split.items())
+        return Segment(tuple(mean), tuple(noise), shares)
 
 
 def _is_far(kernel: Kernel) -> bool:
@@ -260,12 +275,12 @@ def lowering_arrays(
     lowered: list[LoweredOp],
     op_types: tuple[OpType, ...],
     member: NDArray[np.int32],
-    call_std: float,
+    call: Distribution | None,
 ) -> engine.Lowering:
     """Lay lowered ops into the engine's arrays, residual tables of standard deviation 1.
 
-    `member` [replica, stage, member] is the physical GPU of each rank, `call_std` the CV of the
-    call effect to lower into the residual (0 where it is drawn apart).
+    `member` [replica, stage, member] is the physical GPU of each rank, `call` the effect of calls
+    to lower into the residual (None where it is drawn apart).
     """
     n, n_terms = len(lowered), max(len(op.terms) for op in lowered)
     segments = list(dict.fromkeys(s for op in lowered for s, _ in op.segments))
@@ -282,20 +297,17 @@ def lowering_arrays(
             count.append(times)
         fixed_mean[c, : len(op.terms)] = op.fixed
         if op_types[c].collective is None:
-            call_cv[c, : len(op.terms)] = [call_std if t.compute else 0.0 for t in op.terms]
+            std = call.std if call is not None else 0.0
+            call_cv[c, : len(op.terms)] = [std if t.compute else 0.0 for t in op.terms]
     n_loadings = max((len(s.mean) for s in segments), default=1)
-    totals = [sum(s.mean) for s in segments]
-    shapes = [
-        moment_law(s.std / m, s.third / m / m / m)  # a cube may be below what a float holds
-        for s, m in zip(segments, totals, strict=True)
-    ]
+    shapes = [distribution_of(s.noise) for s in segments]
     shape_index = {law: i for i, law in enumerate(dict.fromkeys(shapes))}
     cdfs = [standardised_cdf(law) for law in shape_index] or [np.zeros(engine.CDF_ROWS)]
     stages = [t.stage if op.segments else -1 for t, op in zip(op_types, lowered, strict=True)]
     return engine.Lowering(
         member=np.ascontiguousarray(member, np.int32),
         seg_mean=np.array([s.mean for s in segments], np.float64).reshape(-1, n_loadings),
-        seg_cv=np.array([s.std / m for s, m in zip(segments, totals, strict=True)], np.float64),
+        seg_cv=np.array([math.sqrt(variance_of(s.noise)) / sum(s.mean) for s in segments]),
         seg_cdf=np.array([shape_index[law] for law in shapes], np.int32),
         cdf=engine.cdf_cells(np.array(cdfs)),
         coef_stage=np.array(stages, np.int32),
@@ -305,7 +317,7 @@ def lowering_arrays(
         coef_split=split,
         coef_member=np.array([t.member for t in op_types], np.int32),
         fixed_mean=fixed_mean[None],
-        fixed_var=np.array([[op.fixed_var for op in lowered]], np.float64),
+        fixed_var=np.array([[variance_of(op.noise) for op in lowered]]),
         call_cv=call_cv,
         table_std=np.ones(n),
         quiet=np.ones(n),

@@ -237,7 +237,7 @@ def make_keys(seed: int, others: Mapping[int, int] | None = None) -> engine.Keys
     """Keys of a run under one seed, but for the streams that take another one."""
     stream = stream_keys(seed, others)
     residual = stream[engine.RESIDUAL : engine.RESIDUAL + 1].copy()
-    return engine.Keys(stream, residual, np.zeros((0, 1), np.float32))
+    return engine.Keys(stream, residual, np.zeros(0, np.int64))
 
 
 def run_chunk(

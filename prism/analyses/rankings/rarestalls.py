@@ -33,7 +33,7 @@ class RareStalls:
     often: Program
     log_odds: Array  # [stage] weight of a stall in place of none
     log_none: float  # weight of a step without any
-    seeds: tuple[int, int, int]
+    seeds: tuple[int, int]
     added: Array = field(default_factory=lambda: np.zeros(0))  # [cluster] variance by stalls [s^2]
     first: Array = field(default_factory=lambda: np.zeros(0))  # [cluster] of it, first order
     total: Array = field(default_factory=lambda: np.zeros(0))  # [cluster] and total order
@@ -54,8 +54,8 @@ class RareStalls:
 
     def measure(self, entry: Input, a: Array, b: Array, run: Runner) -> None:
         """Measure what stalls add in the clusters of two runs without them [cluster, lane]."""
-        n, (seed, other, third) = len(a), self.seeds
-        ab, ba = swap_keys(entry, seed, other, third), swap_keys(entry, other, seed, third)
+        n, (seed, other) = len(a), self.seeds
+        ab, ba = swap_keys(entry, seed, other), swap_keys(entry, other, seed)
         drawn = run([(self.often, range(n), keys) for keys in (seed, ab, other, ba)])
         in_a, in_ab, in_b, in_ba = (
             x[0] - quiet for x, quiet in zip(drawn, (a, a, b, b), strict=True)
@@ -74,7 +74,7 @@ def _added(w: Array, t: Array, d: Array) -> Array:
     return np.asarray((w * (2.0 * (t - t.mean()) * d + d * d)).mean(axis=1))
 
 
-def find_rare_stalls(program: Program, seeds: tuple[int, int, int]) -> RareStalls | None:
+def find_rare_stalls(program: Program, seeds: tuple[int, int]) -> RareStalls | None:
     """Return the programs to measure stalls with, where they are rare."""
     stalls, (rate, _) = program.stalls, stall_bound(program)
     if not 0.0 < rate < RARE:

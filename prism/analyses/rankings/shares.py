@@ -34,6 +34,7 @@ from prism.simulation.causes import (
     step_spread,
     swap_keys,
 )
+from prism.simulation.classops import ClassOps
 from prism.simulation.draws import cluster_times
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
@@ -42,25 +43,10 @@ from prism.simulation.steps import Progress, Run, run_each
 PILOT_BLOCKS = 4
 NEGLIGIBLE = 5e-4  # share of the variance below which the answer names no number
 MAX_BLOCKS = 1024
-BUDGET = 30_000_000_000  # op-samples of pick-freeze runs, about a minute on two cores
+BUDGET = 60_000_000_000  # op-samples of pick-freeze runs, about a minute on two cores
 HALF_WIDTH, WIDE_HALF_WIDTH = 0.03, 0.06  # of shares below one half, and above
 MIN_CONTROL, MAX_CONTROL = 128, 2048  # clusters of each run whose quiet times are a control
 CONTROL_HALF_WIDTH = 0.01  # of the share between clusters, as far as the control tells it
-
-
-def match_swapped(runs: PickFreeze) -> PickFreeze:
-    """Give the swapped runs the mean and spread of the others, which a swap leaves as they are.
-
-    Residuals that are mixtures of draws are less skewed: the largest of many is smaller and varies
-    less. As it stands a difference of means would count as variance.
-    """
-
-    def like(swapped: Array, run: Array) -> Array:
-        spread = swapped.std()
-        ratio = run.std() / spread if spread > 0.0 else 1.0
-        return np.asarray(run.mean() + ratio * (swapped - swapped.mean()))
-
-    return PickFreeze(runs.a, like(runs.ab, runs.a), runs.b, like(runs.ba, runs.b))
 
 
 def _none() -> Array:
@@ -93,16 +79,20 @@ class Shares:
 
 @dataclass
 class Sampler:
-    """Runs of one program under two independent seeds, and with single inputs swapped."""
+    """Runs of one program under two independent seeds, and with single inputs swapped.
+
+    `program` has ops of one kernel class each; `quiet` is the same step with fewer ops.
+    """
 
     program: Program
+    quiet: Program
     seed: int
     threads: int
     progress: Progress | None = None
     a: Array = field(default_factory=_none)
     b: Array = field(default_factory=_none)
     effects: list[Array] = field(default_factory=lambda: [_none(), _none()])  # of a, b
-    first: tuple[Array, Array] = (_none(), _none())  # times and effects of `program`, where run
+    first: tuple[Array, Array] = (_none(), _none())  # times and effects of `quiet`, where run
     bounds: Array = field(default_factory=lambda: np.empty(0))  # of the first inputs' variance
     whole: float = 0.0  # variance of the run that gave them [s^2]
     slope: float = 0.0  # of a step over the step effect [s]
@@ -112,12 +102,11 @@ class Sampler:
     planned: int = 0
 
     def __post_init__(self) -> None:
-        state = np.random.SeedSequence([self.seed, 4]).generate_state(2, np.uint64)
-        self.other, self.third = (int(word) for word in state)
+        self.other = int(np.random.SeedSequence([self.seed, 4]).generate_state(1, np.uint64)[0])
 
     def set_rare_stalls_apart(self) -> None:
         """Run without stalls where they are rare; what they add is measured apart."""
-        self.rare = find_rare_stalls(self.program, (self.seed, self.other, self.third))
+        self.rare = find_rare_stalls(self.program, (self.seed, self.other))
         if self.rare is not None:
             self.program, self.first = self.rare.calm, (_none(), _none())
 
@@ -137,15 +126,12 @@ class Sampler:
         """Bring the two runs that everything is compared with, and inputs' own, to n clusters."""
         more = range(len(self.a), n)
         swapped = [shares for shares in inputs if self.rare_of(shares.entry) is None]
-        rest = range(max(more.start, len(self.first[0])), n)
-        runs: list[Run] = [(self.program, rest, self.seed), (self.program, more, self.other)]
+        runs: list[Run] = [(self.program, more, seed) for seed in (self.seed, self.other)]
         for shares in swapped:
             for base, other in ((self.seed, self.other), (self.other, self.seed)):
-                keys = swap_keys(shares.entry, base, other, self.third)
-                runs.append((self.program, more, keys))
+                runs.append((self.program, more, swap_keys(shares.entry, base, other)))
         drawn = self.run(runs)
-        known = zip((x[more.start : n] for x in self.first), drawn[0], strict=True)
-        (a, in_a), (b, in_b) = (np.concatenate(pair) for pair in known), drawn[1]
+        (a, in_a), (b, in_b) = drawn[:2]
         matched = self._match(a, in_a, in_b)
         moved = [self.slope * (new - old) for new, old in zip(matched, (in_a, in_b), strict=True)]
         self.a = np.concatenate([self.a, a + moved[0]])
@@ -229,8 +215,7 @@ class Sampler:
     def _compared(self, shares: Shares) -> PickFreeze:
         """Return the runs that an input's own are compared with, and those."""
         n = len(shares.ab)
-        runs = PickFreeze(self.a[:n], shares.ab, self.b[:n], shares.ba)
-        return match_swapped(runs) if shares.entry.mixes else runs
+        return PickFreeze(self.a[:n], shares.ab, self.b[:n], shares.ba)
 
     def resample(self, m: int) -> Resamples:
         """Resample the runs for what their first m clusters tell."""
@@ -243,7 +228,7 @@ class Sampler:
         n = max(MIN_CONTROL, len(self.a), times[0].size)
         while True:
             for i, key in enumerate(seeds):
-                more = cluster_times(self.program, range(times[i].size, n), key, self.threads)
+                more = cluster_times(self.quiet, range(times[i].size, n), key, self.threads)
                 times[i] = np.concatenate([times[i], more.astype(np.float64)])
             self.control = ClusterControl(tuple(times))
             variance = run_variance(self.runs, self.control)
@@ -288,10 +273,11 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
     return out
 
 
-def list_inputs(step: Prepared, residuals: Residuals) -> list[Input]:
+def list_inputs(step: Prepared, residuals: Residuals, ops: ClassOps) -> list[Input]:
     """List the inputs of a job, or of a fitted trace."""
     drawn = "call" if step.workload is not None else "rank_step"
-    return partition(step.program, residuals, "expert" if step.job.parallelism.ep > 1 else drawn)
+    name = "expert" if step.job.parallelism.ep > 1 else drawn
+    return partition(step.program, residuals, ops.owner, name)
 
 
 def tracked_variances(program: Program, residuals: Residuals) -> Program:
