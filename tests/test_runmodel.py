@@ -177,9 +177,11 @@ def test_congestion_too_quick_to_follow_counts_by_its_long_run_spread(monkeypatc
     monkeypatch.setattr(runmodel, "SWITCHES", 1.0)
     averaged = simulate_runs(case, 200_000, 1000, 1)
     assert max(distance(averaged.total, followed.total)) < 4.5
-    assert averaged.terms["congestion"].mean() == pytest.approx(
-        followed.terms["congestion"].mean(), rel=0.02
-    )
+    # beyond its mean, which is part of the steps', it adds nothing to that of the run
+    for runs in (followed, averaged):
+        term = runs.terms["congestion"]
+        assert abs(term.mean()) < 4.5 * term.std() / term.size**0.5 + 1e-9 * runs.total.mean()
+    assert followed.terms["slow_steps"].mean() == pytest.approx(averaged.terms["slow_steps"].mean())
 
 
 def test_congestion_comes_and_goes_between_steps_as_well():

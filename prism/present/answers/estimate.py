@@ -52,7 +52,7 @@ TERMS = {
     "step_noise": "noise of steps",
     "run_effect": "differences between runs",
     "model_error": "model error",
-    "congestion": "congestion",
+    "congestion": "congestion beyond its mean",
     "fail_slow": "fail-slow episodes",
     "drift": "drift",
     "stalls": "stalls",

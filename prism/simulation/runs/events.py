@@ -104,6 +104,7 @@ class EventLoop:
         self.work = None if profile is None else np.concatenate([[0.0], np.cumsum(profile)])
         self.least = 1.0 if profile is None else float(profile.min(initial=1.0))
         self.most = 1.0 if profile is None else float(profile.max(initial=1.0))
+        self.mean = model.mean @ step_shares(model)  # [cluster] over the states of its regime
         # clocks: of the first failure (`outages`), change of regime and episode
         self.state = np.zeros(n, np.int64)
         self.switch = np.full(n, _NEVER)
@@ -290,14 +291,15 @@ class EventLoop:
         else:
             noise, moved, stalls, self.drift = drawn.after(n)
         noise = noise / self.effect  # what that adds to it belongs to what the factor is made of
-        mean = model.mean[self.cluster, 0]
+        mean = self.mean[self.cluster]
         ideal = mean if model.ideal_s is None else model.ideal_s
+        now = model.mean[self.cluster, 0] * regime
         terms = {
             "ideal_steps": work * ideal,
             "slow_steps": work * (mean - ideal),
             "run_effect": (work * mean + noise) * (self.own - 1.0),
             "model_error": (work * mean + noise) * (self.effect - self.own),
-            "congestion": work * mean * self.effect * (regime - 1.0),
+            "congestion": work * self.effect * (now - mean),
             "fail_slow": base * work * (1.0 - 1.0 / slow),
             "step_noise": noise,
             "drift": moved,
