@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import ks_2samp, norm
 
 from prism import engine
-from prism.distributions.distribution import constant, lognormal, normal
+from prism.distributions.distribution import constant, lognormal, normal, quantile_table
 from prism.distributions.sums import Draws
 from prism.jobs.job import job_from_dict
 from prism.simulation.draws import lower
@@ -218,3 +218,40 @@ def test_pooling_over_gpus_fails():
     pooled = np.ascontiguousarray(np.take_along_axis(member, pick, axis=2))
     made = dataclasses.replace(made, low=made.low._replace(member=pooled))
     assert ks_2samp(kernel.ravel(), times_of(made, 100).ravel(), method="asymp").statistic > 0.15
+
+
+# -- kernels' own runtimes alone: where many ranks wait for each other the tails decide ----------
+def own_noise(resolution):
+    """Step times of an fsdp job of 32 ranks in which nothing else varies."""
+    off = {name: {"cv": 0.0} for name in ("step", "microbatch", "call")}
+    off |= {"rank": {"cv": 0.0, "lemon_fraction": 0.0}, "regime": {"probability": 0.0}}
+    return prepare(job_from_dict({
+        "model": {
+            "n_layers": 4, "hidden_size": 2048, "ffn_size": 5632, "n_heads": 16,
+            "vocab_size": 32_000, "seq_len": 4096,
+        },
+        "parallelism": {
+            "tp": 2, "dp": 16, "microbatches": 2, "data_parallel": "fsdp",
+            "reshard_after_forward": True,
+        },
+        "cluster": {"nodes": 4, "gpus_per_node": 8},
+        "variability": {"library": "h100-healthy", "resolution": resolution, "effects": off},
+    }), 17).program  # fmt: skip
+
+
+def test_resolutions_agree_in_own_noise():
+    """A residual of the right spread without its tail is the negative control."""
+    op = own_noise("op")
+    table = quantile_table(normal(0.1))[None]
+    plain = dataclasses.replace(
+        op, tables=np.concatenate([op.tables, table]),
+        ops=op.ops._replace(table=np.full_like(op.ops.table, len(op.tables))),
+        low=op.low._replace(table_std=np.full_like(op.low.table_std, 0.1)),
+    )  # fmt: skip
+    kernel, found, control = (times_of(p, 600) for p in (own_noise("kernel"), op, plain))
+    error = kernel.std(axis=1).std() / 600**0.5 / kernel.std()  # of the spread
+    assert error < 0.01
+    assert found.std() == pytest.approx(kernel.std(), rel=6 * error)
+    assert control.std() < 0.8 * kernel.std()
+    assert found.mean() == pytest.approx(kernel.mean(), abs=6 * kernel.std() / kernel.size**0.5)
+    assert ks_2samp(kernel.ravel(), found.ravel(), method="asymp").statistic < 0.02

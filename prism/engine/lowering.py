@@ -123,7 +123,7 @@ def lower_block(low, x, chosen, room, coef_a, coef_r):
                         mean[k] = one
                     if is_new:  # not where all groups are as slow as each other
                         found = _largest(mean, n, low.seg_cv[s], low.cdf[low.seg_cdf[s]], nodes)
-                        moments[s, 0], moments[s, 1] = found
+                        moments[s, 0], moments[s, 1] = found[0] * low.seg_scale[s], found[1]
                 m, v = moments[s, 0], moments[s, 1]
                 for t in range(n_terms):
                     term[t] += low.coef_count[e] * m * low.quiet[c] * low.coef_split[e, t]

@@ -70,6 +70,11 @@ class Segment:
     noise: tuple[Noise, ...]
     split: tuple[tuple[Term, float], ...]  # share of the mean in each term
 
+    @property
+    def cv(self) -> float:
+        """Coefficient of variation by the residuals, where no GPU is slow."""
+        return math.sqrt(variance_of(self.noise)) / sum(self.mean)
+
 
 class Part(NamedTuple):
     """Fixed time of an op that is as slow as the slowest node of those that take part."""
@@ -271,6 +276,14 @@ def standardised_cdf(law: Distribution) -> Array:
     return np.asarray(law.cdf(law.mean + law.std * z))
 
 
+def _beyond_quadrature(law: Distribution, cv: float, cdf: Array, n: int) -> float:
+    """Mean of a maximum over what the engine makes of it, which steps over kinks; GPUs alike."""
+    if n == 1 or law.std == 0.0:
+        return 1.0
+    exact = 1.0 + cv / law.std * (largest_of(law, n).mean - law.mean)
+    return exact / engine.group_max(np.ones(n), cv, cdf)[0]
+
+
 def lowering_arrays(
     lowered: list[LoweredOp],
     op_types: tuple[OpType, ...],
@@ -303,13 +316,21 @@ def lowering_arrays(
     shapes = [distribution_of(s.noise) for s in segments]
     shape_index = {law: i for i, law in enumerate(dict.fromkeys(shapes))}
     cdfs = [standardised_cdf(law) for law in shape_index] or [np.zeros(engine.CDF_ROWS)]
+    cells, cvs = engine.cdf_cells(np.array(cdfs)), [s.cv for s in segments]
+    grouped = {s for op, t in zip(lowered, op_types, strict=True) if t.member < 0
+               for s, _ in op.segments}  # fmt: skip
+    scales = [
+        _beyond_quadrature(law, cv, cells[shape_index[law]], member.shape[2] if s in grouped else 1)
+        for s, law, cv in zip(segments, shapes, cvs, strict=True)
+    ]
     stages = [t.stage if op.segments else -1 for t, op in zip(op_types, lowered, strict=True)]
     return engine.Lowering(
         member=np.ascontiguousarray(member, np.int32),
         seg_mean=np.array([s.mean for s in segments], np.float64).reshape(-1, n_loadings),
-        seg_cv=np.array([math.sqrt(variance_of(s.noise)) / sum(s.mean) for s in segments]),
+        seg_cv=np.array(cvs),
+        seg_scale=np.array(scales),
         seg_cdf=np.array([shape_index[law] for law in shapes], np.int32),
-        cdf=engine.cdf_cells(np.array(cdfs)),
+        cdf=cells,
         coef_stage=np.array(stages, np.int32),
         coef_seg_ptr=np.cumsum([0, *(len(op.segments) for op in lowered)], dtype=np.int32),
         coef_seg=np.array(seg, np.int32),
