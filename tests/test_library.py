@@ -29,6 +29,11 @@ SIZES = [
 ]
 KERNELS = ["gemm_large", "gemm_small", "attention", "memory", "optimizer", "compute", "p2p"]
 LAWS = [*(f"residual/{name}" for name in KERNELS + SIZES), "rank", "step", "call"]
+CLASSES = {
+    "h100": "megatron compiled eager experts", "a100": "megatron eager", "b200": "megatron experts",
+    "b300": "experts", "gb200": "megatron experts", "gb300": "megatron experts",
+}  # fmt: skip
+"""Classes of jobs that were published, by device."""
 FIGURES = [
     "rank/node_share",
     "rank/memory_loading",
@@ -36,13 +41,8 @@ FIGURES = [
     "microbatch/backward_loading",
     "microbatch/loss_loading",
     "run/cv",
-    "run/model_error",
-    "run/model_error_fsdp",
-    "run/model_error_experts",
+    "run/model_error_unmeasured",
     "run/model_error_growth",
-    "run/largest_gpus",
-    "run/largest_gpus_fsdp",
-    "run/largest_gpus_experts",
     "regime/probability",
     "regime/factor",
     "regime/duration_s",
@@ -97,7 +97,12 @@ def test_all_sets_are_shipped():
 def test_a_set_is_complete_and_sourced(shipped):
     content = {"microbatch"} if shipped.name.endswith("stressed") else set()
     dispatch = set() if shipped.name.startswith("a100") else set(DISPATCH)
-    assert set(LAWS) | set(FIGURES) | content | dispatch == set(shipped.entries)
+    classes = {
+        f"run/{name}_{kind}"
+        for name in ("model_error", "largest_gpus")
+        for kind in CLASSES.get(shipped.name.partition("-")[0], "").split()
+    }
+    assert set(LAWS) | set(FIGURES) | content | dispatch | classes == set(shipped.entries)
     for name, entry in shipped.entries.items():
         assert len(entry.source) >= 10, name
         assert entry.long_name and entry.units, name
@@ -150,7 +155,7 @@ def test_libraries_hold_what_was_fitted_to_published_jobs():
     path = Path(__file__).parents[1] / "experiments" / "public-jobs" / "fitted.csv"
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {row["device"] for row in rows} == {"h100", "a100", "gb200", "b200", "gb300"}
+    assert {row["device"] for row in rows} == {"h100", "a100", "gb200", "b200", "b300", "gb300"}
     for row in rows:
         library, value = load_library(f"{row['device']}-healthy"), float(row["value"])
         found = {
@@ -160,6 +165,18 @@ def test_libraries_hold_what_was_fitted_to_published_jobs():
         assert found == pytest.approx(value, rel=5e-3, abs=rounded)
         if row["low"] != "nan":
             assert float(row["low"]) <= value <= float(row["high"])
+
+
+def test_the_error_of_a_class_nobody_measured_is_that_of_classes_not_fitted():
+    path = Path(__file__).parents[1] / "experiments" / "public-jobs" / "unfitted.csv"
+    with path.open(newline="") as file:
+        squares = [float(r["mean"]) ** 2 + float(r["sd"]) ** 2 for r in csv.DictReader(file)]
+    assert len(squares) == 16
+    for library in map(load_library, library_names()):
+        error = library.value("run/model_error_unmeasured")
+        assert error == pytest.approx(np.sqrt(np.mean(squares)), rel=0.02)
+        own = [library.value(n) for n in library.entries if n.startswith("run/model_error_")]
+        assert max(own) == error  # no class that was measured is wider
 
 
 def test_uncurated_differs_in_its_gpus_alone():

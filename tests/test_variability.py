@@ -4,11 +4,13 @@ import math
 
 import pytest
 
+from prism import estimate, summary
 from prism.common.errors import PrismError
 from prism.distributions.library import load_library
-from prism.jobs.job import load_job
+from prism.jobs.job import job_from_dict, load_job
 from prism.simulation.prepare import prepare, prepare_variability
-from prism.simulation.steps import simulate
+from prism.simulation.program import ideal_program
+from prism.simulation.steps import run_blocks, simulate
 
 JOB = "llama3-405b-16k"
 LEMONS = "variability.library=h100-uncurated"
@@ -72,24 +74,73 @@ def test_a_spread_set_by_a_job_is_taken_whatever_the_library_has(key):
     assert cv == pytest.approx(0.02, rel=1e-6)
 
 
-def test_error_of_the_model_is_that_of_the_kind_and_grows_beyond_the_largest_job():
+def test_error_of_the_model_is_that_of_the_class_and_grows_beyond_the_largest_job():
     library = load_library("h100-healthy")
-    error, wide, growth, largest = (
-        library.value(f"run/{name}")
-        for name in ("model_error", "model_error_fsdp", "model_error_growth", "largest_gpus")
-    )
-    sizes = {dp: 128 * dp for dp in (1, 16, 64, 512)}
-    for dp, gpus in sizes.items():
+    names = ("model_error_compiled", "model_error_growth", "largest_gpus_compiled")
+    error, growth, largest = (library.value(f"run/{name}") for name in names)
+    for dp in (1, 16, 64, 512):
         job = load_job(JOB, [f"parallelism.dp={dp}", f"cluster.nodes={16 * dp}"])
-        beyond = math.log(max(1.0, gpus / largest))
+        beyond = math.log(max(1.0, 128 * dp / largest))
         found = prepare_variability(job).model_error
         assert found == pytest.approx(math.hypot(error, growth * beyond))
-    assert prepare_variability(load_job("llama3-70b-fsdp-512")).model_error == wide
-    own = prepare_variability(load_job("deepseek-v3-2048")).model_error
-    assert own == library.value("run/model_error_experts") > wide
     for value in (0.0, 0.07):
         job = load_job(JOB, [f"variability.model_error={value}"])
         assert prepare_variability(job).model_error == value
+
+
+FSDP, DDP = {"dp": 8, "data_parallel": "fsdp"}, {"dp": 8, "data_parallel": "ddp"}
+
+
+@pytest.mark.parametrize(
+    ("device", "parallelism", "model", "kind"),
+    [
+        ("h100", DDP, "llama3-8b", "megatron"), ("a100", DDP, "llama3-8b", "megatron"),
+        ("h100", FSDP, "llama3-8b", "compiled"),
+        ("h100", FSDP | {"framework": "eager"}, "llama3-8b", "eager"),
+        ("a100", FSDP | {"framework": "eager"}, "llama3-8b", "eager"),
+        ("b200", DDP | {"ep": 8}, "qwen3-30b-a3b", "experts"),
+        # nobody published such a job
+        ("mi300x", DDP, "llama3-8b", None), ("h200", DDP, "llama3-8b", None),
+        ("b300", DDP, "llama3-8b", None), ("a100", FSDP, "llama3-8b", None),
+        ("h100", DDP | {"framework": "eager"}, "llama3-8b", None),
+        ("h100", DDP | {"framework": "compiled"}, "llama3-8b", None),
+        ("h100", FSDP | {"framework": "megatron"}, "llama3-8b", None),
+        ("gb200", FSDP | {"framework": "eager"}, "llama3-8b", None),
+        ("a100", DDP | {"ep": 8}, "qwen3-30b-a3b", None),
+        ("h100", FSDP | {"ep": 8, "framework": "eager"}, "qwen3-30b-a3b", None),
+        ("h100", DDP, "nemotron-h-8b", None),
+    ],
+)  # fmt: skip
+def test_only_classes_with_published_jobs_have_an_error_of_their_own(
+    device, parallelism, model, kind
+):
+    cluster = {"nodes": 1, "device": device}
+    job = job_from_dict({"model": {"name": model}, "parallelism": parallelism, "cluster": cluster})
+    library = load_library(f"{device}-healthy")
+    found = prepare_variability(job).model_error
+    wide = library.value("run/model_error_unmeasured")
+    assert found == (wide if kind is None else library.value(f"run/model_error_{kind}"))
+    assert 0.1 < wide < 0.4
+    told = summary(estimate(job, replicates=64, run_replicates=8, steps=100, seed=1))
+    assert told["model_error"]["spread"] == found
+    assert told["model_error"]["measured"] is (kind is not None)
+    assert any(text.startswith("model error:") for text in told["warnings"]) is (kind is None)
+
+
+def test_compiled_is_not_slower_than_eager():
+    """On no device: it runs the same products, and less beside them."""
+    for device in ("a100", "h100", "h200", "b200", "gb200", "gb300", "mi300x"):
+        nodes = {"nodes": 2, "gpus_per_node": 4} if device.startswith("gb") else {"nodes": 1}
+        for data_parallel in ("fsdp", "ddp"):
+            steps = [
+                float(run_blocks(ideal_program(prepare(job_from_dict({
+                    "model": {"name": "llama3-8b"}, "cluster": {"device": device, **nodes},
+                    "parallelism": {"dp": 8, "data_parallel": data_parallel,
+                                    "framework": framework},
+                }), 1).program), range(1), 1)[0][0, 0])
+                for framework in ("compiled", "eager")
+            ]  # fmt: skip
+            assert steps[0] < steps[1], (device, data_parallel)
 
 
 def test_spreads_are_the_job_s_where_it_sets_them():

@@ -384,7 +384,7 @@ def record(table, fit, x, vectors, own):
 def experts(table, folder, body, step, found, largest):
     """Fit by what a host without CUDA graphs holds up a layer with experts; leave each model out.
 
-    Give (no device, errors of models left out and of jobs with CUDA graphs, number of models), as
+    Give (no device, errors of models left out, held out and with CUDA graphs, number of models), as
     `model_errors` takes them.
     """
     rows, change = [], []
@@ -424,6 +424,9 @@ def experts(table, folder, body, step, found, largest):
     for model, other in drawn.items():
         out = own & (models == model)
         left[out] = logs(other)[out]
+    left[held & ~graphs] = logs(value)[held & ~graphs]
+    for model in drawn:
+        out = own & (models == model)
         show(f"  {model}, left out", left[out])
     error = np.sqrt((len(drawn) - 1) * np.var(list(drawn.values()))) * LEVEL / 2.0
     told = f"{own.sum()} published steps without CUDA graphs of {len(drawn)} models, each as much"
@@ -440,7 +443,7 @@ def experts(table, folder, body, step, found, largest):
     sd = np.sqrt(sum((part**2).sum() for part in apart) / sum(part.size - 1 for part in apart))
     print(f"  releases of one configuration differ by {sd:.3f} (sd of the logarithm, "
           f"{len(apart)} configurations)")  # fmt: skip
-    return [("", left[~held], np.unique(models[~held]).size)]
+    return [("", left, np.unique(models).size)]
 
 
 def geometric(values):

@@ -1,6 +1,6 @@
 """How wrong predictions are for classes of jobs that nothing was fitted to; write unfitted.csv.
 
-    python experiments/public-jobs/unfitted.py     # after fit.py; 2 min of processor time
+    python experiments/public-jobs/unfitted.py     # after fit.py; 1 min of processor time
 
 A class is a device and a framework, with experts or without. Predicted over measured for
 

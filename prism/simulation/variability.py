@@ -5,7 +5,7 @@ per kernel class and op_kind.
 """
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -281,7 +281,7 @@ def model_error_kind(job: Job) -> str:
     return str(p.framework)
 
 
-def model_error_entry(job: Job, library: Container[str]) -> str:
+def model_error_entry(job: Job, library: Library) -> str:
     """Name of a library's entry on the model's error of a job, without its effect."""
     kind = model_error_kind(job)
     return f"model_error_{kind if f'run/model_error_{kind}' in library else UNMEASURED}"
@@ -291,7 +291,9 @@ def _model_error(job: Job, pick: _Pick) -> float:
     """Error of the model: the job's, else that of the library for jobs of its kind and size."""
     if job.variability.model_error is not None:
         return job.variability.model_error
-    name = model_error_entry(job, pick.library or ())
+    if pick.library is None:
+        return 0.0
+    name = model_error_entry(job, pick.library)
     error = pick.value("run", name)
     if error == 0.0:
         return 0.0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from prism.common.errors import PrismError, named
+from prism.common.text import format_share
 from prism.distributions.library import load_library
 from prism.jobs.job import Job
 from prism.jobs.jobspec.run import FAILURES_SOURCE
@@ -66,7 +67,15 @@ def draw_run(
     model = replace(model, profile=work)
     attrs: dict[str, Any] = {"steps": steps}
     if model.model_error > 0.0 and reading is None:
-        attrs["model_error"] = json.dumps(_about_error(job, model.model_error))
+        about = _about_error(job, model.model_error)
+        attrs["model_error"] = json.dumps(about)
+        if not about.get("measured", True):
+            notes = (*notes, (
+                f"model error: nothing was fitted to a job of this class ({about['class']}), so "
+                f"that run times may be off by {format_share(about['spread'])} (standard "
+                f"deviation); calibrate it by measured steps ({named('calibrate')} of prism fit), "
+                "or set variability.model_error"
+            ))  # fmt: skip
     if reading is not None:
         past = _past(job, model, reading, call, communication_share(dataset))
         model, done, elapsed_s, notes = past.model, past.done, past.elapsed_s, notes + past.notes

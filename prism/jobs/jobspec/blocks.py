@@ -422,8 +422,8 @@ class VariabilityBlock(Block):
     effects: Effects = key("Effects that differ from the library's.", Effects())
     model_error: Share | None = key(
         "What a predicted run may be wrong by, one draw per run: standard deviation of the "
-        "logarithm; 0 leaves it out [the library's: more where weights are gathered layer by "
-        "layer, and on more GPUs than any published job of the device]."
+        "logarithm; 0 leaves it out [the library's, by device and framework: wide where no such "
+        "job was published, more on more GPUs than any published one]."
     )
 
     @classmethod

@@ -372,6 +372,7 @@ def _accuracy_rows(numbers: Json) -> list[tuple[str, Cell]]:
     wrong, data = numbers.get("model_error"), numbers.get("data_error")
     if wrong:
         text = f"{format_share(wrong['spread'])} standard deviation, in percentiles and P(done)"
+        text += "; no such job was published" * (not wrong.get("measured", True))
         rows.append(("model error of run times", Figure(wrong["spread"], text)))
     if data:
         what = "of what was measured"

@@ -284,7 +284,8 @@ def _warnings(numbers: Json) -> list[str]:
 def _facts(numbers: Json) -> list[tuple[str, Figure]]:
     """Pick the figures that stand out."""
     now, name = entry(numbers, "current"), objective_name(numbers)
-    first = (better_alternatives(numbers) or [entry(numbers, "best")])[0]
+    better = better_alternatives(numbers)
+    first = better[0] if better else entry(numbers, "best")
     texts = zip((now, first), _two(numbers, now, first), strict=True)
     before, after = (Figure(same_work(row, "objective"), text) for row, text in texts)
     label = first.get("label") if first["name"] in numbers["alternatives"] else "best placement"
