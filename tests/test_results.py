@@ -220,7 +220,9 @@ def test_summary_has_the_keys_of_the_interface(result, transformer_job):
     }  # fmt: skip
     always |= {
         "delay_by_term",
+        "delay_by_term_se",
         "variance_by_term",
+        "variance_by_term_se",
         "replicas",
         "critical_path",
         "findings",

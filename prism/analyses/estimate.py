@@ -209,6 +209,27 @@ def simulate_job(
     )
 
 
+def estimate_whole(
+    step: Prepared, run: bool, seed: int, threads: int, progress: Progress | None
+) -> "xr.Dataset":
+    """Estimate as `estimate` does by default, without where the time of a step goes.
+
+    With `run` the run is drawn also where the job says nothing of it.
+    """
+    job = step.job
+    options = dict.fromkeys(("deadline", "slowdown_thresholds", "start", "probability", "price"))
+    options |= {"run_replicates": None, "steps": job.n_steps if run else None}
+    call = _settle(job, options | {"replicates": REPLICATES, "seed": seed}, completed=False)
+    dataset = simulate_step(step, REPLICATES, seed, threads, progress, parts=False)
+    attrs = dataset.attrs | provenance(job, call)
+    if not run:
+        return dataset.assign_attrs(attrs)
+    drawn = draw_run(step, dataset, call, threads, progress)
+    return dataset.merge(make_dataset(drawn.values, drawn.coords, {})).assign_attrs(
+        attrs | drawn.attrs
+    )
+
+
 def _settle(job: Job, options: dict[str, Any], completed: bool) -> dict[str, Any]:
     """Take from a job's `run` block what was not asked for; no steps where no run is drawn."""
     run = job.run

@@ -9,6 +9,7 @@ import numpy as np
 
 from prism import plots
 from prism.analyses.estimate import summarize_estimate
+from prism.common.labels import short_label
 from prism.common.text import format_count, format_duration, format_share, percent_change
 from prism.present.answer import (
     Answer,
@@ -47,22 +48,6 @@ Json = Mapping[str, Any]
 
 SMALL_DELAY, SMALL_SHARE = 1e-4, 1e-3
 """Shares of the run and of its variance that a term is left out below, where both are less [1]."""
-TERMS = {
-    "slow_steps": "steps slower than the ideal",
-    "step_noise": "noise of steps",
-    "run_effect": "differences between runs",
-    "model_error": "model error",
-    "congestion": "congestion",
-    "fail_slow": "fail-slow episodes",
-    "drift": "drift",
-    "stalls": "stalls",
-    "evaluations": "evaluations",
-    "pauses": "periodic pauses",
-    "checkpoints": "checkpoints",
-    "lost_work": "work lost to failures",
-    "restarts": "detection and restarts",
-    "spares": "waiting for spare nodes",
-}
 PARTS = {
     "compute": "compute, the mean stage",
     "bubble": "pipeline bubble",
@@ -172,10 +157,6 @@ def _deadline(numbers: Json, result: xr.Dataset) -> str:
     half = None if se is None else half_width(se, n_clusters)
     within = f"{UNKNOWN}; " if half is None else ""
     return f"P(done within {deadline}) is {words(share(p, half))} ({within}{n} simulated runs)."
-
-
-def _term(name: str) -> str:
-    return TERMS.get(name, name.replace("_", " "))
 
 
 def _failures(numbers: Json) -> list[Finding]:
@@ -299,7 +280,7 @@ def terms_table(numbers: Json) -> Table:
         if short and abs(part or 0.0) < SMALL_SHARE:
             continue
         seconds = Figure(delay, "0") if short else duration(delay)
-        rows.append((_term(term), seconds, share(delay / mean), share(part)))
+        rows.append((short_label(term, "terms"), seconds, share(delay / mean), share(part)))
     columns = (Column(right=False), Column("mean delay"), Column("of the run"), Column("variance"))
     return Table("What delays the run, and what makes it vary", columns, tuple(rows))
 
