@@ -14,6 +14,7 @@ import numpy as np
 from prism.analyses.estimates.run import DrawnRun, calibration_of, draw_run
 from prism.common import sizes
 from prism.common.errors import PrismError, named
+from prism.common.text import format_count
 from prism.engine import LANES
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
@@ -361,21 +362,23 @@ def _warnings(step: Prepared, call: dict[str, Any], n_clusters: int) -> list[str
     need = round(TAIL_SAMPLES / 0.01)
     if replicates < need:
         out.append(
-            f"step time p99 rests on {replicates} replicates; {named('replicates')} {need} or more"
+            f"step time p99 rests on {format_count(replicates, 'replicate')}; "
+            f"{named('replicates')} {need} or more"
         )
     if run_replicates is None:
         return out
     if run_replicates < need:
         out.append(
-            f"time-to-train p99 rests on {run_replicates} runs; {named('run_replicates')} {need}"
+            f"time-to-train p99 rests on {format_count(run_replicates, 'run')}; "
+            f"{named('run_replicates')} {need}"
         )
     # p99 is printed with enough draws alone; a finish date may ask for more than p95
     asked = max(0.95, call["probability"]) if call["start"] else 0.95
     need = math.ceil(TAIL_SAMPLES / (1.0 - asked) - 1e-9)
     if n_clusters < need:
         out.append(
-            f"time-to-train p{100.0 * asked:g} rests on {n_clusters} cluster "
-            f"draw{'s' if n_clusters != 1 else ''}, {need} would be enough: "
+            f"time-to-train p{100.0 * asked:g} rests on "
+            f"{format_count(n_clusters, 'cluster draw')}, {need} would be enough: "
             f"{named('replicates')} {LANES * need}"
         )
     return out

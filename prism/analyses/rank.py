@@ -136,10 +136,11 @@ def _prepare(
     ops = split_classes(every)
     sampler = Sampler(ops.program, every.program, seed, threads, progress)
     if every is step:
-        sampler.first = tuple(
+        steps, effects = (
             np.asarray(whole[name], np.float64).reshape(-1, engine.LANES)
             for name in ("step_time", "step_effect")
         )
+        sampler.first = steps, effects
     case = Case(every, residuals, list_inputs(every, residuals, ops), sampler, ranked)
     return case, summarize_simulation(whole)
 

@@ -63,7 +63,8 @@ def rest_of_runs(dataset: "xr.Dataset", period_ratio: float) -> Rest:
     times = dict(zip(map(str, dataset.term.values), rows, strict=True))
 
     def total(names: Collection[str]) -> Array:
-        return np.sum([times.pop(name) for name in set(names) & set(times)], axis=0)
+        found = [times.pop(name) for name in list(times) if name in names]
+        return np.asarray(np.sum(found, axis=0))
 
     spread = {name: float(times[name].var()) for name in OF_STEPS if name in times}
     whole = sum(spread.values()) or 1.0

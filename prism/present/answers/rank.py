@@ -107,7 +107,10 @@ def _share(key: str, interval: bool = True) -> Callable[[Json], Cell]:
         value = row.get(key)
         if value is None:
             return None
-        return Figure(value, format_share(value, half=_half(row, key) * interval))
+        half = _half(row, key)
+        if not interval:
+            return Figure(value, format_share(value * (abs(value) > half), half=0.0))
+        return Figure(value, format_share(value, half=half))
 
     return write
 
@@ -117,7 +120,9 @@ def _change(key: str, interval: bool = True) -> Callable[[Json], Cell]:
         value = row.get(key)
         if value is None:
             return None
-        return Figure(value, percent_change(-value, row.get(f"{key}_ci") if interval else None))
+        if not interval:
+            return Figure(value, percent_change(-value * (abs(value) > _half(row, key))))
+        return Figure(value, percent_change(-value, row.get(f"{key}_ci")))
 
     return write
 
