@@ -55,6 +55,7 @@ def few_repeats(monkeypatch):
 @pytest.fixture
 def few_clusters(monkeypatch):
     """Shares and comparisons of a ranking by fewer clusters than answers rest on."""
+    monkeypatch.setattr("prism.analyses.estimate.REPLICATES", 2560)
     monkeypatch.setattr("prism.analyses.rankings.shares.MAX_BLOCKS", 16)
     monkeypatch.setattr("prism.analyses.rankings.interventions.KERNEL_CONTROL", 32)
 

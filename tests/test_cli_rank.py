@@ -265,6 +265,34 @@ def test_another_cause_that_p95_gains_more_from(answer):
     assert not told(answer(ranking(effects=[effect])), "largest_for_p95")
 
 
+def of_a_run(**parts):
+    errors = dict.fromkeys(parts, 1e-4)
+    return {"target": "time_to_train", "variance_by_term": parts, "variance_by_term_se": errors}
+
+
+def test_other_terms_of_a_run_are_causes(answer):
+    """What helps p95 most is named even where no cause of steps makes much of the variance."""
+    small = row("rank", 0.002, 0.002, 0.02, 0.03, half=1e-4)
+    terms = of_a_run(slow_steps=0.002, model_error=0.9, lost_work=0.098)
+    calm = [row("compute", 0.0, 0.0, 0.0, 0.0, half=0.0)]
+    found = answer(ranking(calm, [small], **terms))
+    assert list(table_of(found))[:3] == ["model error", "work lost to failures",
+                                         "rank effect (GPU speed)"]  # fmt: skip
+    (text,) = told(found, "largest_cause")
+    assert "90 %" in text and "--calibrate" in text and "GPUs" not in text
+    (text,) = told(found, "largest_for_p95")
+    assert "rank effect" in text and "-3.0" in text and "slowest GPUs" in text
+    assert "100 %" in told(found, "additivity")[0]
+    still = row("rank", 0.002, 0.002, 0.0, 0.001, half=1e-4)
+    assert not told(answer(ranking(calm, [still], **terms)), "largest_for_p95")
+
+
+def test_a_remedy_is_named_only_where_it_helps(answer):
+    gains, none = row("rank", 0.9, 0.9, 0.5, 0.002), row("rank", 0.9, 0.9, 0.001, 0.0005)
+    texts = [told(answer(ranking([], [one])), "largest_cause")[0] for one in (gains, none)]
+    assert ["prism place" in text for text in texts] == [True, False]
+
+
 def test_additivity(answer):
     (text,) = told(answer(ranking()), "additivity")
     assert "20 ± 2 %" in text  # what arises only where causes meet

@@ -124,7 +124,7 @@ def test_few_steps_and_replicas_are_said_to_be_few(tmp_path):
     path, _ = write(tmp_path, Layout(1, 2, 4, 4), Effects(content_sd=0.02))
     warnings = " ".join(summarize_fit(fit(path, 0))["warnings"])
     assert "4 steps: the step effect" in warnings
-    assert "1 dp replicas" in warnings
+    assert "1 dp replica:" in warnings
     path, _ = write(tmp_path, Layout(1, 1, 1, 4), Effects(), name="one.csv")
     report = summarize_fit(fit(path, 0))
     assert report["effects"] == {} and report["loadings"] == {}

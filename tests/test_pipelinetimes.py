@@ -89,7 +89,7 @@ def test_steps_without_their_end_are_left_out():
     cut = (frame["step"] == 5) & (frame["name"].isin(["optimizer", "optimizer-clip-main-grad"]))
     times, measured, notes = read_times(as_trace(frame[~cut]))
     assert list(times.steps) == [0, 1, 2, 3, 4] and measured.size == 5
-    assert any("1 steps" in n and "step 5" in n for n in notes)
+    assert any("1 step " in n and "step 5" in n for n in notes)
 
 
 def test_empty_and_startless_tables_are_refused():
@@ -105,7 +105,7 @@ def test_a_few_ops_without_a_start_are_left_out():
     frame, _ = make_trace(Layout(2, 2, 4, 6), EFFECTS)
     frame.loc[[7, 70], "start"] = np.nan
     times, _, notes = read_times(as_trace(frame))
-    assert "2 of 528 ops" in notes[0] and "2 ops are missing" in notes[1]
+    assert "2 of 528 ops" in notes[0] and "2 ops missing" in notes[1]
     assert np.isnan(times.start).sum() == 2
 
 

@@ -9,6 +9,7 @@ import pytest
 from campaign import some
 from rank_jobs import chain, sampled, small
 
+import prism
 from prism import engine
 from prism.analyses.rank import rank, summarize_rank
 from prism.analyses.rankings import shares as ranking
@@ -29,6 +30,7 @@ from prism.simulation.classops import split_classes
 from prism.simulation.draws import seed_key
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.program import make_keys
+from prism.simulation.runs.events import OF_STEPS
 from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Treatment
 
@@ -342,13 +344,13 @@ def test_threads_change_nothing():
 @pytest.mark.parametrize("target", ["step_time", "time_to_train"])
 @pytest.mark.parametrize("seed", some(range(10), 3))
 def test_parts_make_up_the_whole(seed, target):
-    """Few clusters differ by chance: total and parts are told from the same draws."""
+    """Parts are told from other draws than their total, of some clusters the same."""
     job = small(steps=100, rank={"cv": 0.03}, step={"cv": 0.01}, residual={"cv": 0.03})
     found = summarize_rank(rank(job, target, seed=seed))
     parts = math.hypot(found["within_cluster_std"], found["between_cluster_std"])
     assert found["std"] == pytest.approx(parts, rel=1e-9)
     share = {row["name"]: row["first_order"] for row in found["effects"]}["rank"]
-    assert share * found["std"] ** 2 == pytest.approx(found["between_cluster_std"] ** 2, rel=1e-9)
+    assert share * found["std"] ** 2 == pytest.approx(found["between_cluster_std"] ** 2, rel=0.1)
     if target == "step_time":  # 3,000 clusters: mean 29.706 ms, std 0.473 ms, p95 30.50 ms
         assert found["mean"] == pytest.approx(29.706e-3, rel=0.003)
         assert found["std"] == pytest.approx(0.473e-3, rel=0.1)
@@ -366,6 +368,84 @@ def test_a_run_remembers_its_cluster():
     assert step["rank"]["total_order"] < 0.9 < run["rank"]["total_order"] <= 1.0 + 1e-9
     assert run["microbatch"]["total_order"] < 0.01
     assert run["rank"]["std_if_frozen"] < 0.3 * run["microbatch"]["std_if_frozen"]
+
+
+EFFECTS = {"rank": {"cv": 0.02}, "step": {"cv": 0.02, "correlation_time_s": 60},
+           "microbatch": {"cv": 0.02}, "residual": {"cv": 0.05}}  # fmt: skip
+RUNS = {
+    "steps alone": (EFFECTS, {}),
+    "one cause": ({"residual": {"cv": 0.1}}, {}),
+    "failures": (EFFECTS, {
+        "failures": {"per_1000_node_days": 5e4, "restart": "2min"},
+        "checkpoint": {"interval_steps": 20, "write_s": 3.0},
+        "evaluation": {"interval_steps": 500, "duration": "1min"}}),
+    "model error and runs": (EFFECTS | {"run": {"cv": 0.01}, "jitter": {"mean_s": 0.2}}, {}),
+    "stalls": (EFFECTS | {"stall": {"rate_per_hour": 5.0, "duration_s": 20.0}}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("few_clusters")
+@pytest.mark.parametrize("name", RUNS)
+def test_a_ranking_is_of_the_runs_of_its_estimate(name):
+    """Of the same job and seed: mean, spread and terms; causes make what steps do of it."""
+    effects, run = RUNS[name]
+    job = job_from_dict({
+        "model": {"durations": {"forward_s": [1.0, 1.1], "backward_s": [2.0, 2.1]}},
+        "parallelism": {"pp": 2, "microbatches": 4, "dp": 2}, "run": {"steps": 2500} | run,
+        "variability": {"library": None, "effects": effects,
+                        "model_error": 0.02 if name.startswith("model") else 0.0},
+    })  # fmt: skip
+    whole = prism.summary(prism.estimate(job, replicates=2560, seed=3))
+    for target in ("step_time", "time_to_train"):
+        found = summarize_rank(rank(job, target, seed=3))
+        for figure in ("mean", "std", "p95", "within_cluster_std", "between_cluster_std"):
+            assert found[figure] == pytest.approx(whole[target][figure], rel=1e-12)
+        causes = {r["name"]: r for kind in ("kernels", "effects") for r in found[kind]}
+        terms = found.get("variance_by_term", {"step_noise": 1.0})
+        assert sum(terms.values()) == pytest.approx(1.0, abs=1e-9)
+        of_steps = sum(part for term, part in terms.items() if term in OF_STEPS)
+        first, total = (
+            sum(r[f"{order}_order"] for r in causes.values()) for order in ("first", "total")
+        )
+        assert first < 1.06 * of_steps + 1e-9 and total > 0.94 * of_steps
+        assert "compute" in causes and (name == "one cause") == (len(causes) == 1)
+        if name == "one cause":
+            assert first == total == pytest.approx(of_steps)
+    assert terms == whole["variance_by_term"]
+    errors = whole["variance_by_term_se"]
+    for cause, term in (("rank", "slow_steps"), ("step", "drift"), ("stall", "stalls")):
+        if cause in causes:
+            part, half = causes[cause]["first_order"], np.ptp(causes[cause]["first_order_ci"]) / 2
+            assert abs(part - terms[term]) < 4.0 * errors[term] + 2.0 * half
+
+
+@pytest.mark.usefixtures("few_clusters")
+def test_a_run_with_a_cause_held_is_the_estimate_without_it():
+    """Its other parts stay: failures, checkpoints, the model's error."""
+    effects, run = RUNS["failures"]
+
+    def build(**changed):
+        return job_from_dict({
+            "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
+            "parallelism": {"microbatches": 4, "dp": 4}, "run": {"steps": 2500} | run,
+            "variability": {"library": None, "effects": effects | changed, "model_error": 0.01},
+        })  # fmt: skip
+
+    rows = summarize_rank(rank(build(), "time_to_train", seed=3))["effects"]
+    held = next(row for row in rows if row["name"] == "rank")
+    whole, calm = (
+        prism.summary(prism.estimate(job, replicates=2560, run_replicates=4000, seed=3))
+        for job in (build(), build(rank={"cv": 0.0}))
+    )
+    whole, calm = whole["time_to_train"], calm["time_to_train"]
+    errors = {
+        "mean": math.hypot(whole["mean_se"], calm["mean_se"]) / whole["mean"],
+        "std": math.hypot(1.0, calm["std"] / whole["std"]) / math.sqrt(2.0 * 4000),
+    }
+    for figure, error in errors.items():
+        saved, half = held[f"{figure}_reduction"], np.ptp(held[f"{figure}_reduction_ci"]) / 2.0
+        assert abs(saved - (1.0 - calm[figure] / whole[figure])) < 1.5 * half + 3.0 * error
+    assert held["mean_reduction"] > 0.005 and held["std_if_frozen"] > 0.8 * whole["std"]
 
 
 def test_faster_by_how_much_is_asked():

@@ -118,7 +118,7 @@ def test_missing_rows_and_odd_steps_are_said(tmp_path):
     effects = replace(EFFECTS, missing=0.002, odd_steps={3: 6})
     _, summary, _ = replayed(tmp_path, LAYOUT, effects)
     text = " ".join(summary["notes"])
-    assert "are missing" in text and "another number of microbatches than 8" in text
+    assert " missing: " in text and "another number of microbatches than 8" in text
     assert summary["steps"] == 7 and abs(summary["mean_error"]) < 0.001
 
 

@@ -4,6 +4,7 @@ import inspect
 import io
 import json
 import math
+import re
 from importlib import import_module
 
 import numpy as np
@@ -220,7 +221,9 @@ def test_summary_has_the_keys_of_the_interface(result, transformer_job):
     }  # fmt: skip
     always |= {
         "delay_by_term",
+        "delay_by_term_se",
         "variance_by_term",
+        "variance_by_term_se",
         "replicas",
         "critical_path",
         "findings",
@@ -579,6 +582,40 @@ def test_terms_that_do_not_matter_have_no_row():
     assert len(terms_table(numbers).rows) == 2
     assert not terms_table(numbers | {"delay_by_term": {"drift": -0.232}}).rows
     assert not terms_table(numbers | {"delay_by_term": {}}).rows
+
+
+def test_a_figure_within_its_error_is_zero():
+    """As written; JSON and the cell keep the number."""
+    terms = {"slow_steps": -0.546, "model_error": 2805.0, "lost_work": 9000.0}
+    numbers = {
+        "time_to_train": {"mean": 1e5, "cluster_draws": 1000},
+        "delay_by_term": terms,
+        "delay_by_term_se": {"slow_steps": 300.0, "model_error": 5760.0, "lost_work": 60.0},
+        "variance_by_term": {"slow_steps": -0.0018, "model_error": 0.7, "lost_work": 0.3},
+        "variance_by_term_se": dict.fromkeys(terms, 0.02),
+    }
+    for row, seconds in zip(terms_table(numbers).rows, terms.values(), strict=True):
+        late, share, varies = row[1:]
+        assert late.value == seconds and "±" in late.text and "±" in share.text
+        if seconds < 9000.0:
+            assert late.text.startswith("0 ±") and share.text.startswith("0 ±")
+        else:
+            assert not late.text.startswith("0")
+        assert ("0 ± 4 %" == varies.text) == (varies.value == -0.0018)
+
+
+def test_numbers_agree_with_their_nouns_and_units_fit():
+    job = job_from_dict({
+        "model": {"n_layers": 2, "hidden_size": 512, "n_heads": 4, "ffn_size": 2048, "seq_len": 512,
+                  "vocab_size": 8000},
+        "cluster": {"nodes": 1, "gpus_per_node": 1, "device": "h100"},
+        "variability": {"library": "h100-healthy"}, "run": {"steps": 1},
+    })  # fmt: skip
+    text = texts_of(estimate(job, replicates=64, run_replicates=1, seed=1))
+    assert re.search(r"\b1 GPU\b", text) and re.search(r"\b1 step\b", text)
+    plurals = r"(GPU|step|run|node|draw|replicate|sequence|token|cluster draw|thread)s\b"
+    assert not re.search(rf"(?<![\d.,])1 (\w+ )?{plurals}", text)
+    assert re.search(r"\d J\b", text) and not re.search(r"\de-\d", text)
 
 
 def made(kind):

@@ -88,7 +88,7 @@ def test_restarts_are_runs_and_are_said(read):
     text = log_of(nemo, VALUES) + log_of(nemo, VALUES, begin=5)
     times = read(text)
     assert list(dict.fromkeys(times.run)) == ["0", "1"] and times.step[12] == 6
-    assert any("goes back 1 times" in note and ":13)" in note for note in times.notes)
+    assert any("goes back 1 time " in note and ":13)" in note for note in times.notes)
 
 
 def test_runs_of_several_jobs_are_refused_until_one_is_chosen(read):
@@ -142,7 +142,7 @@ def test_rates_without_a_clock_say_what_is_missing(read):
 
 def test_damaged_lines_are_counted_and_columns_refused(read):
     text = log_of(maxtext, VALUES)
-    assert any("1 lines" in n for n in read(text + "completed step: 99, secon\n").notes)
+    assert any("1 line " in n for n in read(text + "completed step: 99, secon\n").notes)
     with pytest.raises(PrismError, match="MaxText.*completed step: 10"):
         read("completed step: 99, secon\n")
     with pytest.raises(PrismError, match="no column system"):

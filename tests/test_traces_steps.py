@@ -205,7 +205,7 @@ def test_megatron_restarts_are_runs_and_copies_are_left_out(read):
     times = read("".join(line(step, 10) for step in steps))
     assert list(times.run) == ["0"] * 3 + ["1"] * 3
     assert list(times.step) == [1, 2, 3, 2, 3, 4]
-    assert "1 lines" in times.notes[0] and "csv:5" in times.notes[1] and "2 runs" in times.notes[1]
+    assert "1 line " in times.notes[0] and "csv:5" in times.notes[1] and "2 runs" in times.notes[1]
 
 
 @pytest.mark.parametrize("value", ["fast", "-1.0", "nan", "inf", ""])

@@ -34,6 +34,7 @@ from prism.analyses.comparisons.quantity import (
     shared_variance,
 )
 from prism.common.errors import PrismError, named
+from prism.common.text import format_count
 from prism.simulation.steps import fresh_seed
 
 if TYPE_CHECKING:
@@ -260,7 +261,8 @@ def _warnings(a: Input, b: Input, found: Mapping[str, Quantity]) -> list[str]:
     few = [x.n_units for x in (steps.a, steps.b) if x.kind == "runs"] if steps else []
     if few and min(few) < 4 and not single:
         out.append(
-            f"{min(few)} runs on a side: their own spread is hardly known, so intervals are wide"
+            f"{format_count(min(few), 'run')} on a side: their own spread is hardly known, so "
+            "intervals are wide"
         )
     return out
 

@@ -14,6 +14,7 @@ import numpy as np
 from prism.analyses.estimates.run import DrawnRun, calibration_of, draw_run
 from prism.common import sizes
 from prism.common.errors import PrismError, named
+from prism.common.text import format_count
 from prism.engine import LANES
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
@@ -209,6 +210,27 @@ def simulate_job(
     )
 
 
+def estimate_whole(
+    step: Prepared, run: bool, seed: int, threads: int, progress: Progress | None
+) -> "xr.Dataset":
+    """Estimate as `estimate` does by default, without where the time of a step goes.
+
+    With `run` the run is drawn also where the job says nothing of it.
+    """
+    job = step.job
+    options = dict.fromkeys(("deadline", "slowdown_thresholds", "start", "probability", "price"))
+    options |= {"run_replicates": None, "steps": job.n_steps if run else None}
+    call = _settle(job, options | {"replicates": REPLICATES, "seed": seed}, completed=False)
+    dataset = simulate_step(step, REPLICATES, seed, threads, progress, parts=False)
+    attrs = dataset.attrs | provenance(job, call)
+    if not run:
+        return dataset.assign_attrs(attrs)
+    drawn = draw_run(step, dataset, call, threads, progress)
+    return dataset.merge(make_dataset(drawn.values, drawn.coords, {})).assign_attrs(
+        attrs | drawn.attrs
+    )
+
+
 def _settle(job: Job, options: dict[str, Any], completed: bool) -> dict[str, Any]:
     """Take from a job's `run` block what was not asked for; no steps where no run is drawn."""
     run = job.run
@@ -340,21 +362,23 @@ def _warnings(step: Prepared, call: dict[str, Any], n_clusters: int) -> list[str
     need = round(TAIL_SAMPLES / 0.01)
     if replicates < need:
         out.append(
-            f"step time p99 rests on {replicates} replicates; {named('replicates')} {need} or more"
+            f"step time p99 rests on {format_count(replicates, 'replicate')}; "
+            f"{named('replicates')} {need} or more"
         )
     if run_replicates is None:
         return out
     if run_replicates < need:
         out.append(
-            f"time-to-train p99 rests on {run_replicates} runs; {named('run_replicates')} {need}"
+            f"time-to-train p99 rests on {format_count(run_replicates, 'run')}; "
+            f"{named('run_replicates')} {need}"
         )
     # p99 is printed with enough draws alone; a finish date may ask for more than p95
     asked = max(0.95, call["probability"]) if call["start"] else 0.95
     need = math.ceil(TAIL_SAMPLES / (1.0 - asked) - 1e-9)
     if n_clusters < need:
         out.append(
-            f"time-to-train p{100.0 * asked:g} rests on {n_clusters} cluster "
-            f"draw{'s' if n_clusters != 1 else ''}, {need} would be enough: "
+            f"time-to-train p{100.0 * asked:g} rests on "
+            f"{format_count(n_clusters, 'cluster draw')}, {need} would be enough: "
             f"{named('replicates')} {LANES * need}"
         )
     return out

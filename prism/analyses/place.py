@@ -19,6 +19,7 @@ from prism.analyses.selection import QUANTILES, Runner
 from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node, slowdown_keys
 from prism.cluster.nodes.inventory import Inventory
 from prism.common.errors import PrismError, is_typed, named
+from prism.common.text import format_count
 from prism.jobs.job import Job, load_job
 from prism.simulation.prepare import prepare
 from prism.simulation.results import provenance
@@ -113,7 +114,8 @@ def place(
         )
     elif n_placed == MOST_PLACED < n:
         notes.append(
-            f"only the {MOST_PLACED} slowest of {n:,} slow nodes are placed one by one; the others "
+            f"only the {MOST_PLACED} slowest of {format_count(n, 'slow node')} are placed one by "
+            "one; the others "
             "stay where they are"
         )
     warm_up(problem.step.program, seed)
@@ -177,7 +179,8 @@ def _inventory(
         raise PrismError(f"kind of slowness {kind!r}, expected one of {', '.join(KINDS)}")
     if not 1 <= slow_nodes <= placement.n_slots:
         raise PrismError(
-            f"slow_nodes = {slow_nodes}, expected between 1 and the job's {placement.n_slots} nodes"
+            f"slow_nodes = {slow_nodes}, expected between 1 and the job's "
+            f"{format_count(placement.n_slots, 'node')}"
         )
     slow = slow_node(slowdown, kind)
     rng = np.random.default_rng([seed, 6])
@@ -208,7 +211,8 @@ def _no_slow_node(inventory: Mapping[int, NodeSlowdown]) -> str:
     """Say why there is no node to place."""
     if n := sum(slow != NodeSlowdown() for slow in inventory.values()):
         return (
-            f"{n:,} nodes are slow, none of them more than the rest, so that no place is better; "
+            f"{format_count(n, 'node')} are slow, none of them more than the rest, so that no "
+            "place is better; "
             "`prism estimate` with cluster.node_slowdowns says what they cost"
         )
     found = "all nodes given are as fast as the others" if inventory else "no node is slow"

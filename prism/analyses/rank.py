@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prism import engine
+from prism.analyses.estimate import estimate_whole
 from prism.analyses.rankings.interventions import COMPARED_BLOCKS, compare_interventions
 from prism.analyses.rankings.shares import (
     Sampler,
@@ -18,27 +20,25 @@ from prism.analyses.rankings.shares import (
     sample_shares,
     tracked_variances,
 )
-from prism.analyses.rankings.target import TARGETS, Case, Target, Weights
-from prism.common.attribution import (
-    COMPARED,
-    TAIL,
-    Array,
-    Estimate,
-    path_shares,
-    spread_clusters,
-)
+from prism.analyses.rankings.target import TARGETS, Case, Target, rest_of_runs
+from prism.common.attribution import COMPARED, Array, Estimate, path_shares
 from prism.common.errors import PrismError, named
 from prism.jobs.job import Job, load_job
 from prism.simulation.causes import class_cvs, effect_cv, measure_residuals, time_shares
 from prism.simulation.classops import split_classes
 from prism.simulation.prepare import prepare
 from prism.simulation.results import make_dataset, provenance
+from prism.simulation.runs.events import OF_STEPS
 from prism.simulation.steps import Progress, run_blocks, settle_call, warm_up
+from prism.simulation.summary import summarize_simulation
 
 if TYPE_CHECKING:
     import xarray as xr
 
 PATH_BLOCKS = 16  # clusters of the run whose critical path is followed
+LEAST_PART = 1e-9
+STANDARD_ERRORS = 1.96  # half of a 95 % interval
+TERMS = "variance_by_term", "variance_by_term_se", "delay_by_term", "delay_by_term_se"
 
 
 def rank(
@@ -92,8 +92,8 @@ def rank(
         raise PrismError(
             f"{named('speed_up')} {speed_up:g}: expected a share of the time, above 0 and below 1"
         )
-    case = _prepare(job, target, seed, threads, progress)
-    values = _one_run(case)
+    case, whole = _prepare(job, target, seed, threads, progress)
+    values = _one_run(case) | _whole(whole[target])
     asked = ("freeze",) if speed_up is None else ("freeze", "speed")
     coords: dict[str, Any] = {
         "input": [entry.name for entry in case.inputs],
@@ -102,27 +102,80 @@ def rank(
     }  # fmt: skip
     case.sampler.planned = len(asked) * sum(COMPARED_BLOCKS[e.kind] for e in case.inputs)
     values |= _orders(case)
-    values |= compare_interventions(case, asked, values, speed_up or 0.0)
+    before, more = values, {}
+    if target == "step_time" and case.sampler.rare is not None:  # an estimate seldom meets them
+        std = case.sampler.variance.total**0.5
+        before, more = values | {"target_std": std}, {"std_with_rare_stalls": std}
+    values |= compare_interventions(case, asked, before, speed_up or 0.0)
     call = {"target": target, "speed_up": speed_up, "seed": seed}
-    attrs = provenance(job, call)
-    attrs |= {"kind": "ranking", "wall_seconds": time.perf_counter() - begin}
-    return make_dataset(values, coords, attrs)
+    terms = {key: whole[key] for key in TERMS if key in whole}
+    attrs = provenance(job, call) | {"kind": "ranking", "terms": json.dumps(terms)} | more
+    found = _with_terms(make_dataset(values, coords, attrs), terms)
+    return found.assign_attrs(wall_seconds=time.perf_counter() - begin)
 
 
-def _prepare(job: Job, target: str, seed: int, threads: int, progress: Progress | None) -> Case:
-    """Build what the parts of a ranking share."""
+def _prepare(
+    job: Job, target: str, seed: int, threads: int, progress: Progress | None
+) -> tuple[Case, dict[str, Any]]:
+    """Build what the parts of a ranking share, and the summary of the job's estimate."""
     if job.variability.dependence == "none":
         raise PrismError(
             f"{job.source}: variability.dependence: none leaves no effects to rank; set full"
         )
-    step = prepare(job, seed)
-    v = step.effects
-    warm_up(step.program, seed)
-    residuals = measure_residuals(step, seed)
-    ranked = Target(target, job.n_steps, v.step.std, v.correlation_time_s, seed, step.period_ratio)
-    ops = split_classes(step)
-    sampler = Sampler(ops.program, step.program, seed, threads, progress)
-    return Case(step, residuals, list_inputs(step, residuals, ops), sampler, ranked)
+    of_run = target == "time_to_train"
+    step = prepare(job, seed, engine="auto")
+    whole = estimate_whole(step, of_run, seed, threads, progress)
+    every = step if step.program.sample is None else prepare(job, seed)  # each replica counts
+    warm_up(every.program, seed)
+    v, residuals = every.effects, measure_residuals(every, seed)
+    ratio = every.period_ratio
+    ranked = Target(
+        target, job.n_steps, v.step.std, v.correlation_time_s, seed, ratio,
+        rest_of_runs(whole, ratio) if of_run else None,
+    )  # fmt: skip
+    ops = split_classes(every)
+    sampler = Sampler(ops.program, every.program, seed, threads, progress)
+    if every is step:
+        steps, effects = (
+            np.asarray(whole[name], np.float64).reshape(-1, engine.LANES)
+            for name in ("step_time", "step_effect")
+        )
+        sampler.first = steps, effects
+    case = Case(every, residuals, list_inputs(every, residuals, ops), sampler, ranked)
+    return case, summarize_simulation(whole)
+
+
+def _whole(spread: dict[str, Any]) -> dict[str, Any]:
+    """Figures of the target as its estimate has them."""
+    figures = {f"target_{name}": spread[name] for name in ("mean", "std", "p95")}
+    for name in ("within_cluster_std", "between_cluster_std"):
+        figures[name] = np.nan if spread[name] is None else spread[name]
+    return figures
+
+
+def _with_terms(found: "xr.Dataset", terms: dict[str, Any]) -> "xr.Dataset":
+    """Make orders of causes, which are of steps, shares of the run, and its other terms causes."""
+    shares, errors = (terms.get(f"variance_by_term{of}") or {} for of in ("", "_se"))
+    if not shares:
+        return found
+    others = [name for name in shares if name not in OF_STEPS]
+    # causes keep their order where chance has steps make nothing of the run's variance
+    part = max(LEAST_PART, sum(share for name, share in shares.items() if name in OF_STEPS))
+    names = [*found.input.values, *others]
+    kinds = [*found.input_kind.values, *["terms"] * len(others)]
+    found = (
+        found.drop_vars("input_kind")
+        .reindex(input=names)
+        .assign_coords(input_kind=("input", kinds))
+    )
+    for order in ("first_order", "total_order"):
+        found[order] *= part
+        found[f"{order}_ci"] *= part
+        for name in others:
+            half = STANDARD_ERRORS * (errors[name] or 0.0)
+            found[order].loc[{"input": name}] = shares[name]
+            found[f"{order}_ci"].loc[{"input": name}] = shares[name] + np.array([-half, half])
+    return found
 
 
 def _one_run(case: Case) -> dict[str, Any]:
@@ -134,7 +187,9 @@ def _one_run(case: Case) -> dict[str, Any]:
     drawn = run_blocks(tracked, range(PATH_BLOCKS), sampler.seed, sampler.threads, track=True)
     steps, effect, path = (x.astype(np.float64) for x in drawn[:3])
     bound = path[:, n_classes:].mean(axis=(0, 2))
-    sampler.first, sampler.bounds, sampler.whole = (steps, effect), bound, float(steps.var())
+    if not len(sampler.first[0]):
+        sampler.first = steps, effect
+    sampler.bounds, sampler.whole = bound, float(steps.var())
     shares = path_shares(path[:, :n_classes], sampler.seed)
 
     def with_effects(x: Array) -> Array:  # which have no time of their own
@@ -149,78 +204,51 @@ def _one_run(case: Case) -> dict[str, Any]:
         "covariance_share_ci": with_effects(shares.covariance_ci),
         "tail_share": with_effects(shares.tail),
         "tail_share_ci": with_effects(shares.tail_ci),
-        **_describe(case.target.times(steps, effect)),
     }
-
-
-def _describe(times: Array) -> dict[str, Any]:
-    return {"target_mean": times.mean(), "target_p95": np.quantile(times, TAIL)}
 
 
 def _orders(case: Case) -> dict[str, Any]:
     """First and total order of every input, of the step or of the run."""
     shares = sample_shares(case.sampler, case.inputs)
-    variance, mean = case.sampler.variance, float(case.sampler.a.mean())
     first, total = np.array([s.variances for s in shares]).T
-    weights = case.target.weigh([s.entry.name for s in shares], first, variance, mean)
-    first_share, total_share = weights.shares(first, total)
+    names = [s.entry.name for s in shares]
+    orders = case.target.share(names, first, total, case.sampler.variance)
     return {
-        "first_order": first_share, "total_order": total_share,
-        "first_order_ci": _bounds(first_share, [s.first for s in shares]),
-        "total_order_ci": _bounds(total_share, [s.total for s in shares]),
-        "n_clusters": [len(s.ab) for s in shares], **_whole(case, weights),
+        "first_order": orders.first, "total_order": orders.total,
+        "first_order_ci": _bounds(orders.first, [s.first for s in shares], orders.error),
+        "total_order_ci": _bounds(orders.total, [s.total for s in shares], orders.error),
+        "n_clusters": [len(s.ab) for s in shares],
     }  # fmt: skip
 
 
-def _whole(case: Case, weights: Weights) -> dict[str, Any]:
-    """Figures of the target from all clusters that the shares rest on, as far as they tell them."""
-    sampler, parts = case.sampler, weights.variance
-    values = {
-        "target_std": parts.total**0.5, "within_cluster_std": parts.within**0.5,
-        "between_cluster_std": parts.between**0.5,
-    }  # fmt: skip
-    if sampler.rare is None:
-        runs, effects = list(sampler.runs), np.concatenate(sampler.effects)
-        if sampler.control is not None and sampler.control.variance > 0.0:
-            quiet = sampler.control.times
-            runs = [spread_clusters(run, own) for run, own in zip(runs, quiet, strict=True)]
-        steps = np.concatenate(runs)
-        effects = np.tile(effects, steps.shape[1] // effects.shape[1])
-        return values | _describe(case.target.times(steps, effects))
-    if case.target.name == "step_time":  # the runs lack stalls, but for what these add to the mean
-        mean = np.mean([run.mean() for run in sampler.runs])
-        values["target_mean"] = float(mean) + sampler.rare.mean
-    return values
-
-
-def _bounds(values: Array, estimates: list[Estimate]) -> Array:
-    """Intervals of shares, as wide in relation to them as those of estimates [input, bound]."""
+def _bounds(values: Array, estimates: list[Estimate], errors: Array) -> Array:
+    """Intervals of shares from standard errors, as wide as an estimate's own where NaN."""
     own = np.array([e.value for e in estimates])
     ratio = np.divide(values, own, out=np.ones_like(own), where=own != 0.0)
-    return np.asarray(np.array([[e.low, e.high] for e in estimates]) * ratio[:, None])
+    found = np.array([[e.low, e.high] for e in estimates]) * ratio[:, None]
+    half = STANDARD_ERRORS * errors[:, None] * np.array([-1.0, 1.0])
+    return np.asarray(np.where(np.isnan(half), found, values[:, None] + half))
 
 
 def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
     """Summarise a ranking as the JSON object the command prints; times in seconds."""
-    rows = [_row(dataset, i) for i in range(dataset.sizes["input"])]
-    rows.sort(key=lambda row: -(row["total_order"] or 0.0))
     call = json.loads(dataset.attrs["call"])
     if call.get("quick"):
         raise PrismError(
             "a ranking of an earlier version's --quick, whose upper bounds did not hold; "
             "make it anew with `prism rank`"
         )
-    kinds = dict(zip(dataset.input.values, dataset.input_kind.values, strict=True))
-    kernels = [row for row in rows if kinds[row["name"]] == "kernels"]
+    order, rows = np.argsort(-dataset.total_order.values, kind="stable"), {}
+    for kind in ("kernels", "effects"):
+        rows[kind] = [_row(dataset, int(i)) for i in order if dataset.input_kind[i] == kind]
     return {
         "job": dataset.attrs["job_name"], "target": call["target"], "seed": call["seed"],
         "mean": float(dataset.target_mean), "std": float(dataset.target_std),
         "p95": float(dataset.target_p95),
-        "within_cluster_std": float(dataset.within_cluster_std),
-        "between_cluster_std": float(dataset.between_cluster_std),
-        "kernels": kernels,
-        "effects": [row for row in rows if kinds[row["name"]] == "effects"],
-        "speed_up": call["speed_up"],
+        "within_cluster_std": _number(dataset, "within_cluster_std"),
+        "between_cluster_std": _number(dataset, "between_cluster_std"),
+        "std_with_rare_stalls": dataset.attrs.get("std_with_rare_stalls"),
+        **json.loads(dataset.attrs.get("terms", "{}")), **rows, "speed_up": call["speed_up"],
         "wall_seconds": float(dataset.attrs["wall_seconds"]),
     }  # fmt: skip
 

@@ -35,7 +35,7 @@ from prism.analyses.sweeps.points import BUILT, Bench, Point, least_seconds, sim
 from prism.analyses.sweeps.rows import MEASURES, choose, make_rows, plain_value
 from prism.common import sizes
 from prism.common.errors import PrismError, named
-from prism.common.text import format_share
+from prism.common.text import format_count, format_share
 from prism.distributions.library import load_library
 from prism.jobs.job import Job, given_values, load_job
 from prism.simulation.results import job_of, provenance
@@ -152,7 +152,9 @@ def sweep(
     rows, warnings = make_rows(points, objective), []
     if refused and not layouts:
         asked = len(rows) + len(refused)
-        warnings = [f"{len(refused):,} of {asked:,} settings were refused; the answer says why"]
+        warnings = [
+            f"refused: {len(refused):,} of {format_count(asked, 'setting')}; the answer says why"
+        ]
     found: dict[str, Any] = {
         "job": job.name, "seed": seed, "objective": objective, "layouts": layouts,
         "min_p_fits": min_p_fits, "varied": list(points[0].setting), "world_size": job.world_size,

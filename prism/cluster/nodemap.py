@@ -16,6 +16,7 @@ import numpy as np
 from prism.cluster.groups import layout_of
 from prism.cluster.power import gpu_power, throttled_nodes
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.jobs.jobspec.values import Slowness, hosts_problem
 
 if TYPE_CHECKING:
@@ -227,6 +228,7 @@ class Placement:
         raise PrismError(
             f"{where}: the tp group of ranks {ranks[k, 0]} to {ranks[k, -1]} (slots "
             f"{slots[0]} to {slots[-1]}) is on nodes {self.slots[slots].tolist()}, which share no "
-            f"NVLink domain of {domain} GPUs; keep these slots on nodes of one domain, "
+            f"NVLink domain of {format_count(domain, 'GPU')}; keep these slots on nodes of one "
+            "domain, "
             f"{domain // self.gpus_per_node} neighbouring nodes from a multiple of that number"
         )

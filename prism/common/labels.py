@@ -25,6 +25,17 @@ _EFFECTS = {
     "stall": ("stalls", "rare stops"),
     "jitter": ("step jitter", "added time"),
 }
+_TERMS = {
+    "slow_steps": "steps slower than the ideal",
+    "step_noise": "noise of steps",
+    "run_effect": "differences between runs",
+    "congestion": "congestion beyond its mean",
+    "fail_slow": "fail-slow episodes",
+    "pauses": "periodic pauses",
+    "lost_work": "work lost to failures",
+    "restarts": "detection and restarts",
+    "spares": "waiting for spare nodes",
+}
 TARGETS = {"step_time": "step time", "time_to_train": "time-to-train"}
 _GROUPS = ("dp_cp_", "tp_", "dp_", "cp_", "ep_", "pp_", "world_")
 
@@ -37,7 +48,7 @@ def short_label(name: str, kind: str = "") -> str:
     name : str
         A kernel class or an effect.
     kind : str
-        ``kernels`` or ``effects``; found from the name where empty.
+        ``kernels``, ``effects`` or ``terms`` of a run; found from the name where empty.
 
     Examples
     --------
@@ -60,6 +71,8 @@ def label(name: str, kind: str = "") -> str:
 
 
 def _label(name: str, kind: str) -> tuple[str, str]:
+    if kind == "terms":
+        return _TERMS.get(name, name.replace("_", " ")), ""
     known = _EFFECTS if kind == "effects" else _NAMES if kind == "kernels" else _NAMES | _EFFECTS
     if name in known:
         return known[name]

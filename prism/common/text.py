@@ -137,7 +137,7 @@ def format_share(share: float, digits: int = 3, half: float | None = None) -> st
     digits : int
         Significant ones, where no interval says how many are known.
     half : float, optional
-        Half of its 95 % interval, left out below 0.05 % [1].
+        Half of its 95 % interval, left out below 0.05 %; a share within it is 0 [1].
 
     Examples
     --------
@@ -149,10 +149,14 @@ def format_share(share: float, digits: int = 3, half: float | None = None) -> st
     ('29 ± 6 %', '76.3 ± 0.5 %')
     >>> format_share(2e-4, half=0.0), format_share(0.072, half=1e-5)
     ('<0.1 %', '7.2 %')
+    >>> format_share(-0.0016, half=0.002)
+    '0 ± 0.2 %'
     """
     percent = 100.0 * share
     if half is not None and half >= 5e-4:
         decimals = min(1, _digits(100.0 * half))
+        if abs(share) <= half:
+            return f"0 ± {100.0 * half:.{decimals}f} %"
         return f"{percent:.{decimals}f} ± {100.0 * half:.{decimals}f} %"
     if half is not None and 0.0 < abs(share) < 5e-4:
         return "<0.1 %"
@@ -168,12 +172,15 @@ def percent_change(change: float, interval: Sequence[float] | None = None) -> st
     change : float
         Relative change [1].
     interval : sequence of float, optional
-        95 % interval of the change or of its negative; only its width counts [1].
+        95 % interval of the change or of its negative; only its width counts. A change within
+        half of it is 0 [1].
 
     Examples
     --------
     >>> percent_change(-0.01613), percent_change(0.0321, [0.031, 0.0335]), percent_change(1e-6)
     ('-1.6 %', '+3.2 ± 0.1 %', '0 %')
+    >>> percent_change(-0.003, [-0.008, 0.002])
+    '0 ± 0.50 %'
     """
     half = 0.0
     if interval and None not in interval:
@@ -183,18 +190,58 @@ def percent_change(change: float, interval: Sequence[float] | None = None) -> st
     rough = half >= 0.05 or abs(change) >= 1.0
     digits = 0 if rough else 1 if 0.01 <= abs(change) < 0.99 else 2
     error = f" ± {100.0 * half:.{digits}f}" if 100.0 * half >= 0.5 * 0.1**digits else ""
+    if abs(change) <= half and error:
+        return f"0{error} %"
     return f"{100.0 * change:+.{digits}f}{error} %"
 
 
-def format_count(count: float) -> str:
-    """Write a count with its thousands apart.
+def format_count(count: float, noun: str = "") -> str:
+    """Write a count with its thousands apart, and what is counted in the number that it takes.
+
+    Parameters
+    ----------
+    count : float
+    noun : str
+        In the singular; its last word takes the plural's ending.
 
     Examples
     --------
-    >>> format_count(16384)
-    '16,384'
+    >>> format_count(16384), format_count(16384, "GPU"), format_count(1, "cluster draw")
+    ('16,384', '16,384 GPUs', '1 cluster draw')
+    >>> format_count(0, "entry"), format_count(2, "microbatch"), format_count(3, "replay")
+    ('0 entries', '2 microbatches', '3 replays')
     """
-    return f"{count:,.0f}"
+    return f"{count:,.0f} {plural(count, noun)}" if noun else f"{count:,.0f}"
+
+
+def plural(count: float, one: str, many: str = "") -> str:
+    """Choose the form of a word that a count takes; a noun's plural need not be given.
+
+    Examples
+    --------
+    >>> plural(1, "step"), plural(2, "step"), plural(1, "is", "are"), plural(2, "is", "are")
+    ('step', 'steps', 'is', 'are')
+    """
+    if count == 1:
+        return one
+    if many:
+        return many
+    if one.endswith("y") and one[-2:-1] not in "aeiou":
+        return f"{one[:-1]}ies"
+    return f"{one}es" if one.endswith(("s", "x", "ch", "sh")) else f"{one}s"
+
+
+def format_energy(joules: float) -> str:
+    """Write an energy with a unit that fits its size.
+
+    Examples
+    --------
+    >>> format_energy(220.0), format_energy(7_200.0), format_energy(4.1e9), format_energy(6.3e13)
+    ('220 J', '2 Wh', '1,139 kWh', '17,500 MWh')
+    """
+    units = ("MWh", 3.6e9), ("kWh", 3.6e6), ("Wh", 3.6e3), ("J", 1.0)
+    unit, scale = next((pair for pair in units if joules >= 2.0 * pair[1]), units[-1])
+    return f"{float(f'{joules / scale:.4g}'):,.10g} {unit}"
 
 
 def time_unit(seconds: float) -> tuple[str, float]:

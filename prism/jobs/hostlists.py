@@ -12,6 +12,7 @@ import math
 import re
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 
 MOST_HOSTS = 2_000_000  # longer lists are errors: no cluster has as many nodes
 
@@ -102,7 +103,7 @@ def expand(word: str, where: str = "") -> list[str]:
     ]
     n = math.prod(map(len, choices))
     if n > MOST_HOSTS:
-        raise PrismError(f"{where}: {word[:60]!r}: {n:,} hosts; is a range mistyped?")
+        raise PrismError(f"{where}: {word[:60]!r}: {format_count(n, 'host')}; is a range mistyped?")
     return ["".join(parts) for parts in itertools.product(*choices)]
 
 

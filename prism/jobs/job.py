@@ -11,6 +11,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.jobs.jobspec.blocks import (
     BLOCKS,
     DEVICE_LIBRARY,
@@ -146,7 +147,7 @@ class Job(BaseModel):
             for key in ("tp", "cp", "pp", "vpp", "dp", "ep")
             if (size := getattr(p, key)) > 1
         )
-        return f"<Job {self.name}: {self.world_size:,} GPUs, {sizes or 'dp1'}>"
+        return f"<Job {self.name}: {format_count(self.world_size, 'GPU')}, {sizes or 'dp1'}>"
 
     __str__ = __repr__
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from prism.common.errors import PrismError
-from prism.common.text import format_share
+from prism.common.text import format_count, format_share
 from prism.jobs.pipelineshape import Action, Schedule, VirtualStages, play_rows
 from prism.jobs.scheduleorders import SCHEDULES, make_schedule
 
@@ -126,7 +126,7 @@ def format_schedule(schedule: Schedule) -> str:
     each = {"F": 1, "B": 2, "I": 1, "W": 1}
     used = {letter for row in letters for letter in row}
     shown = ", ".join(f"{letter} {n}" for letter, n in each.items() if letter in used)
-    text.append(f"{end} slots ({shown}), idle {format_share(idle)}")
+    text.append(f"{format_count(end, 'slot')} ({shown}), idle {format_share(idle)}")
     return "\n".join(text)
 
 

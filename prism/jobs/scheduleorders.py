@@ -11,6 +11,7 @@ from itertools import chain
 
 from prism.common import sizes
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.jobs.pipelineshape import TRAITS, Action, Kind, Schedule
 
 SCHEDULES = tuple(TRAITS)
@@ -133,7 +134,7 @@ def _check_counts(name: str, n_stages: int, n_microbatches: int, n_chunks: int) 
     chunks, rounds = TRAITS[name].chunks, TRAITS[name].rounds
     fewest = rounds * n_stages
     if chunks is not None and chunks != n_chunks:
-        many = "one chunk" if chunks == 1 else f"{chunks} chunks"
+        many = "one chunk" if chunks == 1 else format_count(chunks, "chunk")
         raise PrismError(
             f"schedule {name} has {many} per stage, got {n_chunks}; use vpp: {chunks}, "
             "or interleaved"
@@ -141,14 +142,15 @@ def _check_counts(name: str, n_stages: int, n_microbatches: int, n_chunks: int) 
     if n_microbatches < fewest:
         raise PrismError(
             f"schedule {name}: microbatches = {n_microbatches}, expected at least {fewest}, "
-            f"{rounds} for each of the {n_stages} stages; use {fewest}, or zb-v"
+            f"{rounds} for each of the {format_count(n_stages, 'stage')}; use {fewest}, or zb-v"
         )
     if n_chunks > 1 and chunks is None and n_microbatches % n_stages:
         below = n_microbatches // n_stages * n_stages
         valid = f"{below} or {below + n_stages}" if below else f"{n_stages}"
         raise PrismError(
             f"schedule interleaved: microbatches = {n_microbatches} is not a multiple of the "
-            f"{n_stages} stages; use {valid} microbatches, or 1f1b with vpp: 1"
+            f"{format_count(n_stages, 'stage')}; use {valid} microbatches, or "
+            "1f1b with vpp: 1"
         )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from prism.common.errors import PrismError, named
-from prism.common.text import format_duration
+from prism.common.text import format_count, format_duration
 from prism.measuring.collectives import OPS, SIZES, collective_cases, parse_size
 from prism.measuring.entries import FEWEST, base_library, build_library
 from prism.measuring.figures import summarize_samples
@@ -324,7 +324,7 @@ def check_time(cases: Sequence[Case], seconds: Sequence[float], plan: Plan) -> s
         One call of each takes longer than the limit.
     """
     once, longest = sum(seconds), max(range(len(cases)), key=lambda i: seconds[i])
-    sizes = f"{len(cases)} size{'s' * (len(cases) > 1)}"
+    sizes = f"{format_count(len(cases), 'size')}"
     what = (
         f"one call of {cases[longest].label} is expected to take {_about_s(seconds[longest])} here"
     )

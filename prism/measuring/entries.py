@@ -21,6 +21,7 @@ import numpy as np
 
 from prism.cluster.devices import DEVICES, device_key
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.distributions.distribution import Distribution
 from prism.distributions.kerneltables import KernelTable
 from prism.distributions.library import Entry, Library, library_names, load_library
@@ -121,7 +122,9 @@ def build_library(samples: Samples, base: Library, name: str) -> Library:
 def _story(samples: Samples) -> str:
     """Say in a line where a number comes from."""
     about, machine = samples.attrs, samples.attrs["machine"]
-    threads = f", {about['threads']} threads" if machine["device_kind"] == "cpu" else ""
+    threads = (
+        f", {format_count(about['threads'], 'thread')}" if machine["device_kind"] == "cpu" else ""
+    )
     return (
         f"measured: prism measure {samples.kind} on {machine['device']}{threads}, torch "
         f"{machine['torch']}, {about['date']}"
@@ -156,7 +159,7 @@ def _class_entries(rows: Sequence[_Row], story: str, device: str) -> dict[str, E
     found = {}
     for name, members in of_class.items():
         law, n = pooled_law([row.seconds for row in members])
-        text = f"{len(members)} case{'s' * (len(members) > 1)}"
+        text = f"{format_count(len(members), 'case')}"
         found[name] = Entry(
             name, f"{story}: {text}, median CV", "duration over its mean", law, n=n, device=device
         )
@@ -218,7 +221,7 @@ def kernel_tables(rows: Sequence[_Row], story: str) -> dict[str, KernelTable]:
         out[name] = KernelTable(
             dict(zip(names, map(np.array, grids), strict=True)),
             rate.reshape([len(grid) for grid in grids]),
-            source=f"{story}: {len(found)} sizes",
+            source=f"{story}: {format_count(len(found), 'size')}",
         )
     return out
 

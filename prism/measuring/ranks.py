@@ -21,6 +21,7 @@ from typing import Any
 
 import prism
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.measuring.session import Progress
 from prism.measuring.torchlib import load_torch
 
@@ -163,7 +164,7 @@ def choose_backend(device: str, ranks: int) -> str:
     found = int(load_torch().cuda.device_count())
     if ranks > found and not under_launcher():
         raise PrismError(
-            f"--ranks {ranks}: this machine has {found} GPU{'s' * (found != 1)}, and NCCL takes "
+            f"--ranks {ranks}: this machine has {format_count(found, 'GPU')}, and NCCL takes "
             f"one rank each; use --ranks {found}, or --device cpu"
         )
     return "nccl"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.measuring.figures import load_warning, state_spans, time_figures
 from prism.measuring.machine import describe_machine, read_state
 from prism.measuring.session import Progress, check_threads
@@ -176,7 +177,8 @@ def check_job(job: StepJob) -> None:
         )
     if job.parallel == "pipeline" and s.layers < job.ranks:
         raise PrismError(
-            f"--layers {s.layers} over {job.ranks} stages leaves one without; use --layers "
+            f"--layers {s.layers} over {format_count(job.ranks, 'stage')} leaves one without; "
+            "use --layers "
             f"{job.ranks} or more, or fewer --ranks"
         )
 
@@ -205,7 +207,8 @@ def summarize_step(dataset: xr.Dataset) -> dict[str, Any]:
     cores, ranks = about["machine"]["cores"], about["job"]["ranks"]
     if about["machine"]["device_kind"] == "cpu" and ranks * about["threads"] > cores:
         warnings.append(
-            f"{ranks} ranks of {about['threads']} threads on {cores} cores: they wait for each "
+            f"{format_count(ranks, 'rank')} of {format_count(about['threads'], 'thread')} on "
+            f"{cores} cores: they wait for each "
             "other's turn, which is in every duration"
         )
     warnings += load_warning(about["machine"], about["states"])

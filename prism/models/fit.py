@@ -17,7 +17,7 @@ import numpy as np
 
 import prism
 from prism.common.errors import PrismError
-from prism.common.text import percent_change
+from prism.common.text import format_count, percent_change
 from prism.jobs.job import Job, load_job
 from prism.models.calibration.fit import Progress, calibrate
 from prism.models.changes.find import changes_of_trace, choose_steps, without_steps
@@ -342,13 +342,14 @@ def warnings_of(graph: TraceGraph, model: TraceModel, parts: Components | None) 
     out = []
     if graph.steps.size < FEW_STEPS:
         out.append(
-            f"{graph.steps.size} steps: the step effect rests on few; {FEW_STEPS} or more "
+            f"{format_count(graph.steps.size, 'step')}: the step effect rests on few; "
+            f"{FEW_STEPS} or more "
             "steps, far apart, determine it better than many replicas"
         )
     if graph.n_replicas < FEW_REPLICAS:
         out.append(
-            f"{graph.n_replicas} dp replicas: the rank effect rests on "
-            f"{graph.n_replicas * graph.n_stages} workers"
+            f"{format_count(graph.n_replicas, 'dp replica')}: the rank effect rests on "
+            f"{format_count(graph.n_replicas * graph.n_stages, 'worker')}"
         )
     off = float(replay(graph).mean() / graph.measured.mean()) - 1.0
     if abs(off) > CLOSE:

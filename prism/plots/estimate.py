@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from prism.common.text import format_duration, format_share, time_unit
+from prism.common.text import format_count, format_duration, format_share, time_unit
 from prism.plots.base import (
     BLUE,
     COLOURS,
@@ -72,7 +72,9 @@ def plot_step_time(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     if "ideal_step_time" in result:
         ideal = float(result["ideal_step_time"])
         marks.append(Mark(ideal, f"ideal {in_unit(sample, ideal)}", GREY))
-    finish_cdf(ax, "step time", [sample], marks, title=title_of(result, f"{sample.size:,} steps"))
+    finish_cdf(
+        ax, "step time", [sample], marks, title=title_of(result, format_count(sample.size, "step"))
+    )
     return ax
 
 
@@ -115,7 +117,8 @@ def plot_time_to_train(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     if text := deadline_text(result):
         marks.append(Mark(float(result["deadline"]), text, RED, line=True))
     finish_cdf(
-        ax, "time-to-train", [sample], marks, title=title_of(result, f"{sample.size:,} runs"),
+        ax, "time-to-train", [sample], marks,
+        title=title_of(result, format_count(sample.size, "run")),
         y_label="probability that the run is done",
     )  # fmt: skip
     return ax

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from prism.analyses.timelines.table import WAITING, texts
-from prism.common.text import time_unit
+from prism.common.text import format_count, time_unit
 from prism.plots.base import (
     BLUE,
     GREEN,
@@ -102,7 +102,7 @@ def plot_gantt(timeline: xr.Dataset, ax: Axes | None = None) -> Axes:
     ax.set_xlim(begin / scale, until / scale)
     _draw_titles(ax, timeline, steps, places, scale)
     left = timeline.sizes["row"] - len(places)
-    about = f"; {left:,} rows of the timeline are not drawn" if left else ""
+    about = f"; {format_count(left, 'row')} of the timeline not drawn" if left else ""
     ax.set_xlabel(f"time since the step began [{unit}]{about}")
     ax.grid(visible=False)
     ax.spines["left"].set_visible(False)

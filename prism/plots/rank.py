@@ -61,11 +61,13 @@ def plot_ranking(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     ax = new_axes(ax, 7.2, 1.5 + 0.3 * order.size)
     rows = np.arange(order.size)
     total = result["total_order"].to_numpy()[order]
-    kernels = result["input_kind"].to_numpy()[order] == "kernels"
-    for mask, colour, name in (
-        (~kernels, ORANGE, "shared effects, total-order"),
-        (kernels, BLUE, "kernels, total-order"),
+    kinds = result["input_kind"].to_numpy()[order]
+    for kind, colour, name in (
+        ("effects", ORANGE, "shared effects, total-order"),
+        ("kernels", BLUE, "kernels, total-order"),
+        ("terms", GREY, "the run beside its steps"),
     ):
+        mask = kinds == kind
         if mask.any():
             ax.barh(rows[mask], total[mask], height=0.66, label=name, color=colour)
     low, high = np.clip(result["total_order_ci"].to_numpy()[order].T, 0.0, 1.0)
@@ -175,6 +177,8 @@ def _order(result: xr.Dataset, changed: bool = True) -> NDArray[np.int64]:
         if changed and key in result:
             found = np.abs(np.nan_to_num(result[key].to_numpy())).reshape(-1, total.size)
             matter = np.maximum(matter, found.max(axis=0, initial=0.0))
+    if changed:  # terms of a run were not held at anything
+        matter = np.where(result["input_kind"].to_numpy() == "terms", 0.0, matter)
     order = np.argsort(-total, kind="stable")
     kept = order[matter[order] >= SMALL]
     return (kept if kept.size else order)[:MOST_BARS]

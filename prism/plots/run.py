@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.ticker import PercentFormatter
 
-from prism.common.text import time_unit
+from prism.common.text import format_count, time_unit
 from prism.plots.base import GREEN, GREY, RED, Array, legend_above, new_axes, styled, title_of
 from prism.plots.estimate import deadline_text
 
@@ -69,7 +69,7 @@ def plot_progress(result: xr.Dataset, ax: Axes | None = None) -> Axes:
                     ha="right", fontsize=8, color=GREY)  # fmt: skip
     _label(ax, unit, start)
     _draw_fan(ax, times, done)
-    legend_above(ax, title_of(result, f"{result.sizes['run_replicate']:,} runs"), ncols=3)
+    legend_above(ax, title_of(result, format_count(result.sizes["run_replicate"], "run")), ncols=3)
     return ax
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from prism.analyses.sweep import summarize_sweep
 from prism.analyses.sweeps.rows import label, same_work_differs
-from prism.common.text import time_unit
+from prism.common.text import format_count, time_unit
 from prism.plots.base import (
     BLUE,
     GREEN,
@@ -79,10 +79,10 @@ def plot_sweep(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     ax.set_ylabel(f"p95 of the step{same} [{unit}]")
     if far := len(run) - len(shown):
         ax.text(
-            0.99, 0.02, f"{far} slower setting{'s' * (far > 1)} not shown",
+            0.99, 0.02, f"{format_count(far, 'slower setting')} not shown",
             transform=ax.transAxes, ha="right", fontsize=8, color=GREY,
         )  # fmt: skip
-    title = f"{numbers['job']}, {len(rows):,} settings"
+    title = f"{numbers['job']}, {format_count(len(rows), 'setting')}"
     legend_above(ax, title + (f", {len(run):,} simulated" if len(run) < len(rows) else ""))
     return ax
 

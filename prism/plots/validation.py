@@ -9,7 +9,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from prism.common.text import time_unit
+from prism.common.text import format_count, time_unit
 from prism.plots.base import (
     BLUE,
     GREY,
@@ -180,7 +180,7 @@ def plot_replay(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         if error[i] > 0.01:
             ax.annotate(f"step {steps[i]}", (measured[i] / scale, replayed[i] / scale),
                         xytext=(6, -3), textcoords="offset points", fontsize=8)  # fmt: skip
-    title = f"{measured.size} step{'s' if measured.size != 1 else ''}"
+    title = format_count(measured.size, "step")
     if "ideal_step_time" in result:
         title += f"; ideal {in_unit(measured, float(result['ideal_step_time']))}"
     ax.set_title(title)

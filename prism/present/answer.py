@@ -202,9 +202,9 @@ def lines_table(title: str, lines: Iterable[str] | None, details: bool = False) 
 
 
 # ------------------------------------------------------------------------ numbers as figures
-def count(value: float | None, unit: str = "") -> Cell:
-    """Write a count; nothing where it is None."""
-    return None if value is None else Figure(value, f"{format_count(value)} {unit}".rstrip())
+def count(value: float | None, noun: str = "") -> Cell:
+    """Write a count of something, named in the singular; nothing where it is None."""
+    return None if value is None else Figure(value, format_count(value, noun))
 
 
 def share(value: float | None, half: float | None = None) -> Cell:
@@ -225,6 +225,14 @@ def duration(seconds: float | None, fine: float | None = None, like: float | Non
         assert fine is not None
         return Figure(seconds, format_like(seconds, like, fine))
     return Figure(seconds, format_duration(seconds, fine))
+
+
+def delay(seconds: float, half: float | None) -> Cell:
+    """Write a difference of times with half of its 95 % interval, 0 where it is within that [s]."""
+    if not half:
+        return duration(seconds)
+    text = "0" if abs(seconds) <= half else format_duration(seconds, 0.0999 * half)
+    return Figure(seconds, f"{text} ± {words(error(half, half))}")
 
 
 def error(seconds: float | None, like: float) -> Cell:

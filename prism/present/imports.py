@@ -41,7 +41,8 @@ def imported_yaml(found: Imported) -> str:
         place = f"{source.place(assumed.line)}, " if assumed.line else ""
         comments[assumed.key] = f"assumed: {place}{assumed.why}"
     lines = [
-        f"# {found.job.world_size:,} GPUs, from {source.name}, {FORMATS[source.format]}.",
+        f"# {format_count(found.job.world_size, 'GPU')}, from {source.name}, "
+        f"{FORMATS[source.format]}.",
         "# Behind each value: the line it comes from, or why it is assumed.",
         "# Check this file with: prism show THIS_FILE",
     ]
@@ -92,7 +93,7 @@ def import_answer(found: Imported) -> Answer:
         (a.key, plain_text(a.value), a.why, place(a.line) if a.line else "") for a in found.assumed
     )
     unmodelled, unknown = tuple(_unmodelled(found)), tuple(_unknown(found))
-    sizes = f"{len(given)} values from the file, {len(assumed)} assumed"
+    sizes = f"{format_count(len(given), 'value')} from the file, {len(assumed)} assumed"
     left = f"Settings not in the job: {len(unmodelled)} that change the step time, "
     left += f"{len(unknown)} not understood, {found.n_ignored} without effect on it"
     figures: dict[str, Any] = {
@@ -118,7 +119,7 @@ def import_answer(found: Imported) -> Answer:
     )
     return Answer(
         title="Import", subject=found.source.name,
-        head=f": {FORMATS[found.source.format]}, {format_count(job.world_size)} GPUs",
+        head=f": {FORMATS[found.source.format]}, {format_count(job.world_size, 'GPU')}",
         findings=(Finding("imported", f"{sizes}.", "answer"), Finding("left", f"{left}.")),
         tables=tuple(table for table in tables if table.rows), figures=figures, warnings=warnings,
     )  # fmt: skip
@@ -151,7 +152,7 @@ def topology_answer(job: Job, placed: Placed, source: str, hosts: str) -> Answer
     rows = tuple((name, str(units), str(most)) for name, (units, most) in placed.sizes.items())
     n = len(placed.names) - empty
     return Answer(
-        title="Import", subject=source, head=f": {format_count(n)} hosts of {job.name}",
+        title="Import", subject=source, head=f": {format_count(n, 'host')} of {job.name}",
         findings=(Finding("placed", f"Hosts in rank order: {hosts}.", "answer"),),
         tables=(_table("Units", ("level", "units", "hosts of the largest"), rows),),
         figures={"kind": "import", "source": source, "job": job.name, "hosts": list(placed.names),

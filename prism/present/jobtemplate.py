@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from prism.common.text import format_count
 from prism.jobs.job import Job, provenance
 from prism.jobs.jobspec.blocks import BLOCKS
 from prism.present.answers.job import DURATION_KEYS
@@ -45,7 +46,7 @@ def job_yaml(job: Job) -> str:
     """
     sources = provenance(job)
     lines = [
-        f"# {job.name}: {job.world_size:,} GPUs.",
+        f"# {job.name}: {format_count(job.world_size, 'GPU')}.",
         "# Lines without a # are the job; lines such as `# key: value` are derived values, presets",
         "# and defaults: remove the # to change them. [Units and defaults] are in brackets.",
         "# Check this file with: prism show THIS_FILE",

@@ -16,6 +16,7 @@ from prism import plots
 from prism.common.errors import PrismError
 from prism.common.netcdf import read_netcdf, told_broken
 from prism.common.resultfiles import KINDS, kind_of
+from prism.common.text import format_count
 from prism.present.answer import (
     Answer,
     Cell,
@@ -234,7 +235,7 @@ def _describe_library(path: Path) -> Answer:
         for row in rows
     }
     assumed = sum(what == "assumption" for what in basis.values())
-    text = f"{assumed} of {len(rows)} entries are assumptions; the others rest on data."
+    text = f"Assumptions: {assumed} of {format_count(len(rows), 'entry')}; the others rest on data."
     spreads = tuple(
         (row["entry"], row["law"], share(row["cv"]),
          Figure(row["p99_p50"], f"{row['p99_p50']:.3f}"), count(row["n"]), basis[row["entry"]])

@@ -142,7 +142,9 @@ def describe_step_times(times: StepTimes) -> Answer:
         *step_time_rows(found),
     ]
     if times.mean_over > 1:
-        rows.insert(1, ("each the mean of", Figure(times.mean_over, f"{times.mean_over} steps")))
+        rows.insert(
+            1, ("each the mean of", Figure(times.mean_over, format_count(times.mean_over, "step")))
+        )
     tables = (pairs_table("", rows), lines_table("Notes", found["notes"]))
     return Answer(
         title="Step times",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism.cluster.groups import shard_size
 from prism.cluster.power import CURVES
-from prism.common.text import format_duration, format_share
+from prism.common.text import format_count, format_duration, format_share
 from prism.jobs.job import Job
 from prism.workload.memory import LEAST_P_FITS, memory_figures
 
@@ -34,7 +34,8 @@ def job_doubts(job: Job) -> Iterator[str]:
     if p.data_parallel == "hsdp" and p.dp > 1 and shard_size(job) == 1:
         yield (
             f"hsdp: one replica (tp {p.tp}, cp {p.cp}) fills the NVLink domain of "
-            f"{job.cluster.nvlink_domain_gpus} GPUs, so that nothing is sharded, as with ddp; set "
+            f"{format_count(job.cluster.nvlink_domain_gpus, 'GPU')}, so that nothing is sharded, "
+            "as with ddp; set "
             "parallelism.shard_size"
         )
     limited, device = job.cluster.power_limit_w or job.cluster.throttled_share, job.cluster.device
@@ -43,7 +44,8 @@ def job_doubts(job: Job) -> Iterator[str]:
     for name, tier in job.cluster.tiers.items():
         if tier.gpus >= job.world_size:
             yield (
-                f"cluster.tiers.{name}: its units hold {tier.gpus:,} GPUs, the job has "
+                f"cluster.tiers.{name}: its units hold {format_count(tier.gpus, 'GPU')}, the job "
+                "has "
                 f"{job.world_size:,}; nothing leaves one, so that it has no effect"
             )
 

@@ -11,6 +11,7 @@ from prism.common import sizes
 from prism.common.compiled import finish_compiling, start_compiling
 from prism.common.errors import named
 from prism.common.sizes import check_size
+from prism.common.text import format_count
 from prism.distributions.distribution import constant, lognormal
 from prism.distributions.library import Library, load_library
 from prism.engine import LANES, compile_rest
@@ -173,7 +174,7 @@ def _check_size(job: Job) -> None:
 def check_threads(step: Prepared, threads: int) -> None:
     """Refuse a step that takes too much memory, of every thread, or time, of a single block."""
     counts = {
-        f"bytes of buffers on {threads} threads": (
+        f"bytes of buffers on {format_count(threads, 'thread')}": (
             thread_bytes(step.program) * threads, sizes.BYTE
         ),
         "op-samples of a block": (count_draws(step.program) * LANES, sizes.OP_SAMPLE),

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -304,12 +305,20 @@ def run_terms(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any
         out["failure_model"] = json.loads(dataset.attrs["failures"])
     times = np.asarray(dataset.run_term_time, np.float64)
     names = [str(name) for name in dataset.term.values]
-    centred, whole = runs - runs.mean(), float(runs.var())
-    shares = (times - times.mean(axis=0)).T @ centred / runs.size / (whole or 1.0)
+    drawn = "run_cluster_idx" in dataset and "step_effect" in dataset
+    cluster = np.asarray(dataset.run_cluster_idx) if drawn else np.arange(runs.size)
+    shares, share_errors = _variance_shares(times, names, cluster)
     plain = ("ideal_steps", "completed_steps")
     used = [i for i, name in enumerate(names) if name not in plain and times[:, i].any()]
     out["delay_by_term"] = {names[i]: float(times[:, i].mean()) for i in used}
-    out["variance_by_term"] = {names[i]: float(shares[i]) for i in used} if whole else {}
+    out["delay_by_term_se"] = {names[i]: _error_of(times[:, i], cluster) for i in used}
+    if "slow_steps" in out["delay_by_term_se"] and drawn and "completed_steps" not in names:
+        step_s, ideal = _steady(dataset)["mean_se"], float(dataset.ideal_step_time)
+        scale = float(dataset.ideal_time_to_train) / ideal
+        out["delay_by_term_se"]["slow_steps"] = None if step_s is None else scale * step_s
+    varied = used if shares.any() else []
+    out["variance_by_term"] = {names[i]: float(shares[i]) for i in varied}
+    out["variance_by_term_se"] = {names[i]: share_errors[i] for i in varied}
     if "checkpoint_steps" in dataset:
         out["checkpoint"] = {
             "interval": float(dataset.checkpoint_interval),
@@ -323,6 +332,31 @@ def run_terms(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any
             "costs_more": float(dataset.checkpoint_excess),
         }
     return out
+
+
+def _variance_shares(
+    times: NDArray[np.float64], names: Sequence[str], cluster: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], list[float | None]]:
+    """Shares of the variance of runs by term, from their times [run, term], and their errors.
+
+    Zero where nothing varies. The model's error is drawn apart from all else: its variance counts
+    as it is, so that what few runs have of both by chance is no share of the others. As in
+    `_with_model_error`.
+    """
+    wrong = np.array([name == "model_error" for name in names])
+    off = times - times.mean(axis=0)
+    products = off * np.where(wrong, off, (off @ ~wrong)[:, None])
+    whole = products.sum(axis=1)
+    mean = float(whole.mean()) or 1.0
+    shares = products.mean(axis=0) / mean
+    errors = (products - shares * whole[:, None]) / mean  # to first order, as of a ratio
+    return shares, [_error_of(column, cluster) for column in errors.T]
+
+
+def _error_of(values: NDArray[np.float64], cluster: NDArray[np.int64]) -> float | None:
+    """Return the standard error of the mean of a sample [n], by cluster draw."""
+    _, index, counts = np.unique(cluster, return_inverse=True, return_counts=True)
+    return _mean_error(counts, np.bincount(index, values) / counts, float(values.mean()))
 
 
 def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:

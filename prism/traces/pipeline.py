@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.traces.rawtable import RawTable
 from prism.traces.table import Fault, Trace, make_trace, sound_rows
 from prism.traces.tidy import OPTYPES, name_ops, op_faults
@@ -138,7 +139,8 @@ def _missing_work(index: dict[str, Any]) -> list[str]:
         places = [f"rank {ranks[r]} in step {steps[s]}" for s, r in np.argwhere(absent)]
         more = f" and {len(places) - _PLACES} more" if len(places) > _PLACES else ""
         notes.append(
-            f"{int(absent.any(axis=1).sum())} of {steps.size} steps lack workers and are kept: "
+            f"{int(absent.any(axis=1).sum())} of {format_count(steps.size, 'step')} without all "
+            "workers, kept: "
             f"{', '.join(places[:_PLACES])}{more}"
         )
     present = np.where(absent, np.nan, n_ops)
@@ -147,7 +149,7 @@ def _missing_work(index: dict[str, Any]) -> list[str]:
         step, rank = np.argwhere(fewer)[0]
         notes.append(
             f"{int(fewer.sum())} worker-steps have fewer ops than that worker usually has (first: "
-            f"rank {ranks[rank]} in step {steps[step]}, {n_ops[step, rank]} ops)"
+            f"rank {ranks[rank]} in step {steps[step]}, {format_count(n_ops[step, rank], 'op')})"
         )
     return notes
 

@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.traces.choose import (
     ALL,
     RUN_COLUMNS,
@@ -192,7 +193,8 @@ def _from_table(
         mean_over = usual_gap(run, step)
     if mean_over > 1:
         notes.append(
-            f"each value is the mean of {mean_over} steps: the spread of single steps is larger, "
+            f"each value is the mean of {format_count(mean_over, 'step')}: the spread of single "
+            "steps is larger, "
             f"by about sqrt({mean_over}) where steps are independent"
         )
     return StepTimes(

@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.common.text import format_duration, format_share
+from prism.common.text import format_count, format_duration, format_share
 
 OP_KINDS = (
     "forward", "backward", "backward_weight", "recompute", "transfer", "all_reduce", "all_gather",
@@ -155,10 +155,10 @@ def sound_rows(
         where = locate(int(bad[0]))
         if bad.size > spare and limit < 1.0 and bad.size >= limit * n:
             raise PrismError(
-                f"{where}: {what}; so in {bad.size:,} of {n:,} rows, and up to "
+                f"{where}: {what}; so in {bad.size:,} of {format_count(n, 'row')}, and up to "
                 f"{format_share(limit)} are dropped; correct the rows or remove them"
             )
-        notes.append(f"{bad.size:,} of {n:,} rows dropped: {what} (first at {where})")
+        notes.append(f"{bad.size:,} of {format_count(n, 'row')} dropped: {what} (first at {where})")
         sound[bad] = False
     if not sound.any():
         raise PrismError(f"{source}: no row is left: {'; '.join(notes)}")

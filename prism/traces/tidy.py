@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.traces.columns import unit_per_second
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.rawtable import RawTable
@@ -144,7 +145,9 @@ def name_ops(columns: dict[str, Any], given: str) -> list[str]:
     n = int(np.isin(labels.codes, [names.index(name) for name in strange]).sum())
     shown = ", ".join(repr(name[:60]) + _suggest(name) for name in strange[:5])
     more = f" and {len(strange) - 5} more" if len(strange) > 5 else ""
-    return [f"{n:,} ops whose {given} is unknown kept as op_kind other: {shown}{more}"]
+    return [
+        f"{format_count(n, 'op')} whose {given} is unknown kept as op_kind other: {shown}{more}"
+    ]
 
 
 def _name_replicas(columns: dict[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from prism.analyses.comparisons.bootstrap import Pairing, Sample
 from prism.common.errors import PrismError, named
 from prism.common.netcdf import read_netcdf, told_broken
+from prism.common.text import format_count
 from prism.jobs.job import flatten
 from prism.models.changes.find import choose_steps
 from prism.models.steptimes.series import OUTLIER, clock_grain, side_by_side
@@ -113,7 +114,8 @@ def _simulated(result: "xr.Dataset", name: str) -> Input:
             samples[RUNS] = runs
     if samples[STEPS].n_units < _FEW_REPLICATES:
         raise PrismError(
-            f"{name}: {samples[STEPS].values.size} replicates on one draw of the cluster; expected "
+            f"{name}: {format_count(samples[STEPS].values.size, 'replicate')} on one draw of the "
+            "cluster; expected "
             "two draws at least: run prism estimate with --replicates 128 or more"
         )
     if not all((sample.values > 0.0).all() for sample in samples.values()):
@@ -158,7 +160,8 @@ def _measured(times: StepTimes, name: str, seed: int) -> Input:
         return Input(name, "measured", {RUNS: sample}, figures=figures, notes=notes)
     if seconds.size < LEAST_STEPS:
         raise PrismError(
-            f"{name}: {seconds.size} steps; expected at least {LEAST_STEPS}, or several runs with "
+            f"{name}: {format_count(seconds.size, 'step')}; expected at least {LEAST_STEPS}, or "
+            "several runs with "
             "a total each"
         )
     return Input(
@@ -186,7 +189,8 @@ def brought_together(
     if a.mean_over != b.mean_over:
         finer, coarser = (a, b) if a.mean_over < b.mean_over else (b, a)
         raise PrismError(
-            f"{coarser.name}: values are means over {coarser.mean_over} steps, those of "
+            f"{coarser.name}: values are means over {format_count(coarser.mean_over, 'step')}, "
+            "those of "
             f"{finer.name} over {finer.mean_over}: their spread and percentiles say different "
             "things; log both alike"
         )
@@ -195,7 +199,11 @@ def brought_together(
         if left_out and STEPS in a.samples and STEPS in b.samples:
             a, b = _without_start(a, left_out), _without_start(b, left_out)
             why = "slower than the rest" if skip is None else "as asked"
-            what = "step of each run is" if left_out == 1 else f"{left_out} steps of each run are"
+            what = (
+                "step of each run is"
+                if left_out == 1
+                else f"{format_count(left_out, 'step')} of each run are"
+            )
             notes.append(f"the first {what} left out ({why}); {named('skip')} N sets it")
     elif skip is not None:
         a, b = (_without_start(x, skip) if x.source == "measured" else x for x in (a, b))
@@ -210,7 +218,9 @@ def brought_together(
         for name in a.samples.keys() & b.samples.keys():
             a, b, kept = _in_common(a, b, name)
             if kept is not None and name == STEPS:
-                notes.append(f"only the {kept} cluster draws that both have are compared")
+                notes.append(
+                    f"only {format_count(kept, 'cluster draw')} compared: those that both have"
+                )
         return a, b, "cluster", notes
     first, second = a.samples.get(STEPS), b.samples.get(STEPS)
     if first is None or second is None or not first.kind == second.kind == "steps":
@@ -220,7 +230,7 @@ def brought_together(
         return a, b, None, notes
     a, b, kept = _in_common(a, b, STEPS)
     if kept is not None:
-        notes.append(f"only the {kept} steps that both runs have are compared")
+        notes.append(f"only {format_count(kept, 'step')} compared: those that both runs have")
     return a, b, "step", notes
 
 
@@ -240,7 +250,8 @@ def _without_start(side: Input, skip: int) -> Input:
     kept = sample.place_in_unit() >= skip
     if kept.sum() < LEAST_STEPS:
         raise PrismError(
-            f"{named('skip')} {skip}: leaves {int(kept.sum())} steps of {side.name}; "
+            f"{named('skip')} {skip}: leaves {format_count(int(kept.sum()), 'step')} of "
+            f"{side.name}; "
             f"expected at least {LEAST_STEPS}"
         )
     return _with(side, kept)

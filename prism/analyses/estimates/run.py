@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from prism.common.errors import PrismError, named
-from prism.common.text import format_share
+from prism.common.text import format_count, format_share
 from prism.distributions.library import load_library
 from prism.jobs.job import Job
 from prism.jobs.jobspec.run import FAILURES_SOURCE
@@ -131,7 +131,7 @@ def _about_error(job: Job, error: float) -> dict[str, Any]:
     entry = f"run/{model_error_entry(job, library)}"
     source, gpus = library.source(entry), entry.replace("model_error", "largest_gpus")
     if gpus in library and job.world_size > library.value(gpus):
-        source += f"; more beyond {library.value(gpus):,.0f} GPUs, the largest published"
+        source += f"; more beyond {format_count(library.value(gpus), 'GPU')}, the largest published"
     p, experts = job.parallelism, ", experts" * bool(job.model.n_experts)
     name = f"{library.device}, {p.framework}, {p.data_parallel}{experts}"
     measured = not entry.endswith(UNMEASURED)
@@ -172,7 +172,8 @@ def _past(
     past = condition(model, reading.times, draws, call["seed"], nominal)
     if past.done >= call["steps"]:
         raise PrismError(
-            f"{reading.times.source}: {past.done} steps are done, and the run has {call['steps']}; "
+            f"{reading.times.source}: {format_count(past.done, 'step')} done, and the run has "
+            f"{call['steps']}; "
             f"nothing is left to estimate, or {named('steps')} (run.steps) is too small"
         )
     return past

@@ -13,7 +13,7 @@ from prism.analyses.placements.search import find_placements
 from prism.cluster.groups import count_replicas, shard_size
 from prism.cluster.nodemap import Placement, slowdown_keys
 from prism.common.errors import PrismError, named
-from prism.common.text import format_share
+from prism.common.text import format_count, format_share
 from prism.jobs.job import Job, job_from_dict, layer_split
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared, prepare
@@ -78,7 +78,7 @@ def drop_nodes(problem: Problem, seed: int) -> Alternative:
         return Alternative("drop_nodes", label, impossible=reason)
     n = count_replicas(job)
     lost = (n - kept) * shard_size(job)
-    label += f", {lost} replica{'s' * (lost > 1)} fewer, smaller batch"
+    label += f", {format_count(lost, 'replica')} fewer, smaller batch"
     step = _without(problem, kept, seed)
     _check_memory(problem, step.job)
     return Alternative("drop_nodes", label, step.program, kept / n)
@@ -102,7 +102,8 @@ def _replicas_without(problem: Problem) -> tuple[int, str]:
     kept = min(n, healthy * job.cluster.gpus_per_node // each)
     if kept < 1:
         why = (
-            f"the {healthy} other nodes do not hold one replica of {each} GPUs; lower tp, cp or pp"
+            f"the {format_count(healthy, 'other node')} do not hold one replica of "
+            f"{format_count(each, 'GPU')}; lower tp, cp or pp"
         )
         return 0, why
     if kept == n:
@@ -170,7 +171,7 @@ def _drop_trace_replicas(problem: Problem) -> Alternative:
         ),
         bank=bank._replace(step_table=bank.step_table[bank_rows]),
     )
-    label += f", {n - keep.size} replica{'s' * (n - keep.size > 1)} fewer, smaller batch"
+    label += f", {format_count(n - keep.size, 'replica')} fewer, smaller batch"
     return Alternative("drop_nodes", label, program, keep.size / n)
 
 
@@ -235,7 +236,7 @@ def use_spares(problem: Problem) -> Alternative:
         classes = {n: problem.classes[n] for n in left}
         rest = replace(problem, hosts=hosts, placed=left, classes=classes, _known={})
         hosts = rest.realise(find_placements(rest, 0).patterns[0])
-    label = f"spare nodes in the places of {len(slowest)} slow node{'s' * (len(slowest) > 1)}"
+    label = f"spare nodes in the places of {format_count(len(slowest), 'slow node')}"
     if len(slow) > len(slowest):
         label += ", the others best placed"
     return Alternative(name, label, problem.program(hosts))

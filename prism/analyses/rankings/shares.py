@@ -270,6 +270,9 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
             break
         spent += cost
         sampler.planned += n * (len(wide) + 1)
+    if sum(not s.entry.is_constant for s in out) == 1 and alive:  # what varies is its alone
+        alive[0].first = alive[0].total = Estimate(1.0, 1.0, 1.0)
+        alive[0].variances = (sampler.variance.total,) * 2
     return out
 
 

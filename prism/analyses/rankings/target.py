@@ -1,11 +1,12 @@
 """What a ranking is of: a job's inputs and runs, and the step time or the time of a run of steps.
 
-Failures and checkpoints are left out.
+Causes are those of steps. What else a run consists of, and what multiplies all of its steps, is
+taken from the runs of its estimate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,31 +16,64 @@ from prism.common.attribution import Array, Variance
 from prism.simulation.causes import Input, Residuals
 from prism.simulation.prepare import Prepared
 from prism.simulation.runs.build import model_of_steps
-from prism.simulation.runs.drift import drift_variance
+from prism.simulation.runs.events import OF_STEPS, PER_TIME
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import Drift
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 TARGETS = ("step_time", "time_to_train")
 RUNS = 2_000  # run replicates, at least one per cluster
 
 
-class Weights(NamedTuple):
-    """How partial variances of a step count in the variance of the target."""
+TERM_OF = {"rank": "slow_steps", "step": "drift", "stall": "stalls", "regime": "congestion"}
+"""Terms of a run that are one cause's alone, by cause."""
 
-    single: Array  # [input] first orders
-    joint: Array  # [input] interactions
-    variance: Variance  # of the target
 
-    @property
-    def whole(self) -> float:
-        """Variance that shares are of [s^2]; infinite where nothing varies."""
-        return self.variance.total or np.inf
+class Orders(NamedTuple):
+    """Shares of the variance of steps, or of what steps make of a run's, [input]."""
 
-    def shares(self, first: Array, total: Array) -> tuple[Array, Array]:
-        """Shares of first and total order [input] from variances of a step [s^2]."""
-        lasting = np.where(self.single != self.joint, first, 0.0)
-        total = np.maximum(total, lasting) * self.joint + lasting * (self.single - self.joint)
-        return first * self.single / self.whole, total / self.whole
+    first: Array
+    total: Array
+    error: Array  # standard error of those that the run's terms tell [1], NaN: of the others
+
+
+class Rest(NamedTuple):
+    """What the runs of an estimate are: what of steps, and what beside, for runs of others."""
+
+    work: float  # mean work of a step over the job's own: below 1 where batches grow
+    factor: Array  # [run] on its steps: of the run, of the model's error [1]
+    stops: Array  # [run] what comes as often as the run is long, over its steps' time [1]
+    pauses: Array  # [run] what comes with the number of steps [s]
+    parts: Mapping[str, float]  # of the variance of steps, by term [1]
+    n_clusters: int
+
+    def around(self, steps: Array) -> Array:
+        """Return runs whose steps take so long [s], with one rest after the other."""
+        i = np.arange(steps.size) % self.factor.size
+        own = self.work * steps.ravel()
+        whole = own * (self.factor[i] + self.stops[i]) + self.pauses[i]
+        return np.asarray(whole.reshape(steps.shape))
+
+
+def rest_of_runs(dataset: "xr.Dataset", period_ratio: float) -> Rest:
+    """Take the runs of an estimate apart."""
+    rows = np.asarray(dataset.run_term_time, np.float64).T
+    times = dict(zip(map(str, dataset.term.values), rows, strict=True))
+
+    def total(names: Collection[str]) -> Array:
+        found = [times.pop(name) for name in list(times) if name in names]
+        return np.asarray(np.sum(found, axis=0))
+
+    spread = {name: float(times[name].var()) for name in OF_STEPS if name in times}
+    whole = sum(spread.values()) or 1.0
+    parts = {name: part / whole for name, part in spread.items()}
+    own, factors, stops = total(OF_STEPS), total(("run_effect", "model_error")), total(PER_TIME)
+    alike = int(dataset.attrs["steps"]) * float(dataset.ideal_step_time) * period_ratio
+    work = float(dataset.ideal_time_to_train) / alike
+    clusters = np.unique(dataset.run_cluster_idx).size
+    return Rest(work, 1.0 + factors / own, stops / own, total(list(times)), parts, clusters)
 
 
 @dataclass(frozen=True)
@@ -52,36 +86,32 @@ class Target:
     memory_s: float  # its correlation time
     seed: int
     period_ratio: float = 1.0  # from step to step, over a step's own time
+    rest: Rest | None = None  # None: runs of steps alone
 
-    def weigh(self, names: Sequence[str], first: Array, variance: Variance, mean: float) -> Weights:
-        """Return how partial variances of one step [s^2] count in the target's variance.
-
-        Parameters
-        ----------
-        first : float64 [input]
-            First-order variances of a step [s^2].
+    def share(self, names: Sequence[str], first: Array, total: Array, variance: Variance) -> Orders:
+        """Turn partial variances of one step [s^2] into shares of the target's.
 
         Notes
         -----
-        Over a run of n steps the rank effect stays: its first order counts n^2. The step effect's
-        variance counts as `drift_variance(n)`, between n and n^2. All else is new in every step and
-        counts n, and so do interactions, but for those of the step effect, which last as long.
+        A run's terms tell what lasts: the rank effect makes clusters' means differ, the step effect
+        its drift; stalls and congestion where they are followed through the run. All else is new in
+        every step, interactions too: they share the term of noise as they share a step's variance,
+        which lies between the sums of their first and of their total orders.
         """
-        if self.name == "step_time":
-            one = np.ones(len(names))
-            return Weights(one, one, variance)
-        n = float(self.n_steps)
-        lasting = drift_variance(self.n_steps, mean, self.memory_s)
-        single, joint = np.full((2, len(names)), n)
-        step = 0.0
-        if "step" in names:
-            i = names.index("step")
-            step = float(first[i])
-            single[i] = joint[i] = lasting
-        if "rank" in names:
-            single[names.index("rank")] = n * n
-        within = step * lasting + max(0.0, variance.within - step) * n
-        return Weights(single, joint, Variance(within, variance.between * n * n))
+        if self.rest is None:
+            whole = variance.total or np.inf
+            return Orders(first / whole, total / whole, np.full(first.size, np.nan))
+        parts = self.rest.parts
+        own = np.array([parts.get(TERM_OF.get(name, ""), 0.0) for name in names])
+        lasting = own > 0.0
+        alone, apart = np.where(lasting, 0.0, first), np.where(lasting, first, 0.0)
+        joint = np.maximum(total - apart, alone)
+        noise = variance.within - apart[np.array(names) != "rank"].sum()
+        noise = np.clip(noise, alone.sum(), joint.sum())
+        scale = (1.0 - own.sum()) / noise if noise > 0.0 else 0.0
+        error = own * (1.0 - own) * (2.0 / max(1, self.rest.n_clusters - 1)) ** 0.5
+        error = np.where(lasting, error, np.nan)
+        return Orders(own + scale * alone, own + scale * joint, error)
 
     def times(self, steps: Array, effect: Array, steady: bool = False) -> Array:
         """Return the steps [cluster, replicate], or runs made of them under the same draws.
@@ -101,7 +131,8 @@ class Target:
         size = model.mean.size
         runs = simulate_runs(model, self.n_steps, size * max(1, RUNS // size), self.seed)
         total = runs.total[np.argsort(runs.cluster, kind="stable")]
-        return np.ascontiguousarray(self.period_ratio * total.reshape(steps.shape[0], -1))
+        total = np.ascontiguousarray(self.period_ratio * total.reshape(steps.shape[0], -1))
+        return total if self.rest is None else self.rest.around(total)
 
 
 @dataclass

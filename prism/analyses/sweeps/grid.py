@@ -15,6 +15,7 @@ from itertools import product
 from typing import Any
 
 from prism.common.errors import PrismError, named
+from prism.common.text import format_count
 from prism.jobs.job import Job, job_from_dict
 from prism.jobs.jobspec.layers import merge
 from prism.jobs.jobspec.messages import never_legal
@@ -89,7 +90,8 @@ def _checked(grid: dict[str, list[str]]) -> dict[str, list[str]]:
             raise PrismError(f"{named('vary')} {key}: the value {twice} is there twice; keep one")
     if (n := math.prod(map(len, grid.values()))) > MOST_POINTS:
         raise PrismError(
-            f"{named('vary')}: {n:,} settings, at most {MOST_POINTS:,}; vary fewer keys"
+            f"{named('vary')}: {format_count(n, 'setting')}, at most {MOST_POINTS:,}; vary fewer "
+            "keys"
         )
     return grid
 

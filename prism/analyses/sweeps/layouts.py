@@ -11,6 +11,7 @@ from typing import Any
 
 from prism.analyses.sweeps.grid import Setting, job_at, merged
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.jobs.job import Job
 from prism.jobs.jobspec.blocks import ClusterBlock
 from prism.jobs.layersplit import auto_split
@@ -38,7 +39,7 @@ def layouts(job: Job, sequences: int) -> Iterator[tuple[Setting, tuple[str, ...]
     if rest:
         raise PrismError(
             f"parallelism.microbatch_size: {p.microbatch_size} does not divide the global batch of "
-            f"{sequences} sequences that layouts keep; take one that does"
+            f"{format_count(sequences, 'sequence')} that layouts keep; take one that does"
         )
     world = job.world_size
     for tp in _divisors(world):

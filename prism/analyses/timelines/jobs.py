@@ -29,6 +29,7 @@ from prism.analyses.timelines.played import (
 )
 from prism.common.errors import PrismError
 from prism.common.launchgaps import LaunchGaps
+from prism.common.text import format_count
 from prism.engine import LANES
 from prism.jobs.schedule import make_schedule
 from prism.simulation.draws import end_blocks
@@ -59,7 +60,8 @@ def check_size(step: Prepared) -> None:
     n_replicas, n_ops = step.graph.n_replicas, step.program.ops.kind.size
     if n_replicas * n_ops > MOST_ENDS:
         raise PrismError(
-            f"{step.job.source}: a step of {n_replicas:,} replicas with {n_ops:,} ops each is too "
+            f"{step.job.source}: a step of {format_count(n_replicas, 'replica')} with "
+            f"{format_count(n_ops, 'op')} each is too "
             f"large for a timeline, which keeps at most {MOST_ENDS:,} ends; lower parallelism.dp "
             "(with cluster.nodes), or take resolution op"
         )

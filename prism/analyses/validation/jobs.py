@@ -12,7 +12,7 @@ import numpy as np
 from prism.analyses.estimate import estimate
 from prism.analyses.validation.hold import Array, Call, Case, Repetitions
 from prism.common import agreement as measures
-from prism.common.text import percent_change
+from prism.common.text import format_count, percent_change
 from prism.jobs.job import Job
 from prism.models.calibration.model import Calibration, communication_share, load_calibration
 from prism.simulation.prepare import prepare
@@ -131,7 +131,8 @@ def _run_length(times: StepTimes) -> tuple[int, list[str]]:
     if counts.min() == counts.max():
         return usual, []
     return usual, [
-        f"runs have {counts.min()} to {counts.max()} steps; runs of {usual} are predicted, so "
+        f"runs have {counts.min()} to {format_count(counts.max(), 'step')}; runs of {usual} are "
+        "predicted, so "
         "part of the totals' spread is that of their lengths"
     ]
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from prism.analyses.validation.hold import Array, Call, Case, Repetitions
 from prism.common.errors import PrismError, named
+from prism.common.text import format_count
 from prism.models.changes.fit import fit_steps
 from prism.models.steptimes.fit import MIN_VALUES, fit_step_times
 from prism.models.steptimes.model import StepModel, load_step_model
@@ -78,7 +79,8 @@ def split_steps(n: int, train: str, source: str, least: int = MIN_TRAIN) -> NDAr
         )
     if part.size < least or n - part.size < 1:
         raise PrismError(
-            f"{source}: {named('train')} {train} takes {part.size} of {n} steps; at least {least} "
+            f"{source}: {named('train')} {train} takes {part.size} of {format_count(n, 'step')}; "
+            f"at least {least} "
             "are needed to fit, and 1 to predict"
         )
     return part
@@ -95,7 +97,8 @@ def _case(
     """Predict steps at the places of the measured ones, or totals of runs where these are given."""
     if times.mean_over != model.mean_over:
         raise PrismError(
-            f"{times.source}: each value is the mean of {times.mean_over} steps, in the model of "
+            f"{times.source}: each value is the mean of {format_count(times.mean_over, 'step')}, "
+            "in the model of "
             f"{model.mean_over}; fit and measured steps need the same"
         )
     alone = independent(model)

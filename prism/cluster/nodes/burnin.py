@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from prism.cluster.nodes.hosts import Measured
 from prism.cluster.nodes.shrinkage import LIKELY, Levels, separate
 from prism.common.errors import PrismError
-from prism.common.text import format_share
+from prism.common.text import format_count, format_share
 from prism.traces.choose import check_column, check_groups, groups_among
 from prism.traces.columns import meaning, several_columns
 from prism.traces.rawtable import RawTable
@@ -83,7 +83,8 @@ def read_burn_in(
         )
     elif gpu_column is not None and n_gpus.max() != gpus_per_node:
         notes.append(
-            f"nodes of {n_gpus.max()} GPUs were measured, the cluster's have {gpus_per_node} "
+            f"nodes of {format_count(n_gpus.max(), 'GPU')} were measured, the cluster's have "
+            f"{gpus_per_node} "
             "(cluster.gpus_per_node)"
         )
     first = frame.groupby("node", sort=False)["row"].min()
@@ -111,7 +112,8 @@ def _findings(
     if not found.repeated:
         noise = f"no repeats, so all of the spread of {run} is taken for noise"
     notes = [
-        f"{column} of {len(slowdown):,} nodes: {each}, {_few(gpus['runs'])} runs each, over that "
+        f"{column} of {format_count(len(slowdown), 'node')}: {each}, {_few(gpus['runs'])} runs "
+        "each, over that "
         f"of the median node: {slowdown.min():.3g} to {slowdown.max():.3g} without noise; {noise}"
     ]
     slow = gpus[gpus["p_slow"] >= LIKELY].sort_values("level", ascending=False)
@@ -155,7 +157,9 @@ def _usable(
     known = np.array([str(node).strip().lower() not in UNKNOWN for node in nodes[rows]])
     notes = []
     if not known.all():
-        notes.append(f"{(~known).sum():,} of {rows.size:,} rows are of no known node; skipped")
+        notes.append(
+            f"{(~known).sum():,} of {format_count(rows.size, 'row')} of no known node skipped"
+        )
     rows = rows[known & np.isfinite(values[rows])]
     if not rows.size:
         raise PrismError(

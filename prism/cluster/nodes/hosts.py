@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prism.common.errors import PrismError, named
+from prism.common.text import format_count
 from prism.jobs.hostlists import is_number, looks_like_list, read_hosts_text
 from prism.traces.file import RecordedFile
 
@@ -65,7 +66,8 @@ def read_host_list(path: str, n_nodes: int, spares: int = 0) -> list[str]:
         more = len(names) - n_nodes
         way_out = f", or add {named('spares')} {more} for those beyond" if more > 0 else ""
         raise PrismError(
-            f"{path}: {len(names):,} hosts, but the job has {n_nodes:,} nodes; list every node "
+            f"{path}: {format_count(len(names), 'host')}, but the job has "
+            f"{format_count(n_nodes, 'node')}; list every node "
             f"once, in rank order{way_out}"
         )
     return names
@@ -118,8 +120,9 @@ def _in_order(labels: Sequence[str], n_nodes: int, locate: Callable[[str], str])
         )
     if len(labels) != n_nodes:
         raise PrismError(
-            f"{locate(labels[0])}: names {len(labels):,} hosts ({shown}) of a cluster of "
-            f"{n_nodes:,} nodes, so their places in the rank order are unknown; give "
+            f"{locate(labels[0])}: names {format_count(len(labels), 'host')} ({shown}) of a "
+            f"cluster of {format_count(n_nodes, 'node')}, so their places in the rank order are "
+            "unknown; give "
             f"{named('hosts')} LIST, one name per line in rank order, or write node numbers, 0 to "
             f"{n_nodes - 1}"
         )
@@ -144,7 +147,7 @@ def _look_up(label: str, known: dict[str, int], n_nodes: int, locate: Callable[[
     near = difflib.get_close_matches(label, known, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}? " if near else ""
     raise PrismError(
-        f"{locate(label)}: no host {label!r} in the list of {len(known):,} hosts "
+        f"{locate(label)}: no host {label!r} in the list of {format_count(len(known), 'host')} "
         f"({', '.join(list(known)[:_SHOWN])}, ...); {hint}add it to the list, or take it out here"
     )
 
@@ -154,7 +157,8 @@ def _number(label: str, n_nodes: int, locate: Callable[[str], str]) -> int:
     node = int(label)
     if node >= n_nodes:
         raise PrismError(
-            f"{locate(label)}: no node {node}: the cluster has {n_nodes:,} nodes, 0 to "
+            f"{locate(label)}: no node {node}: the cluster has {format_count(n_nodes, 'node')}, "
+            "0 to "
             f"{n_nodes - 1}; correct it, or take it out"
         )
     return node

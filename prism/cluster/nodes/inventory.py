@@ -14,6 +14,7 @@ from prism.cluster.nodemap import KINDS, NodeSlowdown, slow_by_kind
 from prism.cluster.nodes.burnin import NODE_COLUMNS, UNKNOWN, read_burn_in
 from prism.cluster.nodes.hosts import Measured, find_nodes, read_host_list
 from prism.common.errors import PrismError, named
+from prism.common.text import format_count
 from prism.traces import find_recording
 from prism.traces.choose import check_column, chosen_rows
 from prism.traces.rare.nccltests import BandwidthTest, BandwidthTests
@@ -176,7 +177,9 @@ def _remarks(slow: Mapping[int, NodeSlowdown], n_nodes: int) -> list[str]:
             "others; 1.2 is 20 % slower"
         )
     if 0.5 * n_nodes <= len(slow) < n_nodes:
-        notes.append(f"{n_nodes - len(slow):,} of {n_nodes:,} nodes are not in it; taken as 1")
+        notes.append(
+            f"{n_nodes - len(slow):,} of {format_count(n_nodes, 'node')} not in it, taken as 1"
+        )
     if sum(abs(s.compute - 1.0) >= NOTICED for s in slow.values()) >= 0.5 * n_nodes:
         notes.append(
             "differences between GPUs that the job draws (the rank effect) come on top; to leave "
@@ -264,13 +267,15 @@ def _solve(found: BandwidthTests, source: str) -> Measured:
     typical = float(np.median(list(factors.values())))
     low, high = min(factors.values()) / typical, max(factors.values()) / typical
     summary = (
-        f"{len(tests):,} tests of {len(factors):,} nodes: time at the largest messages, by bus "
+        f"{format_count(len(tests), 'test')} of {format_count(len(factors), 'node')}: time at "
+        "the largest messages, by bus "
         f"bandwidth, over that of the median node: {low:.3g} to {high:.3g}"
     )
     notes = [summary, *found.notes]
     if n_single := sum(len(test.hosts) == 1 for test in tests):
         notes.append(
-            f"{n_single:,} tests ran within one node, over NVLink unless NCCL was kept off it "
+            f"{format_count(n_single, 'test')} ran within one node, over NVLink unless NCCL was "
+            "kept off it "
             "(NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1); taken as its network"
         )
     notes += _ambiguous(tests, [y / typical for y in slowdown])
@@ -286,7 +291,8 @@ def _relative(test: BandwidthTest, tests: Sequence[BandwidthTest], source: str) 
     if len(alike) == 1:
         raise PrismError(
             f"{test.where}: the only test of its kind ({test.name or 'unnamed'}, {len(test.hosts)} "
-            f"nodes, {test.n_gpus} GPUs) in {source}, so nothing shows what is slow; test at "
+            f"nodes, {format_count(test.n_gpus, 'GPU')}) in {source}, so nothing shows what is "
+            "slow; test at "
             "least three nodes or pairs the same way"
         )
     common = set.intersection(*(set(other.bus) for other in alike))

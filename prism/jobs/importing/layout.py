@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import get_args
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.jobs.importing.draft import Draft
 from prism.jobs.importing.model import MEGATRON, n_layers
 from prism.jobs.importing.settings import Setting
@@ -67,7 +68,8 @@ def read_sizes(d: Draft, gpus: int | None) -> int:
     if total % each or total < 1:
         at = next((d.source.place(s.line) for s in places if s), d.source.name)
         raise PrismError(
-            f"{at}: {total} GPUs, expected a multiple of {layout} = {each}; give them: --gpus N"
+            f"{at}: {format_count(total, 'GPU')}, expected a multiple of {layout} = {each}; give "
+            "them: --gpus N"
         )
     per_node = min(per_node, total)
     if "cluster.gpus_per_node" in d.values or per_node != 8:

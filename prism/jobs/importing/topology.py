@@ -16,6 +16,7 @@ from typing import Any
 
 from prism.common.errors import PrismError
 from prism.common.files import read_bytes
+from prism.common.text import format_count
 from prism.jobs.hostlists import read_hosts_text
 from prism.jobs.job import Job
 
@@ -214,11 +215,12 @@ def place_job(job: Job, topology: Topology, hosts: Sequence[str], source: str) -
     n = -(-job.world_size // per_node)
     missing = [host for host in hosts if host not in topology.units]
     if missing:
-        text = f"{len(missing):,} hosts are not in the topology: {', '.join(missing[:4])}"
+        text = f"{format_count(len(missing), 'host')} not in the topology: {', '.join(missing[:4])}"
         raise PrismError(f"{source}: {text}; list hosts that are, in rank order")
     if len(hosts) != n:
         raise PrismError(
-            f"{source}: {len(hosts):,} hosts, but the ranks of {job.name} fill {n:,} nodes; list "
+            f"{source}: {format_count(len(hosts), 'host')}, but the ranks of {job.name} fill "
+            f"{format_count(n, 'node')}; list "
             "every node once, in rank order"
         )
     domains = job.cluster.nvlink_domain_gpus > per_node

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from prism.common.text import format_count
 from prism.jobs.jobspec.blocks import DEVICE_LIBRARY, UNMODELLED, Blocks
 from prism.jobs.jobspec.clustercheck import check_cluster, check_tiers
 from prism.jobs.jobspec.modelcheck import (
@@ -146,16 +147,22 @@ def _check_schedule(b: Blocks) -> Iterator[Problem]:
     elif p.schedule == "interleaved" and p.vpp == 1:
         yield "interleaved needs vpp > 1; set 1f1b, or leave it out", *keys
     elif p.pp > 1 and chunks != p.vpp:
-        each = "one chunk" if chunks == 1 else f"{chunks} chunks"
+        each = "one chunk" if chunks == 1 else format_count(chunks, "chunk")
         way_out = f"vpp: {chunks}" if p.splits else "interleaved"
         yield f"{p.schedule} has {each} per stage, but vpp = {p.vpp}; set {way_out}", *keys
     if p.splits and p.microbatches < rounds * p.pp:
-        text = f"{p.microbatches}, but {p.schedule} needs {rounds} for each of the {p.pp} stages; "
+        text = (
+            f"{p.microbatches}, but {p.schedule} needs {rounds} for each of the "
+            f"{format_count(p.pp, 'stage')}; "
+        )
         text += f"set {rounds * p.pp} or more, or schedule: zb-v"
         yield text, many, batch, "parallelism.pp", keys[0]
     if p.schedule == "interleaved" and p.pp > 1 and p.microbatches % p.pp:
         down, up = p.microbatches // p.pp * p.pp, ceil(p.microbatches / p.pp) * p.pp
-        text = f"interleaved with {p.microbatches} microbatches is not modelled yet, expected a "
+        text = (
+            f"interleaved with {format_count(p.microbatches, 'microbatch')} is not modelled "
+            "yet, expected a "
+        )
         text += f"multiple of pp = {p.pp}; the nearest supported: "
         text += " or ".join(str(n) for n in (down, up) if n)
         yield text, many, batch, "parallelism.pp", *keys

@@ -9,6 +9,7 @@ from math import ceil, gcd, inf
 
 import numpy as np
 
+from prism.common.text import format_count
 from prism.jobs.jobspec.blocks import Blocks
 from prism.jobs.jobspec.problem import Problem
 from prism.jobs.jobspec.values import hosts_problem
@@ -34,7 +35,10 @@ def check_cluster(b: Blocks) -> Iterator[Problem]:
     elif c.nodes is not None and world != gpus and (c.hosts is None or world > gpus):
         way_out = _fill_cluster(replica, p.dp, nodes, c.gpus_per_node)
         text = f"tp*cp*pp*dp = {p.tp}*{p.cp}*{p.pp}*{p.dp} = {world}, but the cluster has "
-        text += f"{nodes} nodes of {c.gpus_per_node} = {gpus} GPUs; {way_out}"
+        text += (
+            f"{format_count(nodes, 'node')} of {c.gpus_per_node} = "
+            f"{format_count(gpus, 'GPU')}; {way_out}"
+        )
         keys = (f"parallelism.{size}" for size in ("dp", "pp", "tp", "cp"))
         yield text, "parallelism", *keys, "cluster.nodes", _PER_NODE
     for node in c.node_slowdowns:
@@ -73,7 +77,10 @@ def _check_throttled(b: Blocks, nodes: int) -> Iterator[Problem]:
     if c.throttled_share > 0.0 and c.throttled_power_w is None:
         yield f"needs the power that heat leaves a GPU; set {power}", share, power
     elif c.throttled_share > 0.0 and round(c.throttled_share * nodes) == 0:
-        text = f"{c.throttled_share:g} of {nodes} nodes is none; one is {1 / nodes:.3g}"
+        text = (
+            f"{c.throttled_share:g} of {format_count(nodes, 'node')} is none; one is "
+            f"{1 / nodes:.3g}"
+        )
         yield text, share, "cluster.nodes"
     if (c.throttled_power_w or 0.0) > (c.power_limit_w or inf):
         limit = "cluster.power_limit_w"
@@ -121,7 +128,9 @@ def _check_nesting(b: Blocks) -> Iterator[Problem]:
             least = 2 * size if is_tier else size
             multiples = sorted({max(n * size, least) for n in (gpus // size, gpus // size + 1)})
             ways = " or ".join(map(str, multiples))
-            text = f"{gpus} GPUs do not hold whole units of {inner} {size}; set {ways}"
+            text = (
+                f"{format_count(gpus, 'GPU')} do not hold whole units of {inner} {size}; set {ways}"
+            )
             yield text, key, inner_key
     known = [(name, t.latency_us) for name, t in tiers if t.latency_us is not None]
     for (inner, near), (name, far) in pairwise(known):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import ceil, lcm
 
+from prism.common.text import format_count
 from prism.jobs.jobspec.blocks import Blocks, Durations
 from prism.jobs.jobspec.presets import PRESETS, SIZES
 from prism.jobs.jobspec.problem import Problem, undivided
@@ -48,7 +49,9 @@ def _check_durations(b: Blocks, d: Durations) -> Iterator[Problem]:
         yield "has no effect beside durations; keep one of the two", f"model.{first}", key
     for name, value in d:
         if isinstance(value, tuple) and len(value) != pp:
-            text = f"has {len(value)} durations, expected one per stage, pp = {pp}; "
+            text = (
+                f"has {format_count(len(value), 'duration')}, expected one per stage, pp = {pp}; "
+            )
             yield f"{text}give one number, or as many as stages", f"{key}.{name}", "parallelism.pp"
     forward, whole, late = (
         v if isinstance(v, tuple) else (v,) for v in (d.forward_s, d.backward_s, d.weight_s or 0.0)
@@ -87,15 +90,17 @@ def check_split(b: Blocks) -> Iterator[Problem]:
     if b.model.durations is not None or n_layers < 1:
         return
     n_chunks = p.pp * p.vpp
-    chunks = f"pp*vpp = {p.pp}*{p.vpp} = {n_chunks} chunks"
+    chunks = f"pp*vpp = {p.pp}*{p.vpp} = {format_count(n_chunks, 'chunk')}"
     if n_chunks > n_layers + 2:
         pp, vpp = (p.pp, (n_layers + 2) // p.pp) if p.pp <= n_layers + 2 else (n_layers, 1)
-        text = f"{n_layers} layers do not fill {chunks}; with pp: {pp} and vpp: {vpp}"
+        text = (
+            f"{format_count(n_layers, 'layer')} do not fill {chunks}; with pp: {pp} and vpp: {vpp}"
+        )
         n_chunks = pp * vpp
     elif split == "auto":
         if auto_split(n_layers, n_chunks) is not None:
             return
-        text = f"{n_layers} layers do not divide evenly over {chunks};"
+        text = f"{format_count(n_layers, 'layer')} do not divide evenly over {chunks};"
     elif len(split) != n_chunks:
         text = f"has {len(split)} counts, expected one for each of {chunks};"
     elif sum(split) != n_layers:
@@ -139,7 +144,10 @@ def check_experts(b: Blocks) -> Iterator[Problem]:
     # a token's experts are distinct: a rank computes it at most once for each expert it holds
     most = min(p.ep, m.n_experts / max(m.experts_per_token, 1))
     if p.ep > 1 and (p.expert_imbalance or 0) > most >= 1:
-        text = f"{p.expert_imbalance:g}, but {p.ep} ranks of {m.n_experts} experts, "
+        text = (
+            f"{p.expert_imbalance:g}, but {format_count(p.ep, 'rank')} of "
+            f"{format_count(m.n_experts, 'expert')}, "
+        )
         text += f"{m.experts_per_token} to a token, have {most:g} times the mean at most; lower it"
         yield text, "parallelism.expert_imbalance", key, "model.name"
     width = m.expert_ffn_size or m.ffn_size

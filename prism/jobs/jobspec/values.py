@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.jobs.hostfiles import read_hosts
 
 MAX_COUNT = 2**31 - 1  # the engine indexes with 32-bit integers
@@ -219,7 +220,8 @@ def hosts_problem(hosts: NDArray[np.int64], n_slots: int, n_nodes: int) -> str |
     """Say what is wrong with a map of slots to nodes and what to do, None if nothing is."""
     if hosts.shape != (n_slots,):
         return (
-            f"{hosts.size} nodes, expected {n_slots} nodes, one for each slot that the job's ranks "
+            f"{format_count(hosts.size, 'node')}, expected {format_count(n_slots, 'node')}, one "
+            "for each slot that the job's ranks "
             "fill (in rank order); leave it out for the rank order itself"
         )
     if hosts.dtype.kind not in "iu":

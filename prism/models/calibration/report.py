@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.common.text import format_share, percent_change
+from prism.common.text import format_count, format_share, percent_change
 from prism.distributions.library import Library
 from prism.models.calibration.model import StepSetting
 from prism.models.calibration.scales import COMMUNICATION_PRIOR, COMPUTE_PRIOR, MODEL_ERROR, Scales
@@ -182,7 +182,7 @@ def _warnings(sizes: Sequence[Size], drawn: Sequence[Array], found: Found) -> li
                 "effects override what was measured"
             )
         if size.n_runs < _FEW_RUNS:
-            few = "one run" if size.n_runs == 1 else f"{size.n_runs} runs"
+            few = "one run" if size.n_runs == 1 else format_count(size.n_runs, "run")
             out.append(f"{size.label}: {few}; the spread between runs rests on few")
         own = size.job.variability.effects.model_dump(exclude_none=True)
         names = [name for name in ("rank", "step", "stall", "residual") if name in own]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.common.text import format_count
 from prism.jobs.job import Job
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.series import OUTLIER, Series, side_by_side, take_apart
@@ -76,7 +77,7 @@ class Size:
     @property
     def label(self) -> str:
         """Job's name and its GPUs."""
-        return f"{self.job.name} ({self.job.world_size} GPUs)"
+        return f"{self.job.name} ({format_count(self.job.world_size, 'GPU')})"
 
 
 def measure_size(job: Job, times: StepTimes, seed: int, shortest_s: float = 0.0) -> Size:

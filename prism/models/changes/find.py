@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError, named
 from prism.common.means import median
+from prism.common.text import format_count
 from prism.models.changes.pauses import Pause, find_pauses
 from prism.models.changes.report import Row
 from prism.models.changes.segments import LEAST, Array, Flags, outliers
@@ -248,7 +249,8 @@ def _skip(recording: Any, n: int | None) -> Any:
         left = select_steps(recording, (place >= n).to_numpy())
     if n >= whole:
         raise PrismError(
-            f"{recording.source}: {named('skip')} {n} leaves nothing of {whole} steps; expected "
+            f"{recording.source}: {named('skip')} {n} leaves nothing of "
+            f"{format_count(whole, 'step')}; expected "
             "fewer"
         )
     return left

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from prism.common.text import format_duration, format_share
+from prism.common.text import format_count, format_duration, format_share
 from prism.simulation.runs.parts import HOUR_S
 
 Row = dict[str, Any]
@@ -56,7 +56,9 @@ def report_changes(report: Row, rows: list[Row], seconds: float, workers: int = 
     episodes = _fail_slow(rows, seconds, workers)
     if episodes is not None:
         values = ", ".join(f"{key}: {float(f'{x:.3g}'):g}" for key, x in episodes.items())
-        nodes = "one node" if workers == 1 else f"a node for each of {workers} workers"
+        nodes = (
+            "one node" if workers == 1 else f"a node for each of {format_count(workers, 'worker')}"
+        )
         said.append(
             f"slow intervals are not in what is fitted; in a job file, with {nodes}, they are "
             f"variability.effects.fail_slow: {{{values}}}"

@@ -24,7 +24,7 @@ from scipy.optimize import nnls
 from scipy.special import stdtrit
 
 from prism.common.errors import PrismError
-from prism.common.text import format_share
+from prism.common.text import format_count, format_share
 from prism.distributions.library import Entry
 from prism.distributions.samples import sample_law
 from prism.models.kernellaws.pack import make_library
@@ -140,7 +140,10 @@ def _entries(fits: Sequence[LinkFit], source: str) -> list[Entry]:
     entries = []
     for fit in fits:
         where = f"{fit.name}/{fit.n_hosts}x{fit.n_gpus // max(1, fit.n_hosts)}"
-        told = f"{source}: nccl-tests, {fit.n_runs} runs, {fit.n} times"
+        told = (
+            f"{source}: nccl-tests, {format_count(fit.n_runs, 'run')}, "
+            f"{format_count(fit.n, 'time')}"
+        )
         entries.append(Entry(f"{where}/latency", told, "time of a message of size 0",
                              number=fit.latency, units="s", n=fit.n))  # fmt: skip
         if math.isfinite(fit.bandwidth):

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from prism.common.text import format_count
 from prism.distributions.distribution import Distribution
 from prism.distributions.library import Entry, Library, to_dataset
 from prism.models.kerneltrace.table import KernelRow
@@ -50,7 +51,7 @@ def kernel_library(
         label = f"{row.kernel_class}/{row.name}".replace("\n", " ")
         if f"kernel/{label}" in entries:  # the same name, measured otherwise
             label = f"{label} ({row.measure})"
-        told = f"{source}, {row.n:,} durations ({row.measure})"
+        told = f"{source}, {format_count(row.n, 'duration')} ({row.measure})"
         entries[f"kernel/{label}"] = Entry(
             f"kernel/{label}", told, "duration over its mean", law=laws[id(row)], n=row.n
         )
@@ -59,13 +60,16 @@ def kernel_library(
         )
     for row in classes:
         name = f"class/{row.kernel_class}"
-        told = f"{source}, {row.n:,} durations of the class, each over its kernel's mean"
+        told = (
+            f"{source}, {format_count(row.n, 'duration')} of the class, each over its kernel's mean"
+        )
         what = "duration over its kernel's mean"
         entries[name] = Entry(name, told, what, law=laws[id(row)], n=row.n)
     if len(ordered) > MOST_KERNELS:
         report["notes"] = [
             *report["notes"],
-            f"{len(ordered) - MOST_KERNELS:,} kernels of {len(ordered):,}, those that take least, "
+            f"{format_count(len(ordered) - MOST_KERNELS, 'kernel')} of {len(ordered):,}, those "
+            "that take least, "
             "have no entry of their own; their classes have",
         ]
     for name, rows in (("kernels", ordered), ("classes", classes)):

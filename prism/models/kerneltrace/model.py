@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.means import finite_mean
-from prism.common.text import format_duration, percent_change
+from prism.common.text import format_count, format_duration, percent_change
 from prism.distributions.distribution import constant
 from prism.distributions.samples import sample_law
 from prism.models.kerneltrace.graph import KernelGraph, step_graph
@@ -138,7 +138,8 @@ def _report(
     warnings = []
     if measured.size < FEW_STEPS:
         warnings.append(
-            f"{measured.size} steps: too few for how steps differ; profile {FEW_STEPS} or more"
+            f"{format_count(measured.size, 'step')}: too few for how steps differ; profile "
+            f"{FEW_STEPS} or more"
         )
     off = float(simulated.mean() / measured.mean()) - 1.0
     if abs(off) > FAR_OFF:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.table import Trace
 
@@ -138,7 +139,8 @@ def split_steps(trace: Trace) -> KernelSteps:
     steps = sorted({s for s, _ in views if all((s, rank) in views for rank in ranks)})
     if not steps:
         raise PrismError(
-            f"{trace.source}: no step has device time on all {len(ranks)} ranks; expected "
+            f"{trace.source}: no step has device time on all {format_count(len(ranks), 'rank')}; "
+            "expected "
             "traces of the same steps; give one rank, or files of one recording"
         )
     return KernelSteps(keys, steps, ranks, views)

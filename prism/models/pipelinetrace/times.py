@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.means import median
+from prism.common.text import format_count
 from prism.models.pipelinetrace.groups import CLOCK_S
 from prism.models.pipelinetrace.pairs import transfer_roles
 from prism.simulation.tracemodel.graph import COMPUTE, Array
@@ -103,11 +104,12 @@ def tabulate(trace: "Trace", notes: list[str]) -> Times:
     n = int((~known).sum())
     if n > UNKNOWN * known.size:
         raise PrismError(
-            f"{trace.source}: {n} of {known.size} ops have no start time and cannot be put in "
+            f"{trace.source}: {n} of {format_count(known.size, 'op')} without a start time "
+            "cannot be put in "
             "order; a column start_s (or start_ms, start_us) is needed to replay or simulate it"
         )
     if n:
-        notes.append(f"{n} of {known.size} ops have no start time and were left out")
+        notes.append(f"{n} of {format_count(known.size, 'op')} without a start time left out")
         ops = ops[known]
     start = ops["start"].to_numpy(np.float64)
     steps, step_idx = np.unique(ops["step"].to_numpy(), return_inverse=True)
@@ -220,14 +222,17 @@ def _usual_steps(source: str, times: Times, notes: list[str]) -> Times:
     if not odd.any():
         return times
     if odd.mean() >= 0.5:
-        found = ", ".join(f"{n} in {k} steps" for n, k in zip(values, often, strict=True))
+        found = ", ".join(
+            f"{n} in {format_count(k, 'step')}" for n, k in zip(values, often, strict=True)
+        )
         raise PrismError(
             f"{source}: the steps have different numbers of microbatches ({found}); a trace of one "
             "job whose steps do the same is expected: give each job's steps apart"
         )
     notes.append(
-        f"{int(odd.sum())} of {odd.size} steps have another number of microbatches than {usual} "
-        f"and were left out, such as step {times.steps[odd][0]} with {count[odd][0]}"
+        f"{int(odd.sum())} of {format_count(odd.size, 'step')} with another number of "
+        f"microbatches than {usual} "
+        f"left out, such as step {times.steps[odd][0]} with {count[odd][0]}"
     )
     has = np.asarray(np.isfinite(times.start[:, :, ~odd]).any(axis=(1, 2)))
     return times.keep(has, ~odd)
@@ -247,12 +252,14 @@ def _without_rare(source: str, times: Times, notes: list[str]) -> Times:
     if rare:
         stage, name, ordinal = rare[0]
         notes.append(
-            f"{len(rare)} ops that fewer than half of the steps have were left out, such as "
+            f"{format_count(len(rare), 'op')} left out that fewer than half of the steps have, "
+            "such as "
             f"{name} no. {ordinal} of stage {stage}"
         )
     if missing:
         notes.append(
-            f"{missing} ops are missing; they were taken to fill the time between their "
+            f"{format_count(missing, 'op')} missing: taken to fill the time "
+            "between their "
             "neighbours, or at the median of their kind where that cannot be known"
         )
     return times.keep(kept, np.ones(times.steps.size, bool))
@@ -271,7 +278,8 @@ def _complete_steps(source: str, times: Times, notes: list[str]) -> Times:
     if cut.all():
         raise PrismError(f"{source}: no step has both its first and its last ops")
     notes.append(
-        f"{int(cut.sum())} steps lack their beginning or end and were left out, such as step "
+        f"{format_count(int(cut.sum()), 'step')} without beginning or end left out, "
+        "such as step "
         f"{times.steps[cut][0]}"
     )
     return times.keep(np.ones(times.start.shape[0], bool), ~cut)

@@ -199,9 +199,7 @@ def _gains(series: Array, ends: Index, lengths: Index, floor: float) -> Array:
     return np.where(possible, 2.0 * (some - none[:, None]), -np.inf)
 
 
-def _squares(
-    noise: _Noise, series: Array, ends: Index, lengths: Index
-) -> tuple[Array, Array]:
+def _squares(noise: _Noise, series: Array, ends: Index, lengths: Index) -> tuple[Array, Array]:
     """Sum of squares of what is new up to each end, and what a change takes from it.
 
     Notes
@@ -286,4 +284,3 @@ def _half_width(series: Array, bounds: list[int], before: int, after: int, floor
     weight = np.exp(np.array(logs) - max(logs))
     variance = float(weight @ np.array(variances) / weight.sum())
     return float(t.isf(0.5 * (1.0 - CONFIDENCE), dof) * np.sqrt(variance))
-

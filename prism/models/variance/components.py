@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.common.text import format_share
+from prism.common.text import format_count, format_share
 from prism.models.variance.draws import N_DRAWS
 from prism.models.variance.effects import Column, Component, Spread, share_of
 from prism.models.variance.estimates import Estimates, Parts
@@ -144,7 +144,7 @@ def _check(table: Array, columns: Sequence[Column], steps: NDArray[np.int64]) ->
     if table.ndim != 4 or table.shape[0] != len(columns) or table.shape[2] != steps.size:
         raise ValueError(
             f"log_seconds {table.shape} is not [column, replica, step, microbatch] for "
-            f"{len(columns)} columns and {steps.size} steps"
+            f"{len(columns)} columns and {format_count(steps.size, 'step')}"
         )
     if np.isinf(table).any():
         raise ValueError("log_seconds holds infinite values; leave out durations of zero")
@@ -154,7 +154,8 @@ def _check(table: Array, columns: Sequence[Column], steps: NDArray[np.int64]) ->
     replicas = seen.any(axis=(0, 2, 3)).sum()
     if used < 2 or (replicas < 2 and most < 2):
         raise PrismError(
-            f"variance components: found {used} steps, {replicas} dp replicas and at most {most} "
+            f"variance components: found {format_count(used, 'step')}, "
+            f"{format_count(replicas, 'dp replica')} and at most {most} "
             "microbatches per step; at least 2 steps, and 2 replicas or 2 microbatches, are "
             "needed; use a longer trace, or give step times instead"
         )

@@ -153,7 +153,10 @@ def _assumptions(numbers: Json) -> list[str]:
         row["p_value"] is not None for q in numbers["quantities"].values()
         for row in (*q["figures"].values(), q["ks"])
     )  # fmt: skip
-    out.append(f"95 % intervals, each on its own; p-values corrected for {tests} tests (Holm)")
+    out.append(
+        f"95 % intervals, each on its own; p-values corrected for {format_count(tests, 'test')} "
+        "(Holm)"
+    )
     return list(dict.fromkeys(out))
 
 
@@ -161,9 +164,15 @@ def _independence(quantity: Json) -> str:
     """Say what was resampled."""
     n = quantity["n_units"]
     if quantity["paired_by"] == "cluster":
-        return f"paired by cluster draw: same random numbers, {n['a']} independent pairs"
+        return (
+            "paired by cluster draw: same random numbers, "
+            f"{format_count(n['a'], 'independent pair')}"
+        )
     if quantity["paired_by"] == "step":
-        pairs = f"{format_count(quantity['n']['a'])} pairs in {n['a']} independent blocks"
+        pairs = (
+            f"{format_count(quantity['n']['a'], 'pair')} in "
+            f"{format_count(n['a'], 'independent block')}"
+        )
         return f"paired by step number: {pairs}"
     a, b = (_independent(quantity, side) for side in "ab")
     return f"independent: {a} of A, {b} of B"
@@ -173,7 +182,7 @@ def _independent(quantity: Json, side: str) -> str:
     n, kind = quantity["n_units"][side], quantity["units"][side]
     if kind != "steps":
         return f"{n} {'cluster draws' if kind == 'clusters' else kind}"
-    return f"{n} blocks of {quantity['n'][side] / n:.0f} steps"
+    return f"{format_count(n, 'block')} of {quantity['n'][side] / n:.0f} steps"
 
 
 # --------------------------------------------------------------------------------- in tables
@@ -232,19 +241,19 @@ def _sides(numbers: Json) -> Table:
 def _sizes(side: Json) -> dict[str, str]:
     """Say what one side is and holds, by label."""
     if side["source"] == "measured":
-        sizes = {"measured": f"{format_count(side['steps'])} values of {_runs(side['runs'])}"}
+        sizes = {"measured": f"{format_count(side['steps'], 'value')} of {_runs(side['runs'])}"}
         return {"name": side["name"], **sizes}
-    draws = f"{format_count(side['clusters'])} cluster draws"
+    draws = format_count(side["clusters"], "cluster draw")
     out = {"name": side["name"], "job": f"{side['job']}, seed {side['seed']}"}
-    out["steps"] = f"{format_count(side['replicates'])} replicates on {draws}"
+    out["steps"] = f"{format_count(side['replicates'], 'replicate')} on {draws}"
     if side.get("run_replicates"):
-        steps = format_count(side["steps_per_run"])
-        out["runs"] = f"{format_count(side['run_replicates'])} of {steps} steps"
+        steps = format_count(side["steps_per_run"], "step")
+        out["runs"] = f"{format_count(side['run_replicates'])} of {steps}"
     return out
 
 
 def _runs(n: int) -> str:
-    return f"{format_count(n)} run{'s' * (n != 1)}"
+    return format_count(n, "run")
 
 
 def _planning(name: str, quantity: Json, effect: float) -> Table:
@@ -281,7 +290,7 @@ def _unit(quantity: Json) -> tuple[str, float]:
     if "runs" not in kinds.values():
         return ("replicates" if kinds["a"] == "clusters" else str(kinds["a"])), 0.0
     lengths = [n / quantity["n_units"][s] for s, n in quantity["n"].items() if kinds[s] == "runs"]
-    steps = f" of {format_count(sum(lengths) / len(lengths))} steps" if lengths[0] > 1 else ""
+    steps = f" of {format_count(sum(lengths) / len(lengths), 'step')}" if lengths[0] > 1 else ""
     return f"runs{steps}", lengths[0]
 
 

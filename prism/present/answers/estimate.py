@@ -9,7 +9,14 @@ import numpy as np
 
 from prism import plots
 from prism.analyses.estimate import summarize_estimate
-from prism.common.text import format_count, format_duration, format_share, percent_change
+from prism.common.labels import short_label
+from prism.common.text import (
+    format_count,
+    format_duration,
+    format_energy,
+    format_share,
+    percent_change,
+)
 from prism.present.answer import (
     Answer,
     Cell,
@@ -18,7 +25,7 @@ from prism.present.answer import (
     Finding,
     Picture,
     Table,
-    count,
+    delay,
     duration,
     half_width,
     pairs_table,
@@ -31,6 +38,7 @@ from prism.present.answers.times import (
     UNKNOWN,
     errors_of,
     interval_text,
+    mean_half_width,
     spread_table,
     time_figure,
     time_text,
@@ -47,22 +55,6 @@ Json = Mapping[str, Any]
 
 SMALL_DELAY, SMALL_SHARE = 1e-4, 1e-3
 """Shares of the run and of its variance that a term is left out below, where both are less [1]."""
-TERMS = {
-    "slow_steps": "steps slower than the ideal",
-    "step_noise": "noise of steps",
-    "run_effect": "differences between runs",
-    "model_error": "model error",
-    "congestion": "congestion beyond its mean",
-    "fail_slow": "fail-slow episodes",
-    "drift": "drift",
-    "stalls": "stalls",
-    "evaluations": "evaluations",
-    "pauses": "periodic pauses",
-    "checkpoints": "checkpoints",
-    "lost_work": "work lost to failures",
-    "restarts": "detection and restarts",
-    "spares": "waiting for spare nodes",
-}
 PARTS = {
     "compute": "compute, the mean stage",
     "bubble": "pipeline bubble",
@@ -104,20 +96,20 @@ def _head(numbers: Json) -> str:
     """Say what was simulated."""
     head = [""]
     if "world_size" in numbers:
-        head.append(f"{format_count(numbers['world_size'])} GPUs")
-    head.append(f"{format_count(numbers['replicates'])} step replicates")
+        head.append(format_count(numbers["world_size"], "GPU"))
+    head.append(format_count(numbers["replicates"], "step replicate"))
     if numbers.get("run_replicates"):
-        steps = f" of {format_count(numbers['steps'])} steps" if "steps" in numbers else ""
-        head.append(f"{format_count(numbers['run_replicates'])} run replicates{steps}")
+        steps = f" of {format_count(numbers['steps'], 'step')}" if "steps" in numbers else ""
+        head.append(f"{format_count(numbers['run_replicates'], 'run replicate')}{steps}")
     return ", ".join([*head, f"seed {numbers['seed']}"])
 
 
 def _question(numbers: Json) -> str:
-    on = f" on {format_count(numbers['world_size'])} GPUs" if "world_size" in numbers else ""
+    on = f" on {format_count(numbers['world_size'], 'GPU')}" if "world_size" in numbers else ""
     text = f"How long does a step of {numbers['job']}{on} take"
     if "time_to_train" not in numbers:
         return f"{text}, with what probability?"
-    text += f", and how long its run of {format_count(numbers['steps'])} steps"
+    text += f", and how long its run of {format_count(numbers['steps'], 'step')}"
     if numbers.get("finish_by"):
         deadline = format_duration(numbers["finish_by"]["deadline"])
         return f"{text}; with what probability is it done within {deadline}?"
@@ -139,7 +131,9 @@ def _findings(numbers: Json, result: xr.Dataset) -> list[Finding]:
         out.append(departure_finding(numbers["completed"], numbers["departure"]))
     p50, p95, ideal = (time_text(step, s) for s in (step["p50"], step["p95"], _ideal(numbers)))
     slower = step["p50"] / _ideal(numbers) - 1.0
-    against = f"p50 {format_share(abs(slower))} {'below' if slower < 0.0 else 'above'} it"
+    half = (mean_half_width(step) or 0.0) / _ideal(numbers)
+    over = format_share(abs(slower), half=half or None)
+    against = f"p50 {over} {'below' if slower < 0.0 else 'above'} it"
     text = f"Half of the steps take at most {p50}, 95 % at most {p95}; the ideal step takes {ideal}"
     out.append(Finding("step_time", f"{text} ({against}).", "answer"))
     return [*out, *_failures(numbers), *_checkpoint_advice(numbers)]
@@ -156,7 +150,7 @@ def _deadline(numbers: Json, result: xr.Dataset) -> str:
     """
     found = numbers["finish_by"]
     deadline, p = format_duration(found["deadline"]), float(found["probability"])
-    n, cluster = format_count(numbers["run_replicates"]), result["run_cluster_idx"].to_numpy()
+    n, cluster = int(numbers["run_replicates"]), result["run_cluster_idx"].to_numpy()
     n_clusters = np.unique(cluster).size
     if p in (0.0, 1.0):
         # 3 / n: the 95 % bound on the probability of what was not seen in n draws
@@ -164,18 +158,16 @@ def _deadline(numbers: Json, result: xr.Dataset) -> str:
         which, seen = (("not done", "none"), ("done", "all"))[int(p)]
         late = " to be late" if p else ""
         return (
-            f"The run is {which} within {deadline}: {seen} of {n} simulated runs on {n_clusters} "
-            f"cluster draws (less than {bound} likely{late}, with 95 % confidence)."
+            f"The run is {which} within {deadline}: {seen} of {format_count(n, 'simulated run')} "
+            f"on {format_count(n_clusters, 'cluster draw')} (less than {bound} likely{late}, with "
+            "95 % confidence)."
         )
     done = (result["time_to_train"].to_numpy() <= found["deadline"]).astype(np.float64)
     se = spread(done, cluster)["mean_se"]
     half = None if se is None else half_width(se, n_clusters)
     within = f"{UNKNOWN}; " if half is None else ""
-    return f"P(done within {deadline}) is {words(share(p, half))} ({within}{n} simulated runs)."
-
-
-def _term(name: str) -> str:
-    return TERMS.get(name, name.replace("_", " "))
+    runs = format_count(n, "simulated run")
+    return f"P(done within {deadline}) is {words(share(p, half))} ({within}{runs})."
 
 
 def _failures(numbers: Json) -> list[Finding]:
@@ -262,14 +254,16 @@ def _run_rows(numbers: Json) -> list[tuple[str, Cell]]:
         probability = format_share(numbers["finish_date"]["probability"])
         rows.append((f"done with {probability} by", str(numbers["finish_date"]["date"])))
     if numbers.get("cost") is not None:
-        rows.append(("cost, mean, in the currency of the price", count(numbers["cost"]["mean"])))
-        rows.append(("cost, p95", count(numbers["cost"]["p95"])))
+        for label, key in (
+            ("cost, mean, in the currency of the price", "mean"),
+            ("cost, p95", "p95"),
+        ):
+            price = numbers["cost"][key]
+            rows.append((label, Figure(price, f"{price:,.0f}" if price >= 100 else f"{price:.3g}")))
     if numbers.get("energy") is not None:
         energy = numbers["energy"]
-        p50, p95 = (
-            f"{float(f'{energy[key]:.4g}'):,.10g}" for key in ("gpu_mwh_p50", "gpu_mwh_p95")
-        )
-        text = f"{p50} MWh, p95 {p95} MWh "
+        p50, p95 = (format_energy(3.6e9 * energy[key]) for key in ("gpu_mwh_p50", "gpu_mwh_p95"))
+        text = f"{p50}, p95 {p95} "
         text += f"({energy['gpu_power_w']:.0f} W per GPU)"
         rows.append(("energy of the GPUs alone, p50", Figure(energy["gpu_mwh_p50"], text)))
     rows.append(("effective training time ratio (ETTR)", share(numbers.get("ettr"))))
@@ -286,7 +280,7 @@ def _run_rows(numbers: Json) -> list[tuple[str, Cell]]:
 
 
 def _steps(seconds: float, steps: int) -> str:
-    return f"{format_duration(seconds)} ({format_count(steps)} step{'s' if steps != 1 else ''})"
+    return f"{format_duration(seconds)} ({format_count(steps, 'step')})"
 
 
 def terms_table(numbers: Json) -> Table:
@@ -294,14 +288,26 @@ def terms_table(numbers: Json) -> Table:
     delays, shares = numbers.get("delay_by_term") or {}, numbers.get("variance_by_term") or {}
     mean = numbers["time_to_train"]["mean"] if delays else 0.0
     rows: list[tuple[Cell, ...]] = []
-    for term, delay in delays.items():
-        part, short = shares.get(term), abs(delay) < SMALL_DELAY * abs(mean)
+    for term, seconds in delays.items():
+        part = shares.get(term)
+        short = abs(seconds) < SMALL_DELAY * abs(mean)
         if short and abs(part or 0.0) < SMALL_SHARE:
             continue
-        seconds = Figure(delay, "0") if short else duration(delay)
-        rows.append((_term(term), seconds, share(delay / mean), share(part)))
-    columns = (Column(right=False), Column("mean delay"), Column("of the run"), Column("variance"))
+        late, varies = (_half(numbers, f"{of}_by_term_se", term) for of in ("delay", "variance"))
+        cell = Figure(seconds, "0") if short and not late else delay(seconds, late)
+        of_run = share(seconds / mean, (late or 0.0) / mean)
+        rows.append((short_label(term, "terms"), cell, of_run, share(part, varies)))
+    columns = (
+        Column(right=False), Column("mean delay, ± 95 %"), Column("of the run"),
+        Column("variance, ± 95 %"),
+    )  # fmt: skip
     return Table("What delays the run, and what makes it vary", columns, tuple(rows))
+
+
+def _half(numbers: Json, key: str, term: str) -> float | None:
+    """Half of the 95 % interval of a term's figure; None where its error is not known."""
+    se = (numbers.get(key) or {}).get(term)
+    return None if se is None else half_width(se, numbers["time_to_train"]["cluster_draws"])
 
 
 def _step_rows(numbers: Json) -> list[tuple[str, Cell]]:
@@ -311,7 +317,7 @@ def _step_rows(numbers: Json) -> list[tuple[str, Cell]]:
         rate, one = numbers["tokens_per_s"], numbers["tokens_per_s_per_gpu"]
         rows.append(("tokens/s", Figure(rate, f"{rate:,.0f} ({one:,.0f} per GPU)")))
         batch, tokens = numbers["global_batch"], numbers["tokens_per_step"]
-        text = f"{format_count(batch)} sequences, {format_count(tokens)} tokens"
+        text = f"{format_count(batch, 'sequence')}, {format_count(tokens, 'token')}"
         rows.append(("global batch", Figure(batch, text)))
     if numbers.get("mfu") is not None:
         tera = f"{numbers['model_flops_per_gpu'] / 1e12:.1f} TFLOP/s per GPU"
@@ -335,12 +341,14 @@ def _loss_table(numbers: Json) -> Table:
     rows = []
     n = min(numbers["step_time"]["cluster_draws"], EXPOSED_BLOCKS)
     for part in numbers.get("time_loss") or ():
-        mean, variance = part["mean_share"], part["variance_share"]
-        se = part["variance_share_se"]
-        if abs(mean) >= LEAST_PART or abs(variance or 0.0) >= LEAST_PART:
-            half = None if se is None else half_width(se, n)
-            rows.append((PARTS.get(part["name"], part["name"]), share(mean), share(variance, half)))
-    columns = (Column(right=False), Column("of the mean"), Column("of the variance, ± 95 %"))
+        found = [part[f"{of}_share"] for of in ("mean", "variance")]
+        if max(abs(value or 0.0) for value in found) >= LEAST_PART:
+            errors = [part.get(f"{of}_share_se") for of in ("mean", "variance")]
+            halves = [None if se is None else half_width(se, n) for se in errors]
+            rows.append((PARTS.get(part["name"], part["name"]), *map(share, found, halves)))
+    columns = (
+        Column(right=False), Column("of the mean, ± 95 %"), Column("of the variance, ± 95 %")
+    )  # fmt: skip
     return Table("Where the time of a step goes", columns, tuple(rows))
 
 
@@ -365,9 +373,9 @@ def _accuracy_rows(numbers: Json) -> list[tuple[str, Cell]]:
             n = numbers[name]["cluster_draws"]
             interval = interval_text(numbers[name], "p95_ci")
             if interval is None:
-                interval = UNKNOWN if n == 1 else f"unknown from {format_count(n)} cluster draws"
+                interval = UNKNOWN if n == 1 else f"unknown from {format_count(n, 'cluster draw')}"
             else:
-                interval += f" (Monte Carlo, {format_count(n)} cluster draws)"
+                interval += f" (Monte Carlo, {format_count(n, 'cluster draw')})"
             rows.append((f"p95 {title}, 95 % interval", interval))
     wrong, data = numbers.get("model_error"), numbers.get("data_error")
     if wrong:
@@ -398,7 +406,7 @@ def _engine_rows(numbers: Json) -> list[tuple[str, Cell]]:
         if engine.get("ns_per_op_sample") is not None:
             text += f", {engine['ns_per_op_sample']:.2f} ns each"
         if engine.get("threads"):
-            text += f" on {engine['threads']} thread{'s' if engine['threads'] != 1 else ''}"
+            text += f" on {format_count(engine['threads'], 'thread')}"
         rows.append(("op-samples", text))
     replicas = numbers.get("replicas") or {"engine": "exact"}
     if replicas["engine"] != "exact":

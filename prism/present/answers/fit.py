@@ -25,7 +25,6 @@ from prism.present.answer import (
 from prism.present.answers.stepmodel import (
     Parts,
     calibrated_parts,
-    counted,
     effects_table,
     interval,
     steps_parts,
@@ -98,7 +97,7 @@ def _trace(numbers: Json) -> Parts:
     layout = [("steps", "step"), ("dp_size", "replica"), ("stages", "stage")]
     if any("kernel_class" in kernel for kernel in numbers.get("kernels") or ()):
         layout = [("steps", "step"), ("stages", "rank")]  # of profiled kernels a stage is a rank
-    head = [counted(numbers[key], unit) for key, unit in layout if key in numbers]
+    head = [format_count(numbers[key], unit) for key, unit in layout if key in numbers]
     findings = [*_largest(numbers), *_reproduced(numbers), *_slow_workers(numbers)]
     if numbers.get("why_no_model"):
         text = f"No model, a library of distributions only: {numbers['why_no_model']}."

@@ -60,7 +60,8 @@ def job_answer(job: Job) -> Answer:
     return Answer(
         title="Job",
         subject=job.name,
-        head=f": {format_count(job.world_size)} GPUs" + (f", {source}" if os.sep in source else ""),
+        head=f": {format_count(job.world_size, 'GPU')}"
+        + (f", {source}" if os.sep in source else ""),
         tables=(*tables, *(defaults,) * bool(defaults.rows)),
         figures=figures,
     )
@@ -151,15 +152,19 @@ def _link(
     }
 
 
+def _in_unit(value: float, unit: str) -> Figure:
+    return Figure(value, f"{format_count(value)} {unit}")
+
+
 def _links_table(links: Sequence[Json]) -> Table:
     """Lay out what `describe_links` returns."""
     rows = tuple(
         (
             link["tier"],
-            count(link["gpus"], "GPUs"),
+            count(link["gpus"], "GPU"),
             Figure(link["gbytes_per_s_per_gpu"], f"{link['gbytes_per_s_per_gpu']:.4g} GB/s"),
-            None if link["gpus"] is None else count(link["gbits_per_s"], "Gbit/s"),
-            count(link["latency_us"], "us"),
+            None if link["gpus"] is None else _in_unit(link["gbits_per_s"], "Gbit/s"),
+            _in_unit(link["latency_us"], "us"),
             link["collectives"],
         )
         for link in links

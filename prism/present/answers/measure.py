@@ -140,7 +140,7 @@ def step_answer(result: xr.Dataset) -> Answer:
     """Make the answer of a measured training step."""
     numbers = summarize_step(result)
     job, time = numbers["job"], numbers["step_time"]
-    layout = f"{job['ranks']} ranks, {job['parallel']}"
+    layout = f"{format_count(job['ranks'], 'rank')}, {job['parallel']}"
     if job["parallel"] == "pipeline":
         layout += f" {job['schedule']}"
     rows: list[tuple[str, Cell]] = [
@@ -159,8 +159,9 @@ def step_answer(result: xr.Dataset) -> Answer:
     return Answer(
         title="Measured training step",
         subject=layout,
-        head=f", {job['microbatches']} microbatches, {format_count(job['parameters'])} parameters, "
-        f"{format_count(time['n'])} steps, seed {numbers['seed']}",
+        head=f", {format_count(job['microbatches'], 'microbatch')}, "
+        f"{format_count(job['parameters'], 'parameter')}, "
+        f"{format_count(time['n'], 'step')}, seed {numbers['seed']}",
         question=f"How long does a step on {layout} take, and how do its ops vary?",
         tables=(
             pairs_table("Step time", [row for row in rows if row[1] is not None]),

@@ -20,7 +20,14 @@ from prism.analyses.placements.rows import (
     same_work,
     with_place,
 )
-from prism.common.text import NO_CHANGE, format_count, format_like, format_share, percent_change
+from prism.common.text import (
+    NO_CHANGE,
+    format_count,
+    format_like,
+    format_share,
+    percent_change,
+    plural,
+)
 from prism.engine import LANES
 from prism.jobs.hostfiles import as_ranges
 from prism.present.answer import (
@@ -85,7 +92,7 @@ def _slow_nodes(numbers: Json) -> str:
         return ", ".join(f"{_names(group)} ({text})" for text, group in alike.items())
     slowest = sorted(nodes, key=lambda node: -max(_factors(node).values()))[:5]
     listed = ", ".join(f"{_name(node)} ({max(_factors(node).values()):.3g}x)" for node in slowest)
-    return f"{format_count(len(nodes))} nodes of known speed, the slowest: {listed}"
+    return f"{format_count(len(nodes), 'node')} of known speed, the slowest: {listed}"
 
 
 def _slowness(node: Json) -> str:
@@ -173,7 +180,9 @@ def _advice(numbers: Json, best: Json, now: Json) -> list[Finding]:
     tiers = list((best.get("moved_between") or {}).items())[::-1]  # the outermost first
     if tiers:
         text = ", ".join(f"{n} from another {tier}" for tier, n in tiers)
-        text = f"{best['hosts_changed']} slots get another node: {text}."
+        moved = best["hosts_changed"]
+        get = plural(moved, "gets", "get")
+        text = f"{format_count(moved, 'slot')} {get} another node: {text}."
         out.append(Finding("moved_between", text))
     return out
 
@@ -259,7 +268,7 @@ def _stages(numbers: Json) -> list[Finding]:
 def _selection(numbers: Json) -> Finding:
     """Say how the choice was made, and how sure it is."""
     screened = numbers["n_screened"]
-    text = f"{format_count(screened)} placement{'s' * (screened != 1)} screened on the "
+    text = f"{format_count(screened, 'placement')} screened on the "
     text += f"deterministic step ({numbers['method']}), {format_count(numbers['n_candidates'])} "
     text += f"simulated; P(no placement beats the best one by more than {_tolerance(numbers)} of "
     text += f"{objective_name(numbers)}) is {_probability(numbers['p_correct'])}."

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prism import plots
-from prism.analyses.rank import summarize_rank
+from prism.analyses.rank import STANDARD_ERRORS, summarize_rank
 from prism.analyses.rankings.shares import HALF_WIDTH, WIDE_HALF_WIDTH
 from prism.common.labels import TARGETS, label, short_label
 from prism.common.text import format_share, percent_change
@@ -27,6 +27,7 @@ from prism.present.answer import (
 )
 from prism.present.answers.remedies import cause_text, remedy_text
 from prism.present.answers.times import NOT_INCLUDED
+from prism.simulation.runs.events import OF_STEPS
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -66,12 +67,20 @@ def rank_answer(result: xr.Dataset) -> Answer:
 
 # ------------------------------------------------------------------------------------- causes
 def _causes(numbers: Json) -> list[dict[str, Any]]:
-    """Put kernel classes and effects into one list, the largest total order first."""
+    """Put kernel classes, effects and a run's other terms into one list, the largest first."""
     rows = [
         {**row, "kind": kind, "label": label(row["name"], kind)}
         for kind in ("kernels", "effects")
         for row in numbers[kind]
     ]
+    for name, part in (numbers.get("variance_by_term") or {}).items():
+        if name in OF_STEPS:
+            continue
+        half = STANDARD_ERRORS * (numbers["variance_by_term_se"][name] or 0.0)
+        own = {"name": name, "kind": "terms", "label": label(name, "terms")}
+        for order in ("first_order", "total_order"):
+            own |= {order: part, f"{order}_ci": [part - half, part + half]}
+        rows.append(own)
     return sorted(rows, key=lambda row: -_value(row, "total_order"))
 
 
@@ -98,7 +107,10 @@ def _share(key: str, interval: bool = True) -> Callable[[Json], Cell]:
         value = row.get(key)
         if value is None:
             return None
-        return Figure(value, format_share(value, half=_half(row, key) * interval))
+        half = _half(row, key)
+        if not interval:
+            return Figure(value, format_share(value * (abs(value) > half), half=0.0))
+        return Figure(value, format_share(value, half=half))
 
     return write
 
@@ -108,7 +120,9 @@ def _change(key: str, interval: bool = True) -> Callable[[Json], Cell]:
         value = row.get(key)
         if value is None:
             return None
-        return Figure(value, percent_change(-value, row.get(f"{key}_ci") if interval else None))
+        if not interval:
+            return Figure(value, percent_change(-value * (abs(value) > _half(row, key))))
+        return Figure(value, percent_change(-value, row.get(f"{key}_ci")))
 
     return write
 
@@ -130,15 +144,20 @@ def _largest(rows: Sequence[Json], target: str) -> list[Finding]:
         return _value(top, key) - _value(row, key) < math.hypot(_half(top, key), _half(row, key))
 
     named = [top, *filter(alike, rows[1:])][:MOST_NAMED]
-    parts: list[str] = []
-    for row in named:
-        makes = " makes" * (not parts)
-        parts.append(f"{cause_text(row)}{makes} {words(_share(key)(row))}")
-    text = f"{', '.join(parts)} of the variance of the {target}"
-    text += " (statistically indistinguishable)" * (len(parts) > 1)
-    text += f": {'; '.join(dict.fromkeys(remedy_text(row) for row in named))}."
-    text += _brings(top, target) if len(named) == 1 else ""
+    parts = ", ".join(f"{cause_text(row)}: {words(_share(key)(row))}" for row in named)
+    text = f"{parts} of the variance of the {target}"
+    text += " (statistically indistinguishable)" * (len(named) > 1)
+    if helpful := dict.fromkeys(remedy_text(row) for row in named if _helps(row)):
+        text += f"; {'; '.join(helpful)}"
+    text += "." + (_brings(top, target) if len(named) == 1 else "")
     return [Finding("largest_cause", text[0].upper() + text[1:], "answer")]
+
+
+def _helps(row: Json) -> bool:
+    """Tell whether fixing a cause makes the target steadier or sooner, as far as it was tried."""
+    least = {"std_reduction": SMALL_CHANGE, "p95_reduction": LEAST_FINDING}
+    tried = [key for key in least if row.get(key) is not None]
+    return not tried or any(_value(row, key) > max(_half(row, key), least[key]) for key in tried)
 
 
 def _brings(row: Json, target: str) -> str:
@@ -162,20 +181,23 @@ def _distinct(row: Json, key: str) -> str:
 def _best_for_p95(rows: Sequence[Json]) -> list[Finding]:
     """Name another cause of the kind of the largest that p95 would gain more from.
 
-    Of the same kind, as a kernel class at its median has no effects on it either.
+    Of the same kind, as a kernel class at its median has no effects on it either; of any where the
+    largest is none of the steps.
     """
     tried = [row for row in rows if row.get("p95_reduction") is not None]
-    tried = [row for row in tried if row["kind"] == rows[0]["kind"]]
-    if not tried or tried[0] is not rows[0]:
+    of_steps = rows[0]["kind"] != "terms"
+    if of_steps:
+        tried = [row for row in tried if row["kind"] == rows[0]["kind"]]
+    if not tried or (of_steps and tried[0] is not rows[0]):
         return []
     best = max(tried, key=lambda row: _value(row, "p95_reduction"))
     gap = _value(best, "p95_reduction") - _value(rows[0], "p95_reduction")
-    error = _half(best, "p95_reduction") + _half(rows[0], "p95_reduction")
+    error = _half(best, "p95_reduction") + _half(rows[0], "p95_reduction") * of_steps
     if gap <= max(error, LEAST_FINDING):
         return []
     gain = words(_change("p95_reduction")(best))
-    text = f"p95 would gain more from {_short(best)} held at its median: {gain}."
-    return [Finding("largest_for_p95", text, "advice")]
+    text = f"p95 would gain {'more' if of_steps else 'most'} from {_short(best)} held at its median"
+    return [Finding("largest_for_p95", f"{text}, {gain}: {remedy_text(best)}.", "advice")]
 
 
 def _additivity(rows: Sequence[Json]) -> list[Finding]:
@@ -184,14 +206,15 @@ def _additivity(rows: Sequence[Json]) -> list[Finding]:
         return []
     first = {
         kind: sum(_value(row, "first_order") for row in rows if row["kind"] == kind)
-        for kind in ("kernels", "effects")
+        for kind in ("kernels", "effects", "terms")
     }
     error = sum(_half(row, "first_order") ** 2 for row in rows) ** 0.5
-    whole = first["kernels"] + first["effects"]
-    kernels, effects = (format_share(first[kind], half=0.0) for kind in ("kernels", "effects"))
+    whole = sum(first.values())
+    kernels, effects, other = (format_share(part, half=0.0) for part in first.values())
     text = (
         f"First-order, shared effects make {effects} of the variance, kernels' own noise {kernels}"
     )
+    text += f", the run beside its steps {other}" * bool(first["terms"])
     if abs(1.0 - whole) <= max(error, NOTABLE):
         text += f": causes add up ({format_share(whole, half=error)})."
     elif whole < 1.0:
@@ -204,16 +227,24 @@ def _additivity(rows: Sequence[Json]) -> list[Finding]:
 
 def _warnings(numbers: Json, rows: Sequence[Json]) -> list[str]:
     """Say how far the ranking can be trusted."""
+    out = []
+    if rare := numbers.get("std_with_rare_stalls"):
+        std = words(error(rare, numbers["mean"]))
+        out.append(
+            "stalls are too rare for an estimate's steps to meet as many as there are; shares, and "
+            f"changes at the median, are of steps with all of them: standard deviation {std}"
+        )
     wide = [
         f"{_short(row)} {words(_share('total_order')(row))}" for row in rows
         if _half(row, "total_order")
         > 1.05 * (HALF_WIDTH if _value(row, "total_order") < 0.5 else WIDE_HALF_WIDTH)
     ]  # fmt: skip
     if not wide:
-        return []
+        return out
     return [
+        *out,
         f"wide 95 % intervals, so the order is uncertain: {', '.join(wide)} of the variance; aimed "
-        f"at is ± {format_share(HALF_WIDTH)} (± {format_share(WIDE_HALF_WIDTH)} above one half)"
+        f"at is ± {format_share(HALF_WIDTH)} (± {format_share(WIDE_HALF_WIDTH)} above one half)",
     ]
 
 

@@ -24,6 +24,16 @@ _REMEDIES = {
     "jitter": ("time added between steps", "look at data loading, logging and synchronisation"),
     "launch_gap": ("variation of launch gaps", "launch fewer kernels, as with CUDA graphs"),
 }  # fmt: skip
+_TERM_REMEDIES = {
+    "model_error": "calibrate it on measured steps (prism fit --calibrate)",
+    "run_effect": "look at what changes from run to run: nodes, software, neighbours",
+    "fail_slow": "find and replace slow nodes sooner",
+    "evaluations": "evaluate less often, or beside the training",
+    "checkpoints": "write checkpoints in the background",
+    "lost_work": "write checkpoints more often",
+    "restarts": "detect failures and restart sooner",
+    "spares": "keep more spare nodes",
+}
 _STEADIER = "look for what disturbs these kernels: clocks, power limits, other processes"
 _OVERLAP = "overlap it with compute, or look for what disturbs its links"
 _COMMUNICATION = "p2p", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "nccl"
@@ -33,6 +43,8 @@ _COMMUNICATION = "p2p", "all_reduce", "all_gather", "reduce_scatter", "all_to_al
 def cause_text(row: Json) -> str:
     """Name a cause by what it is, with the name that tables give it."""
     short = short_label(row["name"], row["kind"])
+    if row["kind"] == "terms":
+        return short
     if row["name"] in _REMEDIES:
         return f"{_REMEDIES[row['name']][0]} ({short})"
     return f"noise of {short}" if row["kind"] == "kernels" else f"the {short}"
@@ -40,6 +52,8 @@ def cause_text(row: Json) -> str:
 
 def remedy_text(row: Json) -> str:
     """Say what to do about a cause."""
+    if row["kind"] == "terms":
+        return _TERM_REMEDIES.get(row["name"], "look at what the run does beside its steps")
     if row["name"] in _REMEDIES:
         return _REMEDIES[row["name"]][1]
     if row["kind"] == "effects":

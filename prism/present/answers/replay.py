@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism import plots
 from prism.analyses.replay import summarize_replay
-from prism.common.text import format_share, percent_change
+from prism.common.text import format_count, format_share, percent_change
 from prism.present.answer import (
     Answer,
     Cell,
@@ -44,7 +44,7 @@ def replay_answer(result: xr.Dataset) -> Answer:
     return Answer(
         title="Replay of a recording",
         subject=subject,
-        head=f", {words(count(steps))} step{'s' * (steps != 1)}",
+        head=f", {format_count(steps, 'step')}",
         question=f"Does the graph of {subject} reproduce its measured steps, and what do "
         "stragglers cost?",
         findings=tuple(_findings(numbers)),
@@ -117,7 +117,7 @@ def _causes_table(numbers: Json) -> Table:
         rest = len(large) - MOST_CAUSES
         if rest > 0:
             bound = f"up to {_slowdown(large[MOST_CAUSES][1])}"
-            rows.append((label, f"{rest} other{'s' * (rest > 1)}", bound))
+            rows.append((label, f"{format_count(rest, 'other')}", bound))
     columns = (Column(right=False), Column(right=False), Column("slowdown"))
     note = "slowdown: mean step over that with only this at its mean (below 1.0005 left out)"
     return Table("What slows the step", columns, tuple(rows), (note,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prism.common.text import format_count, format_duration, format_share
+from prism.common.text import format_count, format_duration, format_share, plural
 from prism.present.answer import (
     Cell,
     Column,
@@ -42,9 +42,9 @@ SIGNIFICANT = 0.05
 # ------------------------------------------------------------------------------- of step times
 def steps_parts(numbers: Json) -> Parts:
     """Lay out a model of step times."""
-    head = [f"{format_count(numbers['n'])} step times of {counted(numbers['runs'], 'run')}"]
+    head = [f"{format_count(numbers['n'], 'step time')} of {format_count(numbers['runs'], 'run')}"]
     if numbers["mean_over"] > 1:
-        head.append(f"each the mean of {numbers['mean_over']} steps")
+        head.append(f"each the mean of {format_count(numbers['mean_over'], 'step')}")
     findings = _step_findings(numbers)
     times = step_time_rows(numbers["step_time"])
     if round(numbers["n_effective"]) < numbers["n"]:
@@ -83,7 +83,7 @@ def _step_findings(numbers: Json) -> list[Finding]:
     stalls, work = numbers["stalls"], numbers["work_by_step"]
     if stalls["n"]:
         low, high = stalls["rate_per_h_ci"]
-        text = f"{counted(stalls['n'], 'stall')}: {stalls['rate_per_h']:.3g} per hour (90 % "
+        text = f"{format_count(stalls['n'], 'stall')}: {stalls['rate_per_h']:.3g} per hour (90 % "
         text += f"interval {low:.3g} to {high:.3g}), mean {format_duration(stalls['mean_s'])}, p95 "
         text += f"{format_duration(stalls['p95_s'])} (steps of more than {stalls['beyond']:.3g} "
         out.append(Finding("stalls", f"{text}times the level around them)."))
@@ -98,11 +98,19 @@ def _step_findings(numbers: Json) -> list[Finding]:
     first, offset = numbers["beginning"], numbers["offset"]
     if first["steps"]:
         more = f" ± {format_duration(first['std_s'])}" if numbers["runs"] > 1 else ""
-        text = f"The first {first['steps']} steps of a run add {format_duration(first['mean_s'])}"
-        text += f"{more}, with {counted(stalls['in_beginning'], 'stall')}."
+        text = (
+            f"The first {format_count(first['steps'], 'step')} of a run "
+            f"{plural(first['steps'], 'adds', 'add')} "
+            f"{format_duration(first['mean_s'])}"
+        )
+        text += f"{more}, with {format_count(stalls['in_beginning'], 'stall')}."
         out.append(Finding("beginning", text))
     if offset["mean_s"] or offset["skips"]:
-        skips = f", without the first {offset['skips']} steps" if offset["skips"] else ""
+        skips = (
+            f", without the first {format_count(offset['skips'], 'step')}"
+            if offset["skips"]
+            else ""
+        )
         text = f"Measured totals are the sum of the steps{skips} plus "
         text += f"{format_duration(offset['mean_s'])} ± {format_duration(offset['std_s'])}."
         out.append(Finding("offset", text))
@@ -165,16 +173,15 @@ def _shared(numbers: Json) -> list[Finding]:
         by_job, by_node = stalls["job_rate_per_hour"], stalls["node_rate_per_hour"]
         rates = [f"{by_job:.3g} per hour" if by_job else "",
                  f"{by_node:.3g} per hour and node" if by_node else ""]  # fmt: skip
-        text = f"{counted(stalls['n'], 'stall')}: {', and '.join(r for r in rates if r)}; mean "
+        text = (
+            f"{format_count(stalls['n'], 'stall')}: {', and '.join(r for r in rates if r)}; mean "
+        )
         text += f"{format_duration(stalls['mean_s'])}, longest "
         out.append(Finding("stalls", f"{text}{format_duration(stalls['longest_s'])}."))
     return out
 
 
 # ------------------------------------------------------------------- of models of all kinds
-def counted(n: int, unit: str) -> str:
-    """Write a count with its unit, in the plural but for one."""
-    return f"{format_count(n)} {unit}{'s' if n != 1 else ''}"
 
 
 def interval(ends: Sequence[float | None] | None) -> str | None:

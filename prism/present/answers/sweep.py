@@ -97,8 +97,7 @@ def _head(numbers: Json) -> str:
     rows = numbers["rows"]
     run = sum(row["p50"] is not None for row in rows)
     simulated = f" ({format_count(run)} simulated)" if run < len(rows) else ""
-    plural = "s" * (len(rows) != 1)
-    return f", {format_count(len(rows))} setting{plural}{simulated}, seed {numbers['seed']}"
+    return f", {format_count(len(rows), 'setting')}{simulated}, seed {numbers['seed']}"
 
 
 def _varied(call: Json, keys: Sequence[str]) -> str:
@@ -322,8 +321,8 @@ def _refused(numbers: Json) -> Table:
     """Lay out why settings were refused, the commonest reasons first."""
     refused = numbers["refused"]
     kinds = Counter(_kind(row["reason"]) for row in refused).most_common(MOST_REASONS)
-    asked = format_count(len(refused) + len(numbers["rows"]))
-    title = f"Refused: {format_count(len(refused))} of {asked} settings"
+    asked = len(refused) + len(numbers["rows"])
+    title = f"Refused: {format_count(len(refused))} of {format_count(asked, 'setting')}"
     columns = (Column("settings"), Column("reason", right=False))
     return Table(title, columns, tuple((count(n), kind) for kind, n in kinds))
 

@@ -39,7 +39,7 @@ def timeline_answer(result: xr.Dataset) -> Answer:
     source = Path(str(numbers["source"])).name
     head = ""
     if "seed" in numbers:  # of a trace nothing is drawn
-        head = f", {format_count(numbers['replicates'])} step replicates, seed {numbers['seed']}"
+        head = f", {format_count(numbers['replicates'], 'step replicate')}, seed {numbers['seed']}"
     shown = max(3, MOST_ROWS // len(numbers["steps"]) * 2)
     picture = Picture(
         "timeline", f"Ops of a step of {source} over time", lambda: plots.plot_gantt(result),
@@ -84,7 +84,7 @@ def _place(step: Json) -> str:
         parts.append(f"stage {by['stage']}")
     text = " ".join(parts) or "its only stage"
     more = by["replicas_on_path"] - 1
-    return text + (f" (it runs through {more + 1:,} replicas)" if more > 0 else "")
+    return text + (f" (it runs through {format_count(more + 1, 'replica')})" if more > 0 else "")
 
 
 def _rows(step: Json, shown: int) -> list[Table]:
@@ -100,7 +100,7 @@ def _rows(step: Json, shown: int) -> list[Table]:
     title = step["title"].partition(":")[0]
     if len(cells) <= shown:
         return [Table(f"{title}, share of its time", columns, cells)]
-    notes = (f"{shown} of {format_count(len(cells))} rows: --details lists all",)
+    notes = (f"{shown} of {format_count(len(cells), 'row')}: --details lists all",)
     return [
         Table(f"{title}, share of its time", columns, cells[:shown], notes),
         Table(f"{title}, further rows", columns, cells[shown:], details=True),

@@ -94,16 +94,19 @@ def _head(numbers: Json) -> str:
 
 
 def _question(numbers: Json, what: str, subject: str) -> str:
-    n = format_count(numbers["n_measured"])
+    n = int(numbers["n_measured"])
     if numbers.get("trace"):
         train = str(numbers.get("train"))
         split = SPLITS.get(train, f"{train} of its steps")
         return (
             f"Fitted on {split}, does the prediction of {_name(numbers['trace'])} differ from the "
-            f"{n} that were held out ({what})?"
+            f"{format_count(n)} that were held out ({what})?"
         )
     source = _name(numbers.get("measured"))
-    return f"Does the prediction of {subject} differ from {n} measured values of {source} ({what})?"
+    return (
+        f"Does the prediction of {subject} differ from {format_count(n, 'measured value')} of "
+        f"{source} ({what})?"
+    )
 
 
 def _findings(numbers: Json) -> list[Finding]:
@@ -184,12 +187,12 @@ def _figure(key: str, value: float | None) -> Cell:
 def _errors(numbers: Json) -> Errors:
     """Write how far draws and the measurement itself may be off."""
     drawn = numbers.get("replicates")
-    text = f"{format_count(drawn)} predicted values" if drawn else "that of the predicted values"
+    text = format_count(drawn, "predicted value") if drawn else "that of the predicted values"
     if numbers.get("bootstrap"):
         least = 1.0 / (int(numbers["bootstrap"]) + 1)
         text += f"; p-value from {format_count(numbers['bootstrap'])} simulated repetitions, so no "
         text += f"less than {least:.2g}"
-    data = f"{format_count(numbers['n_measured'])} measured values"
+    data = format_count(numbers["n_measured"], "measured value")
     if numbers.get("n_effective") is not None:
         data += f", effective sample size {numbers['n_effective']:.1f}"
     if numbers.get("p95_measured_se") is not None:

@@ -23,7 +23,7 @@ def watch_answer(result: xr.Dataset) -> Answer:
     """Make the answer of a look."""
     numbers = summarize_watch(result)
     done, total = numbers["completed_steps"], numbers["steps"]
-    text = f": {format_count(done)} of {format_count(total)} steps ({format_share(done / total)})"
+    text = f": {format_count(done)} of {format_count(total, 'step')} ({format_share(done / total)})"
     written = _date(numbers["written"])
     return Answer(
         title="A run that is going on",

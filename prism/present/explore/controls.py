@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.distributions.library import library_names
 from prism.jobs.job import Job, load_job, provenance
 from prism.jobs.jobspec.blocks import BLOCKS, DEVICE_LIBRARY
@@ -229,7 +230,7 @@ def _undivided(n: int, size: int, what: str) -> Iterator[str]:
     if n % size:
         low = n // size * size
         take = f"{low:,} or {low + size:,}" if low else f"{size:,}"
-        yield f"{GPUS}: {n:,} GPUs are not whole {what} = {size:,}; take {take}"
+        yield f"{GPUS}: {format_count(n, 'GPU')} are not whole {what} = {size:,}; take {take}"
 
 
 def override_texts(changed: Values) -> list[str]:

@@ -23,6 +23,7 @@ import numpy as np
 
 from prism.common.errors import PrismError
 from prism.common.files import OWN, atomic_write, check_directory
+from prism.common.text import format_count
 from prism.simulation.execution.content import Identity, identity
 from prism.simulation.execution.tasks import Arrays
 
@@ -108,10 +109,13 @@ class ChunkStore:
             seed = before.seed if seed is None else seed
             under = "" if before.seed is None else f", seed {before.seed}"
             if there == identity():
-                self.tell(f"{self.directory}: going on after {n} finished chunks{under}")
+                self.tell(
+                    f"{self.directory}: going on after {format_count(n, 'finished chunk')}{under}"
+                )
                 return seed
             self.tell(
-                f"{self.directory}: {n} finished chunks were computed by another program "
+                f"{self.directory}: {format_count(n, 'finished chunk')} were computed by another "
+                "program "
                 f"({identity().differences(there)}); starting again{under}"
             )
         self._clear()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from prism.common.text import format_count
 from prism.simulation.execution.chunks import ChunkStore
 from prism.simulation.execution.remote import TIMEOUT_S, Remote
 from prism.simulation.execution.tasks import Backend, at_place
@@ -73,7 +74,10 @@ def run_on(
             yield place
         if store is not None:
             if store.found:
-                say(f"{store.directory}: {store.found} chunks reused, {store.computed} computed")
+                say(
+                    f"{store.directory}: {format_count(store.found, 'chunk')} reused, "
+                    f"{store.computed} computed"
+                )
             store.finish()
     except BaseException:
         if store is not None and store.kept == 0:

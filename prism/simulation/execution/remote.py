@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.simulation.execution.content import Identity, identity
 from prism.simulation.execution.tasks import BEAT_S, Arrays, Shared, Take, Task
 from prism.simulation.execution.worker import call, make_probe, refuse_other
@@ -135,7 +136,7 @@ class Remote:
                 )
             refuse_other(worker, identity(), Identity(*found))
         n = len(self.client.nthreads())
-        return f"{n} worker{'s' * (n > 1)}, {self.n_threads} threads"
+        return f"{format_count(n, 'worker')}, {format_count(self.n_threads, 'thread')}"
 
     @property
     def n_threads(self) -> int:

@@ -30,6 +30,10 @@ MAX_EVENTS = 300_000  # of one run, minutes of work
 _PLAIN = ("ideal_steps", "slow_steps", "step_noise", "run_effect", "model_error", "congestion")
 _STOPS = ("lost_work", "restarts", "spares")
 _OTHER = ("drift", "stalls", "evaluations", "checkpoints", *_STOPS)
+OF_STEPS = ("ideal_steps", "slow_steps", "step_noise", "congestion", "drift", "stalls")
+"""Terms that a run's steps consist of, but for what multiplies all of them."""
+PER_TIME = ("fail_slow", *_STOPS)
+"""Terms as many of which come as a run is long."""
 _NEVER = np.inf
 
 

@@ -24,6 +24,7 @@ import msgspec
 from prism.common import sizes
 from prism.common.errors import PrismError
 from prism.common.files import MOST_TRACE, read_bytes, unpack
+from prism.common.text import format_count
 from prism.traces.file import COPY_AGAIN
 
 Scalar = str | int | float | None
@@ -230,11 +231,13 @@ def _salvage(data: bytes) -> RawTrace:
                 _salvage_one(data[begin:end].rstrip().rstrip(b",").rstrip(), trace)
     counts = []
     if trace.n_mended:
-        counts.append(f"{trace.n_mended:,} events were repaired")
+        counts.append(f"{format_count(trace.n_mended, 'event')} repaired")
     if trace.n_dropped:
-        counts.append(f"{trace.n_dropped:,} events could not be read and were dropped")
+        counts.append(f"{format_count(trace.n_dropped, 'event')} unreadable and dropped")
     words = " and ".join(counts) or "every whole event could be read"
-    trace.notes.append(f"the JSON is broken: {words} ({len(trace.events):,} events kept)")
+    trace.notes.append(
+        f"the JSON is broken: {words} ({format_count(len(trace.events), 'event')} kept)"
+    )
     return trace
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.launchgaps import launch_gaps
-from prism.common.text import format_share
+from prism.common.text import format_count, format_share
 from prism.traces.file import RecordedFile
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.kineto.collectives import Matched, Members, match_collectives
@@ -71,7 +71,11 @@ def join_ranks(
 ) -> Trace:
     """Put the ranks of one job together; `files` says where each was read from."""
     first = files[0].path
-    source = str(first) if len(set(files)) == 1 else f"{first.parent} ({len(files)} ranks)"
+    source = (
+        str(first)
+        if len(set(files)) == 1
+        else f"{first.parent} ({format_count(len(files), 'rank')})"
+    )
     numbers = _number_ranks(ranks, files, notes)
     if not all(np.isfinite(rank.start).all() for rank in ranks):
         return _without_times(ranks, numbers, source, notes, format)
@@ -166,7 +170,7 @@ def _number_ranks(ranks: list[RankTrace], files: list[RecordedFile], notes: list
     n_unknown = sum(rank.rank is None for rank in ranks)
     if n_unknown:
         which = "rank 0" if len(ranks) == 1 else "numbered in the order of the files"
-        notes.append(f"{n_unknown} of {len(ranks)} files name no rank: {which}")
+        notes.append(f"{n_unknown} of {format_count(len(ranks), 'file')} without a rank: {which}")
     return numbers
 
 

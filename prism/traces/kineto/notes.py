@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from prism.common.text import format_duration
+from prism.common.text import format_count, format_duration
 from prism.traces.kineto.collectives import Matched, Members
 from prism.traces.kineto.rank import RankTrace
 
@@ -47,7 +47,8 @@ def notes_of(ranks: list[RankTrace], meta: dict[str, Any], format: str) -> list[
         pass
     elif n_ranks == 1 and n_recorded:
         notes.append(
-            f"1 of {world} ranks traced: the others enter through the waiting in its "
+            f"1 of {format_count(world, 'rank')} traced: the others enter through the waiting in "
+            "its "
             f"{n_recorded:,} collectives, whose durations include it; give the other ranks' files "
             "to separate it"
         )
@@ -55,13 +56,17 @@ def notes_of(ranks: list[RankTrace], meta: dict[str, Any], format: str) -> list[
         spread = max(abs(x) for x in meta["clock_offset_s"])
         moved = f"moved by up to {format_duration(spread)}" if spread >= 1e-6 else "agree"
         notes.append(
-            f"{n_ranks} of {world} ranks traced: {meta['n_collectives_matched']:,} collectives "
+            f"{n_ranks} of {format_count(world, 'rank')} traced: "
+            f"{meta['n_collectives_matched']:,} collectives "
             f"matched over ranks, {meta['n_members_unmatched']:,} of {n_recorded:,} recorded ones "
             f"unmatched; clocks {moved}"
         )
         lost = sum(n == 0 for n in meta["clock_aligned_on"][1:])
         if lost:
-            notes.append(f"{lost} ranks share no collective with the others: clocks not aligned")
+            notes.append(
+                f"{format_count(lost, 'rank')} without a collective of the others: clocks not "
+                "aligned"
+            )
         if world > n_ranks:
             notes.append(
                 "ranks not traced enter through the waiting in collectives: transfers count "

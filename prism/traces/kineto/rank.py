@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.common.text import format_count
 from prism.traces.file import COPY_AGAIN
 from prism.traces.kernelnames import classify, is_communication_kernel, op_role
 from prism.traces.kineto.events import Args, Event, RawTrace, arguments, correlation
@@ -163,7 +164,7 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
     found.runtime = [found.runtime[i] for i in calls.tolist()]
     found.ops = [found.ops[i] for i in ops.tolist()]
     n_far = n_host - len(found.runtime) - len(found.ops)
-    notes = [f"{n_far:,} host events without a valid time dropped"] if n_far else []
+    notes = [f"{format_count(n_far, 'host event')} without a valid time dropped"] if n_far else []
     origin = min((float(part.min()) for part in (ts, call_ts, op_ts) if part.size), default=0.0)
     threads: dict[Any, int] = {}
     launches = _Launches(found.runtime, call_ts - origin, call_dur, threads)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.traces.file import COPY_AGAIN, RecordedFile
 from prism.traces.kineto.events import read_events
 from prism.traces.kineto.join import read_ranks
@@ -28,6 +29,7 @@ def _read_file(file: RecordedFile) -> list[RankTrace]:
     broken = f" ({rank.n_bad:,} without a time)" if rank.n_bad else ""
     more = "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
     raise PrismError(
-        f"{file.source}: holds {rank.n_host_events:,} host events but no device activity{broken}; "
+        f"{file.source}: holds {format_count(rank.n_host_events, 'host event')} but no "
+        f"device activity{broken}; "
         f"expected kernels, copies or fills of a GPU; {COPY_AGAIN if rank.cut else more}"
     )

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError, named
+from prism.common.text import format_count
 
 Floats = NDArray[np.float64]
 
@@ -111,7 +112,9 @@ def candidates(ranges: NamedRanges, most: int = 4) -> str:
     counts = np.bincount(ranges.label, minlength=n)
     length = np.bincount(ranges.label, np.maximum(0.0, ranges.end - ranges.start), minlength=n)
     often = [i for i in np.argsort(-length, kind="stable") if counts[i] > 1 and length[i] > 0.0]
-    return ", ".join(f"{ranges.labels[i][:40]} ({counts[i]:,} times)" for i in often[:most])
+    return ", ".join(
+        f"{ranges.labels[i][:40]} ({format_count(counts[i], 'time')})" for i in often[:most]
+    )
 
 
 def no_such_step(

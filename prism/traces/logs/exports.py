@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.traces.choose import (
     RUN_COLUMNS,
     check_column,
@@ -150,7 +151,8 @@ def _chart(table: RawTable, call: _Call) -> _Found:
         label = run if len(mine) > 1 else ""
         seconds = taken.seconds(table.numbers(name), call.per_step.get(taken.of, 1.0))
         parts.append(_Part(seconds, step, no_clock, [label] * no_clock.size))
-    note = f"{binned} values are means of several by the chart (__MIN is not __MAX): their spread "
+    note = f"{format_count(binned, 'value')}: means of several by the chart (__MIN is not __MAX): "
+    note += "their spread "
     note += "is too small; export the history of the run, or more points"
     return taken, parts, [note] * bool(binned)
 

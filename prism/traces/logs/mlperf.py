@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.traces.logs.lines import marked_lines, to_seconds
 from prism.traces.steps import StepTimes
 
@@ -99,7 +100,7 @@ def _mlperf_times(
     same_run = np.diff(run) == 0
     mean_over, how = _steps_per_value(stats, seconds, same_run)
     step = _step_numbers(np.array([stat.progress for stat in stats]), run, settings, mean_over)
-    notes = [f"each value covers {mean_over} step{'s' if mean_over > 1 else ''} ({how})"]
+    notes = [f"each value covers {format_count(mean_over, 'step')} ({how})"]
     if mean_over > 1:
         notes[0] += "; the spread of single steps is larger, by about its square root"
     if broken:

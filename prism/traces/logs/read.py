@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.traces.columns import Taken
 from prism.traces.file import RecordedFile
 from prism.traces.logs.lines import Entry, read_entries
@@ -62,14 +63,18 @@ def _read_tool(text: bytes, source: str, wanted: str | None) -> StepTimes:
             continue
         entries, n_damaged = read_entries(text, tool, source)
         if entries:
-            notes = [f"{n_damaged} lines with a step time and no step number were skipped"]
+            notes = [
+                f"{format_count(n_damaged, 'line')} with a step time and no step number skipped"
+            ]
             notes = notes * bool(n_damaged)
             others = {t.name for t in TOOLS if t.name != tool.name and t.mark.search(text)}
             if others:
                 notes.append(f"lines of {tool.name} are read, not those of {', '.join(others)}")
             return _to_times(entries, tool, text, source, wanted, notes)
         damaged.append(
-            f"{n_damaged} lines look like those of {tool.name} and none has a step with its time; "
+            f"{format_count(n_damaged, 'line')} like those of {tool.name}, none with a step and "
+            "its "
+            "time; "
             f"expected {tool.sample!r}"
         )
     raise PrismError(f"{source}: {'; '.join(damaged)}")
@@ -102,7 +107,7 @@ def _to_times(
             )
         notes.append(
             "step times are the time between lines, evaluations and checkpoints included; "
-            f"{int((~use).sum())} lines have none before them"
+            f"{format_count(int((~use).sum()), 'line')} without one before"
         )
         runs, step, seconds, clock = runs[use], step[use], seconds[use], clock[use]
     times = in_order(runs, step, seconds, clock, is_mean, what, source, text)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.traces.choose import list_values
 from prism.traces.columns import Taken
 from prism.traces.logs.lines import Entry
@@ -45,15 +46,16 @@ def split_runs(entries: list[Entry], source: str) -> tuple[list[tuple[str, Entry
                 line, step = kept[0].line, kept[0].step
                 starts.append(f"{source}:{line}" if line else f"step {step}")
     if twice:
-        notes.append(f"{twice} lines that repeat the one before were skipped")
+        notes.append(f"{format_count(twice, 'line')} skipped that came twice in a row")
     n_runs = len(files) + len(starts)
     if starts:
         notes.append(
-            f"the step number goes back {len(starts)} times (first at {starts[0]}): read as "
-            f"{n_runs} runs, named {out[0][0]} to {out[-1][0]}"
+            f"the step number goes back {format_count(len(starts), 'time')} (first at "
+            f"{starts[0]}): read as "
+            f"{format_count(n_runs, 'run')}, named {out[0][0]} to {out[-1][0]}"
         )
     elif len(files) > 1:
-        notes.append(f"{n_runs} runs: {list_values(files)}")
+        notes.append(f"{format_count(n_runs, 'run')}: {list_values(files)}")
     return ([("", e) for _, e in out] if n_runs == 1 else out), notes
 
 
@@ -68,7 +70,8 @@ def _of_one_rank(entries: list[Entry], notes: list[str]) -> list[Entry]:
     if 2 * sum(others) <= len(others):
         return entries
     notes.append(
-        f"{len(lines)} ranks or hosts write the same steps: those of {first or 'the first'} are "
+        f"{format_count(len(lines), 'rank')} or hosts write the same steps: those of "
+        f"{first or 'the first'} are "
         "read"
     )
     return [e for e in entries if e.writer[1] == first]
@@ -84,7 +87,8 @@ def _runs(entries: list[Entry], source: str) -> list[list[Entry]]:
     if len(runs) * FEWEST > len(entries) + FEWEST:
         raise PrismError(
             f"{source}:{entries[0].line}: the step number goes back at {len(runs) - 1} of "
-            f"{len(entries)} lines: lines of several runs are interleaved and nothing in them "
+            f"{format_count(len(entries), 'line')}: lines of several runs are interleaved and "
+            "nothing in them "
             "says which run each is of; expected one run after the other; write each run to a "
             "file of its own"
         )
@@ -157,7 +161,8 @@ def in_order(
         )
     if is_mean and usual > 1:
         notes.append(
-            f"each value is the mean of {usual} steps: the spread of single steps is larger, "
+            f"each value is the mean of {format_count(usual, 'step')}: the spread of single "
+            "steps is larger, "
             f"by about sqrt({usual}) = {np.sqrt(usual):.2g} where steps are independent"
         )
     return StepTimes(

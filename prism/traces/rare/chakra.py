@@ -19,6 +19,7 @@ import pandas as pd
 from prism.common import sizes
 from prism.common.errors import PrismError
 from prism.common.files import MOST_TRACE
+from prism.common.text import format_count
 from prism.traces.file import RecordedFile
 from prism.traces.kernelnames import collective_kind, is_communication_kernel
 from prism.traces.kineto.events import SHORTER, Args, Event, RawTrace
@@ -61,7 +62,10 @@ def _read_file(file: RecordedFile, pattern: re.Pattern[str] | None) -> RankTrace
     else:
         about, nodes, cut = decode(data, source)
         if cut:
-            notes.append(f"the file ends inside a message: {len(nodes):,} nodes before were read")
+            notes.append(
+                f"the file ends inside a message: {format_count(len(nodes), 'node')} before were "
+                "read"
+            )
     marked = any("is_cpu_op" in node for node in nodes)
     device = [
         node for node in nodes
@@ -71,7 +75,7 @@ def _read_file(file: RecordedFile, pattern: re.Pattern[str] | None) -> RankTrace
     if not device:
         shown = ", ".join(repr(str(node["name"])[:40]) for node in host[:_HOST_NODES])
         raise PrismError(
-            f"{source}: {len(nodes):,} nodes and none of a device"
+            f"{source}: {format_count(len(nodes), 'node')} and none of a device"
             + (f" (host nodes such as {shown})" if shown else "")
             + "; link host and device traces first: chakra_trace_link, then chakra_converter"
         )
@@ -81,7 +85,9 @@ def _read_file(file: RecordedFile, pattern: re.Pattern[str] | None) -> RankTrace
     zero = [node for node in device if node["duration"] <= 0]
     if zero and not as_json:
         notes.append(
-            f"{len(zero):,} of {len(device):,} device nodes last 0: durations are whole "
+            f"{len(zero):,} of {format_count(len(device), 'device node')} of length 0: durations "
+            "are "
+            "whole "
             "microseconds, and shorter kernels read 0"
         )
     steps = _steps(host, pattern, timed, source)

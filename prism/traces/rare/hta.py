@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.traces.file import RecordedFile
 from prism.traces.rawtable import RawTable
 from prism.traces.table import LONGEST_S
@@ -144,6 +145,7 @@ def _check(table: RawTable, values: dict[str, Floats], scale: float) -> None:
         bad = np.flatnonzero(rows)
         if bad.size:
             raise PrismError(
-                f"{table.locate(int(bad[0]))}: {what}; so in {bad.size:,} of {mean.size:,} rows; "
+                f"{table.locate(int(bad[0]))}: {what}; so in {bad.size:,} of "
+                f"{format_count(mean.size, 'row')}; "
                 "save the table again as HTA returns it"
             )
