@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
-from prism.present.explore.stages import Question, answer_stages
+from prism.present.explore.stages import Question, answer_stages, warm_up
 
 MOST_AT_ONCE = 2
 """Questions being answered; those of further pages wait, as each takes all threads."""
@@ -52,7 +52,7 @@ class Answers:
     Parameters
     ----------
     warm : Question, optional
-        Answered, and thrown away, before any other, so that the first one is not slow.
+        Answered but for its ranking, and thrown away, so that the first one asked is not slow.
     """
 
     def __init__(self, warm: Question | None = None) -> None:
@@ -124,7 +124,7 @@ def _serve(there: Connection, warm: Question | None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     try:
         if warm is not None:
-            answer_stages(warm, lambda word, value: None)
+            warm_up(warm)
         _answer_all(there)
     except Exception:
         traceback.print_exc()
