@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 import uuid
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,24 @@ def wait_for(answers, page, word, name=None):
             return found
         time.sleep(0.01)
     raise AssertionError(found)
+
+
+def alive(mark):
+    """Processes with a mark in their environment, also those whose parent has ended."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def gone(mark):
+    """Wait until what was killed is taken away, which it is soon."""
+    end = time.monotonic() + 2
+    while alive(mark) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not alive(mark)
 
 
 @pytest.mark.parametrize("name", shipped_jobs())
@@ -187,6 +206,24 @@ def test_a_newer_question_ends_the_one_before(answers, unranked):
     assert answers.take("page") == []
 
 
+def test_an_end_of_the_kept_process_ends_all_and_is_noticed(monkeypatch):
+    mark = uuid.uuid4().hex
+    resource_tracker.ensure_running()  # the test's own, which stays
+    monkeypatch.setenv("PRISM_TEST_MARK", mark)
+    kept, slow = Answers(), load_job(BASE)
+    for page in "abc":
+        kept.ask(page, Question(slow, 1, 1))
+    wait_for(kept, "c", "waiting")  # the others are being answered
+    assert len(alive(mark)) >= 3
+    os.kill(kept._process.pid, signal.SIGTERM)
+    kept._process.join(5)
+    assert gone(mark)
+    with pytest.raises(EOFError):
+        wait_for(kept, "a", "done")
+    for _ in range(2):
+        kept.close()
+
+
 def test_a_page_needs_its_port_and_its_extra(run, monkeypatch):
     assert run("explore", SMALL, "--json")[0] == 2
     assert run("explore", "no-such-job")[0] == 2
@@ -230,23 +267,10 @@ class Served:
                 asked.sendall("\r\n".join(lines).encode())
                 return asked.recv(64).split()[1]
 
-    def alive(self):
-        """Processes that are the page's, also those whose parent has ended."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if self.mark.encode() in (folder / "environ").read_bytes():
-                    found.append(int(folder.name))
-        return found
-
     def end(self, number):
-        """Send one signal: the status, and what is left 5 s later at most."""
+        """Send one signal: the status within 5 s, and whether nothing is left."""
         self.process.send_signal(number)
-        status = self.process.wait(5)
-        end = time.monotonic() + 1
-        while self.alive() and time.monotonic() < end:  # what was killed is being taken away
-            time.sleep(0.05)
-        return status, self.alive()
+        return self.process.wait(5), gone(self.mark)
 
 
 @pytest.fixture
@@ -260,7 +284,7 @@ def served():
 
     yield serve
     for page in pages:
-        for pid in page.alive():
+        for pid in alive(page.mark):
             os.kill(pid, signal.SIGKILL)
         page.process.wait()
 
@@ -275,7 +299,7 @@ def test_pages_that_nobody_opens_cost_nothing_and_another_site_is_refused(served
     port, evil = page.port, "http://evil.example"
     for url in [page.url] * 60:
         assert urllib.request.urlopen(url, timeout=5).status == 200
-    assert len(page.alive()) <= 3  # itself, the one that is kept, Python's of semaphores
+    assert len(alive(page.mark)) <= 3  # itself, the one that is kept, Python's of semaphores
     own = {"Origin": f"http://localhost:{port}", "Host": f"localhost:{port}"}
     for path, more in ((SOCKET + "polling", {}), (SOCKET + "websocket", UPGRADE)):
         good = b"101" if more else b"200"
@@ -285,7 +309,7 @@ def test_pages_that_nobody_opens_cost_nothing_and_another_site_is_refused(served
         for host in ("evil.example", f"evil.example:{port}"):
             assert page.status(path, **more, Host=host, Origin=f"http://{host}") in (b"400", b"403")
     assert page.status(Origin=evil) == b"403"
-    assert page.end(signal.SIGTERM) == (0, [])
+    assert page.end(signal.SIGTERM) == (0, True)
 
 
 def test_two_windows_are_answered_at_once_and_a_signal_ends_all(served):
@@ -308,12 +332,12 @@ def test_two_windows_are_answered_at_once_and_a_signal_ends_all(served):
         end = time.monotonic() + 120
         while most < 5 and time.monotonic() < end:
             await asyncio.sleep(0.1)
-            most = max(most, len(page.alive()))
+            most = max(most, len(alive(page.mark)))
         await asyncio.sleep(0.5)
-        most = max(most, len(page.alive()))
+        most = max(most, len(alive(page.mark)))
         ended = await asyncio.to_thread(page.end, signal.SIGINT)
         for window in windows:
             await window.disconnect()
         return ended
 
-    assert asyncio.run(look()) == (0, []) and most == 5
+    assert asyncio.run(look()) == (0, True) and most == 5

@@ -79,7 +79,7 @@ def hash_file(path: Path) -> str:
 
 
 def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
 
 
 def _named(names: Iterable[str], text: str) -> set[str]:

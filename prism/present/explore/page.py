@@ -64,8 +64,8 @@ def serve(base: Job, port: int, seed: int, threads: int | None, show: bool) -> N
             ) from error
     app.add_middleware(SameOrigin)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what was started is ended, too
-        signal.signal(number, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all that was started ends
+    signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     answers = Answers(Question(base, seed, threads))
 
     @ui.page("/")

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
-from prism.present.explore.stages import Question, answer_stages
+from prism.present.explore.stages import Question, answer_stages, warm_up
 
 MOST_AT_ONCE = 2
 """Questions being answered; those of further pages wait, as each takes all threads."""
@@ -52,7 +52,7 @@ class Answers:
     Parameters
     ----------
     warm : Question, optional
-        Answered, and thrown away, before any other, so that the first one is not slow.
+        Answered but for its ranking, and thrown away, so that the first one asked is not slow.
     """
 
     def __init__(self, warm: Question | None = None) -> None:
@@ -60,6 +60,7 @@ class Answers:
         self._here, there = context.Pipe()
         self._process = context.Process(target=_serve, args=(there, warm), name="prism-explore")
         self._process.start()
+        self._group = self._process.pid  # as soon as it runs
         there.close()
         self._replies: dict[str, tuple[int, deque[Reply]]] = {}
         self._asked: SimpleQueue[tuple[str, int, Question | None]] = SimpleQueue()
@@ -109,8 +110,8 @@ class Answers:
 
     def close(self) -> None:
         """End the process and what it started; again has no effect."""
-        pid = self._process.pid
-        if pid and self._process.is_alive():
+        pid, self._group = self._group, None
+        if pid is not None:
             with suppress(ProcessLookupError):  # it has no group yet, and no forks
                 os.killpg(pid, signal.SIGKILL)
             self._process.kill()
@@ -120,9 +121,10 @@ class Answers:
 def _serve(there: Connection, warm: Question | None) -> None:
     """Answer questions until nobody asks any more."""
     os.setsid()  # Ctrl-C is for the page, which ends this group
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     try:
         if warm is not None:
-            answer_stages(warm, lambda word, value: None)
+            warm_up(warm)
         _answer_all(there)
     except Exception:
         traceback.print_exc()

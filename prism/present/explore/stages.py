@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from prism.common.errors import PrismError
@@ -94,6 +96,13 @@ def answer_stages(question: Question, tell: Tell) -> None:
         tell("refused", str(error))
     else:
         tell("done", time.perf_counter() - begin)
+
+
+def warm_up(question: Question) -> None:
+    """Load and compile what answers need, by one without its ranking, which takes longest."""
+    with suppress(PrismError):
+        for name, result in islice(_results(question, lambda word, value: None), 2):
+            render_answer(answer(result), name)
 
 
 def _results(question: Question, tell: Tell) -> Iterator[tuple[str, xr.Dataset]]:
