@@ -152,14 +152,21 @@ def noisy(kind, seed, change=0.0):
 
 def first_alarm(seconds):
     """Give the look at which a run first departs, looked at after every step; None without."""
+
+    def alarms(n):
+        found = find_departure(seconds[:n])
+        return found is not None and found.p_value <= departure.FALSE_ALARMS
+
     whole = find_departure(seconds)
     if whole.p_value > departure.FALSE_ALARMS:
         return None
-    low, high = 0, seconds.size  # once a bound is crossed it stays so
+    low, high = 0, seconds.size  # once the bound is crossed it stays so
+    near = int(whole.current.argmax()) + departure.LEAST  # where there is one change
+    tries = [near, near - 1]
     while high - low > 1:
-        n = (low + high) // 2
-        found = find_departure(seconds[:n])
-        low, high = (low, n) if found and found.p_value <= departure.FALSE_ALARMS else (n, high)
+        n = tries.pop(0) if tries else (low + high) // 2
+        if low < n < high:
+            low, high = (low, n) if alarms(n) else (n, high)
     return high
 
 

@@ -31,7 +31,6 @@ _BOUND = 5.2, 0.05  # of the score at n steps: the first, and more for each doub
 _WHITE = 0.5  # weight of white noise alone; the others share the rest
 _DRIFTS = 0.03, 0.2, 1.0, np.inf  # variance of the drift over the white one
 _MOST = 8192  # values; more are averaged in pairs
-_MEMORIES = 4.0 ** np.arange(6)  # of a drift, up to an eighth of as many values
 _EACH, _FINER = 500, 1.005  # values after each of which a change is looked for, then this apart
 _COARSER = 1.15  # ratio of the lengths since a change that are tried
 _NEAR = 3.84  # below the largest likelihood: 95 % of a chi-square of one degree of freedom
@@ -179,9 +178,9 @@ def _lengths(n: int) -> Index:
     return np.array(out, np.int64)
 
 
-def _kinds_of_noise() -> list[_Noise]:
+def _kinds_of_noise(memories: Array) -> list[_Noise]:
     rows = []
-    for r in np.exp(-1.0 / _MEMORIES):
+    for r in np.exp(-1.0 / memories):
         for ratio in _DRIFTS:
             m = 0.0
             if np.isfinite(ratio):  # from the autocovariances of a drift with white noise
@@ -192,7 +191,8 @@ def _kinds_of_noise() -> list[_Noise]:
     return [_Noise(0.0, 0.0, 1.0, _WHITE), *(_Noise(*row, share) for row in rows)]
 
 
-_NOISES = _kinds_of_noise()
+_NOISES = _kinds_of_noise(4.0 ** np.arange(6))  # memories up to an eighth of as many values
+_FINER_NOISES = _kinds_of_noise(2.0 ** np.arange(-1.0, 10.5, 0.5))
 
 
 def _gains(series: Array, ends: Index, lengths: Index, floor: float) -> Array:
@@ -292,7 +292,7 @@ def _size(
     since[begin:] = series[begin:] - base
     dof = series.size - len(bounds) + 1.0
     rows = []
-    for noise in _NOISES:
+    for noise in _FINER_NOISES:
         new, squares = noise.filter(rest), noise.shape(series.size - begin)[crossing - begin :]
         square = max(float(new @ new), series.size * floor**2)
         weight = np.log(noise.weight / np.sqrt(noise.first)) - 0.5 * dof * np.log(square)
