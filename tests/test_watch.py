@@ -6,24 +6,30 @@ import signal
 import subprocess
 import sys
 import time
+from bisect import bisect_left
 from dataclasses import replace
+from datetime import datetime
 
 import numpy as np
 import pytest
 
 import prism
-from prism.analyses.watch import Watch, _calm, summarize_watch
+from prism.analyses.watch import Watch, summarize_watch
 from prism.models.changes.find import select_steps
+from prism.models.changes.spans import FEWEST
 from prism.models.steptimes import departure
-from prism.models.steptimes.departure import ALARM, find_departure
+from prism.models.steptimes.departure import FALSE_ALARMS, LEAST, find_departure
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.model import load_step_model
-from prism.models.steptimes.runs import progress
+from prism.models.steptimes.runs import condition, progress
 from prism.models.steptimes.spread import Spread, simulate_body
+from prism.simulation.runs.drift import ar1
+from prism.simulation.runs.model import simulate_runs
+from prism.simulation.runs.parts import RunModel
 from prism.traces import StepTimes, read_step_times
 from prism.traces.growing import GrowingLog
 
-WHITE = [Spread(0.01)]
+AGREED = "time_left", "finish", "finish_by", "finish_date", "departure", "steps"
 
 
 def lines(seconds, total=1000, first=1):
@@ -56,16 +62,41 @@ def test_what_is_left_is_the_steps_to_come(log):
     assert again == found
 
 
-def test_a_job_gives_what_estimate_gives(log):
-    """The same model, conditioned on the same steps; only the seeds of the draws differ."""
-    job = prism.load_job("pipeline-8x32", ["run.steps=1000"])
-    found = summarize_watch(Watch(log, job, seed=1, threads=1).look())
-    whole = prism.summary(prism.estimate(
-        job, replicates=4096, run_replicates=2000, completed=log, seed=1, threads=1
-    ))["time_to_train"]  # fmt: skip
-    elapsed = np.round(steps(200), 5).sum()
-    assert found["time_left"]["mean"] + elapsed == pytest.approx(whole["mean"], rel=1e-4)
-    assert found["departure"]["kind"] == "level"  # such steps are not of this job
+@pytest.mark.parametrize("slower", [1.0, 1.03])
+@pytest.mark.parametrize("kind", ["job", "steps"])
+def test_watch_and_estimate_are_one_computation(run, log, monkeypatch, few_repeats, kind, slower):
+    monkeypatch.chdir(log.parent)
+    log.write_text(lines(58.5 * steps(200, 3, slower, 150)))
+    held = "pipeline-8x32"
+    if kind == "steps":
+        held = "model.nc"
+        rows = [f"{r},{s},{58.5 * x:.6f}" for r in range(3) for s, x in enumerate(steps(400, r), 1)]
+        (log.parent / "known.csv").write_text("run,step,step_s\n" + "\n".join(rows) + "\n")
+        assert run("fit", "known.csv", "-o", held, "--seed", "1")[0] == 0
+    options = ("--json", "--seed", "1", "--deadline", "33h", "-q")
+    code, out, _ = run("watch", log.name, held, "--once", *options)
+    looked = json.loads(out)
+    whole = json.loads(run("estimate", held, "--progress", log.name, *options)[1])
+    assert {name: looked[name] for name in AGREED} == {name: whole[name] for name in AGREED}
+    assert looked["completed_steps"] == whole["completed"]["steps"] == 200
+    total = looked["elapsed"] + looked["time_left"]["p50"]
+    assert whole["time_to_train"]["p50"] == pytest.approx(total, rel=1e-9)
+    assert (code, whole["departure"]["departed"]) == ((3, True) if slower > 1.0 else (0, False))
+    left = looked["time_left"]
+    assert left["p50"] == pytest.approx(800 * 117.0 * slower, rel=0.01)
+
+
+def test_a_run_under_way_ends_counted_from_its_log(run, log, monkeypatch):
+    monkeypatch.chdir(log.parent)
+    log.write_text(lines(58.5 * steps(200)))
+    os.utime(log, (1.7e9, 1.7e9))
+    options = ("estimate", "pipeline-8x32", "--progress", log.name, "--json", "--seed", "1", "-q",
+               "--set", "run.start=2020-01-01")  # fmt: skip
+    found = json.loads(run(*options)[1])
+    end = datetime.fromisoformat(found["finish_date"]["date"]).timestamp()
+    assert end == pytest.approx(1.7e9 + found["time_left"]["p90"], abs=1.0)
+    found = json.loads(run(*options, "--start", "2020-01-01")[1])
+    assert found["finish_date"]["date"].startswith("2020-01-02")  # asked for
 
 
 @pytest.mark.parametrize("slower", [1.03, 0.97])
@@ -76,36 +107,96 @@ def test_a_planted_change_is_found_and_carried_on(run, log, slower):
     assert (code, err) == (3, "")
     seen = found["departure"]
     low, high = seen["change_ci"]
-    assert low <= slower - 1.0 <= high and seen["p_value"] <= ALARM
+    assert low <= slower - 1.0 <= high and seen["p_value"] <= FALSE_ALARMS
     early, late = seen["step_range"]
     assert early <= 151 <= late and late - early < 10
-    assert found["time_left"]["p50"] == pytest.approx(800 * 2.0 * slower, rel=3e-3)
+    assert found["time_left"]["p5"] <= 800 * 2.0 * slower <= found["time_left"]["p95"]
 
 
-def test_p_values_of_runs_without_a_change_are_even(monkeypatch):
-    """White noise and a drift: at most 10 % are below 0.1, within five standard errors."""
-    monkeypatch.setattr(departure, "_DRAWS", 399)
-    for spread in (Spread(0.01), Spread(0.01, 0.005, 40.0)):
-        at_s, below = 2.0 * np.arange(120), 0
-        for seed in range(40):
-            body = simulate_body(spread, at_s, 1, np.random.default_rng(seed))[:, 0]
-            below += find_departure(1.0 + body, at_s, [spread], seed).p_value < 0.1
-        assert below <= 40 * 0.1 + 5 * np.sqrt(40 * 0.09)
+def noisy(seed, memory=None, n=300, change=0.0):
+    """Steps with white noise, or AR(1) of that memory, which change after 200."""
+    rng = np.random.default_rng(seed)
+    noise = rng.standard_normal((n, 1)) if memory is None else ar1(np.arange(n) / memory, 1, rng)
+    return 2.0 * (1.0 + 0.01 * noise[:, 0]) * np.where(np.arange(n) < 200, 1.0, 1.0 + change)
 
 
-def test_a_drift_is_no_change_where_the_model_has_it(monkeypatch):
-    monkeypatch.setattr(departure, "_DRAWS", 999)  # as few as reach the alarm
-    spread, at_s, alarms = Spread(0.002, 0.01, 60.0), 2.0 * np.arange(100), [0, 0]
+def first_alarm(run):
+    """First of all steps after which it departs: it then goes on to."""
+    return 200 + bisect_left(range(200, 300), True, key=lambda n: find_departure(run[:n]).departed)
+
+
+def test_looks_after_every_step_raise_no_more_alarms(monkeypatch):
+    """At most 1 % of runs, within five standard errors; a bound of one look is the control.
+
+    That a run departs says that the bound was crossed at some step up to the last few.
+    """
+    alarms = []
+    for bound in (departure._BOUND, (3.29, 0.0)):  # p = 0.001
+        monkeypatch.setattr(departure, "_BOUND", bound)
+        found = [
+            find_departure(noisy(seed, memory)).p_value <= FALSE_ALARMS
+            for seed in range(20) for memory in (None, 9.5)
+        ]  # fmt: skip
+        alarms.append(sum(found))
+    assert alarms[0] <= 40 * 0.01 + 5 * np.sqrt(40 * 0.0099) < 5 <= alarms[1]
+
+
+def test_a_change_is_found_and_its_interval_holds_it():
+    """At the first alarm, of runs that are looked at after every step."""
+    delays, inside = [], []
     for seed in range(20):
-        body = 1.0 + simulate_body(spread, at_s, 1, np.random.default_rng(seed))[:, 0]
-        for i, held in enumerate((spread, Spread(0.002))):  # the second is the control
-            alarms[i] += find_departure(body, at_s, [held], seed).p_value <= ALARM
+        run = noisy(seed, change=0.03)
+        n = first_alarm(run)
+        found = find_departure(run[:n])
+        delays.append(n - 200)
+        inside.append(found.low <= 0.03 <= found.high)
+    assert np.median(delays) <= 20 and np.quantile(delays, 0.9) <= 30
+    assert 0.9 - 5 * np.sqrt(0.09 / 20) <= np.mean(inside)
+
+
+def test_after_an_alarm_the_forecast_holds_what_is_left():
+    """80 % intervals at the first alarm, when some three steps tell the level."""
+    model = RunModel(np.full((40, 1), 2.0), np.full((40, 1), 0.02))
+    inside = []
+    for seed in range(15):
+        run = noisy(seed, change=0.03)
+        n = first_alarm(run)
+        times = StepTimes(run[:n], np.arange(1, n + 1), np.full(n, ""), "log", "s")
+        left = simulate_runs(condition(model, times, 400, seed).model, 2000, 400, seed).total
+        low, high = np.quantile(left, [0.1, 0.9])
+        inside.append(low <= 2000 * 2.0 * 1.03 <= high)
+    assert 0.8 - 5 * np.sqrt(0.16 / 15) <= np.mean(inside)
+    assert (high - low) / 4120 > 0.005  # 1 % of three steps: 1.5 %
+
+
+def test_a_drift_is_no_change(monkeypatch):
+    """White noise alone is the control."""
+    spread, at_s, alarms = Spread(0.002, 0.01, 60.0), 2.0 * np.arange(100), [0, 0]
+    runs = [1.0 + simulate_body(spread, at_s, 1, np.random.default_rng(i))[:, 0] for i in range(20)]
+    for i in range(2):
+        alarms[i] = sum(find_departure(run).departed for run in runs)
+        white = [departure._NOISES[0]._replace(weight=1.0)]
+        monkeypatch.setattr(departure, "_NOISES", white)
     assert alarms[0] <= 1 and alarms[1] >= 15
 
 
+def test_a_run_that_is_back_at_its_level_does_not_depart():
+    slow = noisy(1) * np.where((np.arange(300) >= 150) & (np.arange(300) < 200), 1.03, 1.0)
+    assert find_departure(slow[:190]).departed
+    found = find_departure(slow)
+    assert not found.departed and found.current[:100].all() and not found.current[160:190].any()
+
+
+def test_few_odd_steps_are_no_change():
+    run = noisy(2)
+    run[[100, 101, 250]] *= [3.0, 2.0, 0.4]
+    assert not find_departure(run).departed
+    assert find_departure(np.full(100, 2.0)).p_value == 1.0  # a clock that shows no noise
+
+
 def test_too_few_values_tell_nothing():
-    assert find_departure(np.ones(10), np.arange(10.0), WHITE, 1) is None
-    assert find_departure(np.full(50, np.nan), np.arange(50.0), WHITE, 1) is None
+    assert find_departure(np.ones(FEWEST + 2 * LEAST - 1)) is None
+    assert find_departure(np.full(50, np.nan)) is None
 
 
 def test_a_line_without_an_end_is_no_step(log):
@@ -176,11 +267,6 @@ def test_an_interrupt_ends_it_quietly(log):
         process.stdout.read()
         error = process.stderr.read()
         assert (process.wait(20), error) == (0, b"") and first["completed_steps"] == 70
-
-
-def test_an_odd_value_before_all_others_is_left_out():
-    values = np.r_[np.nan, 0.7, 1.0 + 0.01 * np.random.default_rng(1).standard_normal(40)]
-    assert np.flatnonzero(np.isnan(_calm(values))).tolist() == [0, 1]
 
 
 def test_pauses_of_a_model_are_to_come(run, tmp_path, monkeypatch, few_repeats):

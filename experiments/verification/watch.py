@@ -18,10 +18,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from prism.analyses.watching.forecasts import LATER
 
 from prism import fit, save
-from prism.analyses.watch import Watch, summarize_watch
+from prism.analyses.watch import LATER, Watch, summarize_watch
 from prism.models.steptimes import departure
 from prism.models.steptimes.departure import find_departure
 from prism.models.steptimes.fit import fit_step_times
@@ -144,7 +143,7 @@ LOOKS, CHANGE_AT, CV = 1000, 500, 0.01
 
 
 def noisy(kind, seed, change=0.0):
-    """Steps of a run with such noise, which change after CHANGE_AT."""
+    """Draw steps of a run with such noise, which change after CHANGE_AT."""
     white, drift, memory = NOISES[kind]
     times, rng = np.arange(LOOKS) / memory, np.random.default_rng(seed)
     noise = white * rng.standard_normal(LOOKS) + drift * ar1(times, 1, rng)[:, 0]
@@ -153,12 +152,26 @@ def noisy(kind, seed, change=0.0):
 
 def first_alarm(seconds):
     """Give the look at which a run first departs, looked at after every step; None without."""
-    crossing, _ = departure._first_crossing(seconds / seconds[0], 1, 1e-9)
-    return None if crossing is None else crossing[1] + departure.LEAST
+
+    def alarms(n):
+        found = find_departure(seconds[:n])
+        return found is not None and found.p_value <= departure.FALSE_ALARMS
+
+    whole = find_departure(seconds)
+    if whole.p_value > departure.FALSE_ALARMS:
+        return None
+    low, high = 0, seconds.size  # once the bound is crossed it stays so
+    near = int(whole.current.argmax()) + departure.LEAST  # where there is one change
+    tries = [near, near - 1]
+    while high - low > 1:
+        n = tries.pop(0) if tries else (low + high) // 2
+        if low < n < high:
+            low, high = (low, n) if alarms(n) else (n, high)
+    return high
 
 
 def sequential(series, seed, kinds):
-    """False alarms of runs that are looked at after every step; delay and coverage of changes."""
+    """Count false alarms of runs looked at after every step; delays and coverage of changes."""
     failed = False
     for kind in kinds:
         for change in (0.0, 0.01, 0.02, 0.03):

@@ -165,7 +165,10 @@ def _finished(reading: Reading, done: int) -> xr.Dataset:
         "steps": done, "seconds": seconds, "departure": None,
         "last_step_time": float(reading.times.seconds[-LAST:].mean()),
     }  # fmt: skip
-    attrs = {"completed_steps": json.dumps(figures | reading.figures())}
+    attrs = {
+        "completed_steps": json.dumps(figures | reading.figures()),
+        "call": json.dumps({"probability": PROBABILITY}),
+    }  # fmt: skip
     values = {"time_left": np.zeros(1), "time_to_train": np.full(1, seconds)}
     return make_dataset(values, {}, attrs)
 
@@ -203,7 +206,7 @@ def summarize_watch(dataset: xr.Dataset) -> dict[str, Any]:
     """Figures of a look, as `prism watch --json` prints them: those of `prism estimate`."""
     found = run_progress(dataset)
     past = found.pop("completed")
-    call = json.loads(dataset.attrs.get("call", "{}"))
+    call = json.loads(dataset.attrs["call"])
     runs = np.asarray(dataset.time_to_train, np.float64)
     said = (json.loads(dataset.attrs.get(key, "[]")) for key in ("notes", "warnings"))
     notes = [text for texts in said for text in texts]

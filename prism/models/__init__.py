@@ -2,10 +2,10 @@
 
 # modules that rooms above may import
 FACE = (
-    "calibration.model", "changes.find", "changes.fit", "changes.report", "changes.segments",
-    "changes.spans", "fit", "kernellaws",
+    "calibration.model", "changes.find", "changes.fit", "changes.report",
+    "fit", "kernellaws",
     "kerneltrace.graph", "kerneltrace.model", "kerneltrace.steps",
     "pipelinetrace.build", "pipelinetrace.fit", "pipelinetrace.reduce",
-    "steptimes.departure", "steptimes.estimate", "steptimes.fit", "steptimes.model",
-    "steptimes.predict", "steptimes.runs", "steptimes.series", "steptimes.spread",
+    "steptimes.estimate", "steptimes.fit", "steptimes.model",
+    "steptimes.predict", "steptimes.runs", "steptimes.series",
 )  # fmt: skip

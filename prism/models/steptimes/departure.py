@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.signal import lfilter
 from scipy.stats import norm, t
 
@@ -26,11 +27,10 @@ Index = NDArray[np.int64]
 FALSE_ALARMS = 0.01
 """Share of runs without a change in which one is found at any of their steps, at most."""
 CONFIDENCE = 0.9  # of the interval of a change
-_BOUND = 5.1, 0.05  # of the score at n steps: the first, and more for each doubling of n
+_BOUND = 5.2, 0.05  # of the score at n steps: the first, and more for each doubling of n
 _WHITE = 0.5  # weight of white noise alone; the others share the rest
 _DRIFTS = 0.03, 0.2, 1.0, np.inf  # variance of the drift over the white one
 _MOST = 8192  # values; more are averaged in pairs
-_MEMORIES = 4.0 ** np.arange(6)  # of a drift, up to an eighth of as many values
 _EACH, _FINER = 500, 1.005  # values after each of which a change is looked for, then this apart
 _COARSER = 1.15  # ratio of the lengths since a change that are tried
 _NEAR = 3.84  # below the largest likelihood: 95 % of a chi-square of one degree of freedom
@@ -78,8 +78,19 @@ class _Noise(NamedTuple):
     first: float
     weight: float
 
+    def filter(self, series: Array) -> Array:
+        """Give what is new in each value, of equal variance."""
+        new = np.asarray(lfilter([1.0, -self.ar], [1.0, -self.ma], series))
+        new[0] /= np.sqrt(self.first)
+        return new
+
+    def shape(self, n: int) -> Array:
+        """Give what a change of 1 adds to that in the n values from it on."""
+        late = (1.0 - self.ar) / (1.0 - self.ma)
+        return np.asarray(late + (1.0 - late) * self.ma ** np.arange(n))
+
     def mean_variance(self, n: int) -> float:
-        """Variance of the mean of n values over that of what is new in each."""
+        """Give the variance of the mean of n values over that of what is new in each."""
         r, m = self.ar, self.ma
         side = (r - m) * (1.0 - r * m) / (1.0 - r * r)
         pairs = (1.0 - (1.0 - r**n) / (n * (1.0 - r))) / (1.0 - r)
@@ -167,9 +178,9 @@ def _lengths(n: int) -> Index:
     return np.array(out, np.int64)
 
 
-def _kinds_of_noise() -> list[_Noise]:
+def _kinds_of_noise(memories: Array) -> list[_Noise]:
     rows = []
-    for r in np.exp(-1.0 / _MEMORIES):
+    for r in np.exp(-1.0 / memories):
         for ratio in _DRIFTS:
             m = 0.0
             if np.isfinite(ratio):  # from the autocovariances of a drift with white noise
@@ -180,7 +191,8 @@ def _kinds_of_noise() -> list[_Noise]:
     return [_Noise(0.0, 0.0, 1.0, _WHITE), *(_Noise(*row, share) for row in rows)]
 
 
-_NOISES = _kinds_of_noise()
+_NOISES = _kinds_of_noise(4.0 ** np.arange(6))  # memories up to an eighth of as many values
+_FINER_NOISES = _kinds_of_noise(2.0 ** np.arange(-1.0, 10.5, 0.5))
 
 
 def _gains(series: Array, ends: Index, lengths: Index, floor: float) -> Array:
@@ -209,11 +221,8 @@ def _squares(noise: _Noise, series: Array, ends: Index, lengths: Index) -> tuple
     the same weighted by powers of `ma`, so that each pair of end and length takes a few operations.
     """
     n, m = series.size, noise.ma
-    new, one = (lfilter([1.0, -noise.ar], [1.0, -m], x) for x in (series, np.ones(n)))
-    new[0] /= np.sqrt(noise.first)
-    one[0] /= np.sqrt(noise.first)
+    new, one, shape = noise.filter(series), noise.filter(np.ones(n)), noise.shape(n)
     late = (1.0 - noise.ar) / (1.0 - m)
-    shape = late + (1.0 - late) * m ** np.arange(n)  # of a change of 1
 
     def sums(x: Array) -> Array:
         return np.concatenate([[0.0], np.cumsum(x)])
@@ -251,10 +260,8 @@ def _describe(
     begin = int(n - lengths[gain.argmax()])
     bounds = [0, *(row[0] for row in found[:-1]), begin, n]
     before = series[: max(FEWEST, int(near.min()) if len(found) == 1 else found[0][0])]
-    after = series[crossing:]
-    half = _half_width(series, bounds, before.size, after.size, floor) / before.mean()
-    change = float(after.mean() / before.mean()) - 1.0
-    back = len(found) > 1 and abs(change) <= half
+    change, lowest, highest = _size(series, bounds, before.size, crossing, floor)
+    back = len(found) > 1 and lowest <= 0.0 <= highest
     level, current = np.ones(n_values), np.zeros(n_values, np.bool_)
     edge = [*at, n_values]
     for low, high in zip(bounds[1:], bounds[2:], strict=False):
@@ -264,23 +271,43 @@ def _describe(
     current[: edge[before.size]] = back
     return Departure(
         not back, p_value, current, level, int(at[begin]), int(at[near.min()]), int(at[near.max()]),
-        change, change - half, change + half,
+        change, lowest, highest,
     )  # fmt: skip
 
 
-def _half_width(series: Array, bounds: list[int], before: int, after: int, floor: float) -> float:
-    """Half of the interval of a difference of two means, given the noise around the levels."""
-    rest = series.copy()
+def _size(
+    series: Array, bounds: list[int], before: int, crossing: int, floor: float
+) -> tuple[float, float, float]:
+    """Estimate the last level over the first, less 1, and its interval.
+
+    Notes
+    -----
+    From what is new in the values after the crossing: given all before it, which was selected by
+    it, that is as likely as ever. Kinds of noise count by their likelihood around the levels.
+    """
+    base, begin, rest = series[:before].mean(), bounds[-2], series.copy()
     for low, high in zip(bounds, bounds[1:], strict=False):
         rest[low:high] -= series[low:high].mean()
+    since = rest.copy()
+    since[begin:] = series[begin:] - base
     dof = series.size - len(bounds) + 1.0
-    ends, none = np.array([series.size]), np.array([LEAST])
-    logs, variances = [], []
-    for noise in _NOISES:
-        square = max(float(_squares(noise, rest, ends, none)[0][0]), series.size * floor**2)
-        logs.append(np.log(noise.weight / np.sqrt(noise.first)) - 0.5 * dof * np.log(square))
-        means = noise.mean_variance(before) + noise.mean_variance(after)
-        variances.append(means * square / dof)
-    weight = np.exp(np.array(logs) - max(logs))
-    variance = float(weight @ np.array(variances) / weight.sum())
-    return float(t.isf(0.5 * (1.0 - CONFIDENCE), dof) * np.sqrt(variance))
+    rows = []
+    for noise in _FINER_NOISES:
+        new, squares = noise.filter(rest), noise.shape(series.size - begin)[crossing - begin :]
+        square = max(float(new @ new), series.size * floor**2)
+        weight = np.log(noise.weight / np.sqrt(noise.first)) - 0.5 * dof * np.log(square)
+        power = float(squares @ squares)
+        size = float(noise.filter(since)[crossing:] @ squares) / power
+        variance = square / dof * (1.0 / power + noise.mean_variance(before))
+        rows.append((weight, size, np.sqrt(variance)))
+    weight, size, std = np.array(rows).T
+    weight = np.exp(weight - weight.max())
+    weight /= weight.sum()
+
+    def quantile(q: float) -> float:
+        ends = float((size - 40.0 * std).min()), float((size + 40.0 * std).max())
+        return float(brentq(lambda x: float(weight @ t.cdf((x - size) / std, dof)) - q, *ends))
+
+    tail = 0.5 * (1.0 - CONFIDENCE)
+    middle, low_end, high_end = (quantile(q) / base for q in (0.5, tail, 1.0 - tail))
+    return float(middle), float(low_end), float(high_end)
