@@ -127,6 +127,13 @@ def test_only_classes_with_published_jobs_have_an_error_of_their_own(
     assert any(text.startswith("model error:") for text in told["warnings"]) is (kind is None)
 
 
+def test_a_library_of_another_device_does_not_bring_its_error():
+    job = load_job("llama3-70b-fsdp-512", ["cluster.device=h200"])  # whose library is H100's
+    wide = load_library("h100-healthy").value("run/model_error_unmeasured")
+    assert job.variability.library == "h100-healthy"
+    assert prepare_variability(job).model_error == wide
+
+
 def test_compiled_is_not_slower_than_eager():
     """Where nothing was published of it: it runs the same products, and less beside them."""
     for device in ("a100", "h200", "b200", "b300", "gb200", "gb300", "mi300x"):
