@@ -278,9 +278,8 @@ def _not_identifiable(model: StepModel, series: Series, p_value: float) -> list[
         out.append("work by step: fewer than 3 runs do not show it")
     if p_value > 0.05:
         out.append(
-            "slow drift: too few to tell one from noise, "
-            f"{format_count(series.steps.size, 'step')} of a run "
-            f"(p-value {p_value:.2g})"
+            f"slow drift: {format_count(series.steps.size, 'step')} of a run: too few to tell one "
+            f"from noise (p-value {p_value:.2g})"
         )
     if not model.stall_counts.sum():
         exposure = float(model.exposure_s.sum())
