@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError, named
-from prism.common.text import format_share
+from prism.common.text import format_count, format_share
 from prism.models.changes.find import changes_of_step_times, select_steps
 from prism.models.steptimes.departure import FALSE_ALARMS, Departure, find_departure
 from prism.models.steptimes.likelihood import state_given
@@ -305,7 +305,8 @@ def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, see
     done = (int(at.max()) + 1) * k
     if done >= n_steps:
         raise PrismError(
-            f"{done} steps are done of {n_steps}; nothing is left; set {named('steps')} higher"
+            f"{format_count(done, 'step')} done of {n_steps}; nothing is left; set "
+            f"{named('steps')} higher"
         )
     first = min(max(done, model.offset_skips * k), n_steps)
     ahead = run_model(model, n_steps, first)
@@ -328,8 +329,9 @@ def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, see
     notes, out_s = list(found.notes), float(whole.seconds.sum() - times.seconds.sum())
     if (n := whole.step.size - times.step.size) > 0:
         notes.append(
-            f"{times.source}: {n} steps that the model's fit left out ({k * out_s:.4g} s) count "
-            "as elapsed; those to come take as long as the others"
+            f"{times.source}: {format_count(n, 'step')} that the model's fit left out "
+            f"({k * out_s:.4g} s) "
+            "counted as elapsed; those to come take as long as the others"
         )
     usual = found.level * work_of_values(model, int(at.max()) + 1)
     usual[at] = times.seconds
@@ -416,8 +418,9 @@ def _granted(model: RunModel, times: StepTimes, lack: int) -> Iterator[str]:
     """Say what step times do not tell of the past."""
     if lack > max(MISSING, 0.1 * times.step.size * times.mean_over):
         yield (
-            f"{times.source}: {times.step.size} step times up to step {int(times.step.max())}; "
-            f"the {lack} steps that lack count as done, and as long as the others"
+            f"{times.source}: {format_count(times.step.size, 'step time')} up to step "
+            f"{int(times.step.max())}; "
+            f"{format_count(lack, 'missing step')} counted as done, and as long as the others"
         )
     if any(x is not None for x in (model.checkpoints, model.evaluations, model.interruptions)):
         yield (
