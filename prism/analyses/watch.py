@@ -148,7 +148,7 @@ class Watch:
         elif self._job is None:
             found = _from_log(reading, **options)
         elif isinstance(self._job, Job):
-            past = {"completed": reading, "column": None, "unit": None, "where": {}}
+            past: dict[str, Any] = {"completed": reading, "column": None, "unit": None, "where": {}}
             how = self._threads, None, "auto"
             found = estimate_job(self._job, gather_options(**options), past, how, self._simulated)
         else:
@@ -198,7 +198,7 @@ def _from_log(
     of_fit = int(reading.times.step[-1]) - int(fitted.steps[0]) + reading.times.mean_over
     paused_s = np.diff(fitted.paused_s(np.array([of_fit, of_fit + steps - done])))
     left = later * runs.total + paused_s
-    values = {"time_left": left, "time_to_train": past.elapsed_s + left}
+    values: dict[str, Any] = {"time_left": left, "time_to_train": past.elapsed_s + left}
     if deadline is not None:
         values["deadline"] = parse_deadline(deadline)
     attrs = {

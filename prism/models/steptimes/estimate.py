@@ -99,7 +99,9 @@ def estimate_steps(
         raise PrismError(
             f"{named('steps')} {n_steps}: expected at least 1; leave it out for as many as seen"
         )
-    warnings, notes, under_way = _warnings(model, n_steps), (), {}
+    warnings = _warnings(model, n_steps)
+    under_way: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
     if reading is None:
         drawn = draw_runs(model, n_steps, run_replicates, seed, None, gpus)
     else:
