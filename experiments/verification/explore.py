@@ -2,7 +2,7 @@
 
 Run from a checkout: python experiments/verification/explore.py [--job llama3-405b-16k]
 [--settings 50] [--changes 15] [--pictures FOLDER]; with --picture FILE only the one of
-docs/explore.md: two settings side by side, as prism/present/explore shows them.
+docs/explore.md: two settings side by side, as prism/present/explore/page.py shows them.
 Needs playwright, a Chromium (--browser names its file) and the extra `app`; without them it says so
 and stops. Fails where a page asks for anything outside this machine, a setting ends in an error
 page, or the median time from a change to its first answer is above 1.5 s.
