@@ -236,12 +236,22 @@ def test_a_log_that_begins_late_counts_from_its_numbers(log):
      (("train.log", "--once", "--interval", "0"), "--interval"),
      (("train.log", "--once", "--set", "run.steps=9"), "--set"),
      (("train.log", "no-such-job", "--once"), "no-such-job"),
+     (("train.log", "pipeline-8x32", "--once", "--gpus", "8"), "--gpus"),
      (("train.log", "--once", "--openmetrics", "no/x.prom"), "no folder")],
 )  # fmt: skip
 def test_bad_input_is_told(run, log, monkeypatch, given, said):
     monkeypatch.chdir(log.parent)
     code, out, err = run("watch", *given)
     assert (code, out) == (2, "") and said in err
+
+
+def test_failures_of_a_log_are_those_of_its_gpus(log):
+    found = [
+        summarize_watch(Watch(log, seed=1, gpus=n, deadline="1h").look()) for n in (None, 80_000)
+    ]
+    assert [row["failure_model"]["per_1000_node_days"] > 0.0 for row in found] == [False, True]
+    assert found[0]["finish_by"]["probability"] == 1.0
+    assert found[1]["time_left"]["mean"] > 1.05 * found[0]["time_left"]["mean"]
 
 
 def test_a_run_that_is_done_ends_the_watch(run, log):

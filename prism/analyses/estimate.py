@@ -120,12 +120,17 @@ def estimate(
         }  # fmt: skip
     if not isinstance(job, Job) and is_step_model(job):
         return _from_step_times(job, options | past | {"gpus": gpus})
+    refuse_gpus(gpus)
+    job = job if isinstance(job, Job) else load_job(job)
+    return estimate_job(job, options, past, (threads, progress, engine))
+
+
+def refuse_gpus(gpus: int | None) -> None:
+    """Refuse GPUs of a job; raises PrismError."""
     if gpus is not None:
         raise PrismError(
             f"{named('gpus')} {gpus}: is for a model of step times; a job has those of its layout"
         )
-    job = job if isinstance(job, Job) else load_job(job)
-    return estimate_job(job, options, past, (threads, progress, engine))
 
 
 def gather_options(

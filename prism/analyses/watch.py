@@ -22,6 +22,7 @@ from prism.analyses.estimate import (
     estimate_job,
     gather_options,
     parse_deadline,
+    refuse_gpus,
     simulate_job,
 )
 from prism.analyses.estimates.run import CLUSTERS_IN_PROGRESS
@@ -31,10 +32,12 @@ from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
 from prism.models.changes.find import changes_of_step_times
 from prism.models.changes.fit import fit_steps
+from prism.models.steptimes.estimate import failures_of
 from prism.models.steptimes.model import load_step_model
 from prism.models.steptimes.predict import generator, run_model
 from prism.models.steptimes.runs import LAST, UNKNOWN_LEVEL, Fitted, condition, count_done
 from prism.simulation.results import make_dataset
+from prism.simulation.runs.build import with_failures
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.steps import Progress, fresh_seed
 from prism.simulation.summary import run_end, run_progress
@@ -68,8 +71,8 @@ class Watch:
     seed, threads, progress
         As in `prism.simulate`.
     **options
-        Others of `prism.estimate`, such as `deadline`; without a job `deadline`, `probability` and
-        `run_replicates`.
+        Others of `prism.estimate`, such as `deadline`; without a job `deadline`, `probability`,
+        `run_replicates` and `gpus`.
 
     Raises
     ------
@@ -109,6 +112,7 @@ class Watch:
             self._job = self._job if isinstance(self._job, Job) else load_job(self._job)
             self._usual = self._job.n_steps if self._job.has_run else None
             choice["per_step"] = self._job.work_per_step
+            refuse_gpus(self._options.pop("gpus", None))
             self._simulated = simulate_job(
                 self._job, gather_options(**self._options), (threads, progress, "auto")
             )
@@ -146,7 +150,7 @@ class Watch:
         elif self._job is None:
             found = _from_log(reading, **options)
         elif isinstance(self._job, Job):
-            past = {"completed": reading, "column": None, "unit": None, "where": {}}
+            past: dict[str, Any] = {"completed": reading, "column": None, "unit": None, "where": {}}
             how = self._threads, None, "auto"
             found = estimate_job(self._job, gather_options(**options), past, how, self._simulated)
         else:
@@ -178,6 +182,7 @@ def _finished(reading: Reading, done: int) -> xr.Dataset:
 def _from_log(
     reading: Reading, *, steps: int, seed: int, deadline: float | str | None = None,
     probability: float = PROBABILITY, run_replicates: int = RUN_REPLICATES,
+    gpus: int | None = None,
 ) -> xr.Dataset:  # fmt: skip
     """Forecast the rest of a run from its completed steps, with the pauses of all."""
     fitted = fit_steps(reading.times, seed=seed, repeats=_REPEATS)
@@ -189,17 +194,19 @@ def _from_log(
     )  # fmt: skip
     done = count_done(reading.times)[1]
     past = replace(past, done=done, far=False)
-    runs = simulate_runs(past.model, steps - done, run_replicates, seed)
+    model = past.model if gpus is None else with_failures(past.model, gpus)
+    runs = simulate_runs(model, steps - done, run_replicates, seed)
     later = 1.0 + LATER * generator(seed, 34).standard_normal(run_replicates)
     of_fit = int(reading.times.step[-1]) - int(fitted.steps[0]) + reading.times.mean_over
     paused_s = np.diff(fitted.paused_s(np.array([of_fit, of_fit + steps - done])))
     left = later * runs.total + paused_s
-    values = {"time_left": left, "time_to_train": past.elapsed_s + left}
+    values: dict[str, Any] = {"time_left": left, "time_to_train": past.elapsed_s + left}
     if deadline is not None:
         values["deadline"] = parse_deadline(deadline)
     attrs = {
         "completed_steps": json.dumps(past.figures() | reading.figures()),
         "call": json.dumps({"probability": probability}), "notes": json.dumps(past.notes),
+        "failures": json.dumps(failures_of(model, gpus)),
     }  # fmt: skip
     return make_dataset(values, {}, attrs)
 
@@ -217,5 +224,7 @@ def summarize_watch(dataset: xr.Dataset) -> dict[str, Any]:
         "model": dataset.attrs["model"], "seed": int(dataset.attrs["seed"]),
         "run_replicates": int(runs.size), "steps": int(dataset.attrs["steps"]),
         "completed_steps": past.pop("steps"), "elapsed": past.pop("seconds"), **past, **found,
-        **run_end(dataset, call, runs), "notes": list(dict.fromkeys(notes)), "warnings": [],
+        **run_end(dataset, call, runs),
+        "failure_model": json.loads(dataset.attrs.get("failures", "null")),
+        "notes": list(dict.fromkeys(notes)), "warnings": [],
     }  # fmt: skip

@@ -387,7 +387,7 @@ def run_progress(dataset: "xr.Dataset") -> dict[str, Any]:
     if "completed_steps" not in dataset.attrs:
         return {}
     past: dict[str, Any] = json.loads(dataset.attrs["completed_steps"])
-    departure, written = past.pop("departure", None), past.get("written")
+    departure, written = past.pop("departure", None), str(past.get("written"))
     out: dict[str, Any] = {"completed": past, "departure": departure}
     if "time_left" not in dataset:  # of the first versions
         return {"completed": past}

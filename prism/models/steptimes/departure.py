@@ -123,7 +123,8 @@ def find_departure(values: Array, grain: float = 0.0) -> Departure | None:
     first = float(values[known[: FEWEST * block]].mean())
     series = np.add.reduceat(values[known], edges) / np.diff(np.r_[edges, known.size]) / first
     floor = max(_FLOOR, grain / first) / np.sqrt(block)
-    p_value, found, start = 1.0, [], 0
+    p_value, start = 1.0, 0
+    found: list[tuple[int, int]] = []
     while len(found) < _MANY:
         crossing, p = _first_crossing(series[start:], block, floor)
         p_value = p if not found or crossing is not None else p_value

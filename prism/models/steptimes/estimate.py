@@ -31,6 +31,7 @@ from prism.models.steptimes.predict import (
 from prism.models.steptimes.runs import UnderWay, count_done, progress, steps_known
 from prism.simulation.results import SCHEMA, make_dataset
 from prism.simulation.runs.build import describe_failures, effective_share
+from prism.simulation.runs.parts import RunModel
 from prism.simulation.summary import run_end, run_progress, run_terms, spread
 from prism.traces.growing import Reading, read_log
 
@@ -99,7 +100,9 @@ def estimate_steps(
         raise PrismError(
             f"{named('steps')} {n_steps}: expected at least 1; leave it out for as many as seen"
         )
-    warnings, notes, under_way = _warnings(model, n_steps), (), {}
+    warnings = _warnings(model, n_steps)
+    under_way: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
     if reading is None:
         drawn = draw_runs(model, n_steps, run_replicates, seed, None, gpus)
     else:
@@ -112,20 +115,24 @@ def estimate_steps(
     if under_way:
         values["time_left"] = drawn.total - under_way["seconds"] - drawn.terms["offset"]
     call = {"steps": n_steps, "probability": probability, "start": start, "seed": seed}
-    if gpus is None:
-        failures = {"per_1000_node_days": 0.0, "source": "gpus"}
-    else:
+    if gpus is not None:
         values |= {
             "ettr": effective_share(drawn.terms, drawn.total), "run_failures": drawn.failures
         }  # fmt: skip
-        failures = describe_failures(drawn.model, FAILURES_SOURCE, ("rate", "down", "checkpoint"))
     attrs = _attrs(path, model, call) | {
-        "failures": json.dumps(failures), "notes": json.dumps(list(notes)),
+        "failures": json.dumps(failures_of(drawn.model, gpus)), "notes": json.dumps(list(notes)),
         "warnings": json.dumps(warnings),
         "wall_seconds": time.perf_counter() - begin,
     } | ({"completed_steps": json.dumps(under_way)} if under_way else {})  # fmt: skip
     coords = {"threshold": list(slowdown_thresholds), "term": list(drawn.terms)}
     return make_dataset(values, coords, attrs)
+
+
+def failures_of(model: RunModel, gpus: int | None) -> dict[str, Any]:
+    """Say what stops a run of so many GPUs, or that their number is not known."""
+    if gpus is None:
+        return {"per_1000_node_days": 0.0, "source": "gpus"}
+    return describe_failures(model, FAILURES_SOURCE, ("rate", "down", "checkpoint"))
 
 
 def _draw_rest(

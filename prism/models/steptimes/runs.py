@@ -284,7 +284,7 @@ def _lay_out(model: RunModel, times: StepTimes, seed: int, fitted: Fitted | None
         ratio[fitted.odd[once]] = np.nan
     ratio[~current] = np.nan
     scale = float(np.nanmean(ratio)) if np.isfinite(ratio).any() else 1.0
-    elapsed_s = first * (usual * scale)
+    elapsed_s = np.asarray(first * (usual * scale), np.float64)
     return _Done(
         step, first, series, ratio, work * changes, elapsed_s, begin, departure, scale,
         float(seconds.sum()), float(seconds[-LAST:].mean()), float(seconds.mean()),

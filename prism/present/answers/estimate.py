@@ -32,6 +32,7 @@ from prism.present.answer import (
     share,
     words,
 )
+from prism.present.answers.runs import departure_finding, failure_findings
 from prism.present.answers.times import (
     READING,
     TITLES,
@@ -44,7 +45,6 @@ from prism.present.answers.times import (
     time_text,
     times_table,
 )
-from prism.present.answers.watch import departure_finding
 from prism.simulation.steps import EXPOSED_BLOCKS
 from prism.simulation.summary import spread
 
@@ -66,11 +66,6 @@ PARTS = {
     **{f"exposed_{group}": f"exposed {group.upper()} communication"
        for group in ("tp", "cp", "ep", "pp", "dp")},
 }  # fmt: skip
-NO_FAILURES = {
-    "model.durations": ", as the job gives durations and no hardware; run.failures adds them",
-    "gpus": ": a model of step times knows no GPUs; --gpus N adds those of N GPUs",
-}
-ASSUMED = "run.failures and run.checkpoint set them, run.failures=none leaves failures out"
 LEAST_PART = 5e-4
 """Share of the step below which a part is not listed [1]."""
 
@@ -136,7 +131,7 @@ def _findings(numbers: Json, result: xr.Dataset) -> list[Finding]:
     against = f"p50 {over} {'below' if slower < 0.0 else 'above'} it"
     text = f"Half of the steps take at most {p50}, 95 % at most {p95}; the ideal step takes {ideal}"
     out.append(Finding("step_time", f"{text} ({against}).", "answer"))
-    return [*out, *_failures(numbers), *_checkpoint_advice(numbers)]
+    return [*out, *failure_findings(numbers), *_checkpoint_advice(numbers)]
 
 
 def _ideal(numbers: Json) -> float:
@@ -168,27 +163,6 @@ def _deadline(numbers: Json, result: xr.Dataset) -> str:
     within = f"{UNKNOWN}; " if half is None else ""
     runs = format_count(n, "simulated run")
     return f"P(done within {deadline}) is {words(share(p, half))} ({within}{runs})."
-
-
-def _failures(numbers: Json) -> list[Finding]:
-    """Say what is assumed of failures, or that there are none."""
-    found = numbers.get("failure_model")
-    if found is None:
-        return []
-    if not found["per_1000_node_days"]:
-        text = f"Failures are left out{NO_FAILURES.get(found['source'], '')}."
-        return [Finding("failures", text)]
-    rate = f"{found['per_1000_node_days']:.3g} failures per 1,000 node-days"
-    texts = {
-        "rate": f"{rate} ({found['source']})",
-        "down": f"{format_duration(found['down'])} until the job is back",
-        "checkpoint": "a checkpoint every "
-        f"{format_duration(found['checkpoint_interval'])} in the background",
-        "write": f"{format_duration(found['write'])} to write a checkpoint",
-    }
-    assumed = ", ".join(texts[name] for name in found["assumed"])
-    how = "--gpus sets their number" if "world_size" not in numbers else ASSUMED
-    return [Finding("failures", f"Assumed: {assumed}; {how}.")] if assumed else []
 
 
 def _checkpoint_advice(numbers: Json) -> list[Finding]:

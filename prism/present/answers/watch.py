@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from prism.analyses.watch import summarize_watch
-from prism.common.text import format_count, format_duration, format_share, percent_change
+from prism.common.text import format_count, format_duration, format_share
 from prism.present.answer import Answer, Cell, Column, Figure, Finding, Table, duration
+from prism.present.answers.runs import departure_finding, failure_findings
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -61,31 +62,7 @@ def _findings(numbers: Json) -> list[Finding]:
         by = numbers["finish_by"]
         text = f"P(done within {format_duration(by['deadline'])}) is "
         out.append(Finding("finish_by", f"{text}{format_share(by['probability'])}.", "answer"))
-    return [*out, departure_finding(numbers, numbers["departure"])]
-
-
-def departure_finding(past: Json, found: Json) -> Finding:
-    """Say whether steps depart, from which on, by how much, and how sure that is."""
-    if found["kind"] == "level":
-        ratio, sd = past["level"], format_share(past["level_expected_std"], 2)
-        text = (
-            f"All steps depart from the model: {percent_change(ratio - 1.0)} (its standard "
-            f"deviation is {sd}); is it of this job?"
-        )
-        return Finding("departure", text, "warning")
-    if found["p_value"] is None:
-        return Finding("departure", "Too few steps to tell whether they depart.", "info")
-    p = "p < 0.001" if found["p_value"] < 0.001 else f"p = {found['p_value']:.2g}"
-    if not found["departed"]:
-        text = f"The last steps do not depart from those before ({p}, over all steps so far)."
-        return Finding("departure", text, "answer")
-    size = percent_change(found["change"], found["change_ci"])
-    slower = "slower" if found["change"] > 0.0 else "faster"
-    early, late = (format_count(step) for step in found["step_range"])
-    at = f"step {format_count(found['step'])}"
-    text = f"The last steps depart: {size.lstrip('+-')} {slower} from {at} on"
-    text += f" ({early} to {late})" if early != late else ""
-    return Finding("departure", f"{text}, {p}.", "warning")
+    return [*out, departure_finding(numbers, numbers["departure"]), *failure_findings(numbers)]
 
 
 def _finish(numbers: Json) -> Table:

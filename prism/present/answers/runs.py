@@ -1,0 +1,61 @@
+"""What answers say of a run: what is assumed of its failures, whether its last steps depart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prism.common.text import format_count, format_duration, format_share, percent_change
+from prism.present.answer import Finding
+
+Json = Mapping[str, Any]
+NO_FAILURES = {
+    "model.durations": ", as the job gives durations and no hardware; run.failures adds them",
+    "gpus": ": a model of step times knows no GPUs; --gpus N adds those of N GPUs",
+}
+ASSUMED = "run.failures and run.checkpoint set them, run.failures=none leaves failures out"
+
+
+def departure_finding(past: Json, found: Json) -> Finding:
+    """Say whether steps depart, from which on, by how much, and how sure that is."""
+    if found["kind"] == "level":
+        ratio, sd = past["level"], format_share(past["level_expected_std"], 2)
+        text = (
+            f"All steps depart from the model: {percent_change(ratio - 1.0)} (its standard "
+            f"deviation is {sd}); is it of this job?"
+        )
+        return Finding("departure", text, "warning")
+    if found["p_value"] is None:
+        return Finding("departure", "Too few steps to tell whether they depart.", "info")
+    p = "p < 0.001" if found["p_value"] < 0.001 else f"p = {found['p_value']:.2g}"
+    if not found["departed"]:
+        text = f"The last steps do not depart from those before ({p}, over all steps so far)."
+        return Finding("departure", text, "answer")
+    size = percent_change(found["change"], found["change_ci"])
+    slower = "slower" if found["change"] > 0.0 else "faster"
+    early, late = (format_count(step) for step in found["step_range"])
+    at = f"step {format_count(found['step'])}"
+    text = f"The last steps depart: {size.lstrip('+-')} {slower} from {at} on"
+    text += f" ({early} to {late})" if early != late else ""
+    return Finding("departure", f"{text}, {p}.", "warning")
+
+
+def failure_findings(numbers: Json) -> list[Finding]:
+    """Say what is assumed of failures, or that there are none."""
+    found = numbers.get("failure_model")
+    if found is None:
+        return []
+    if not found["per_1000_node_days"]:
+        text = f"Failures are left out{NO_FAILURES.get(found['source'], '')}."
+        return [Finding("failures", text)]
+    rate = f"{found['per_1000_node_days']:.3g} failures per 1,000 node-days"
+    texts = {
+        "rate": f"{rate} ({found['source']})",
+        "down": f"{format_duration(found['down'])} until the job is back",
+        "checkpoint": "a checkpoint every "
+        f"{format_duration(found['checkpoint_interval'])} in the background",
+        "write": f"{format_duration(found['write'])} to write a checkpoint",
+    }
+    assumed = ", ".join(texts[name] for name in found["assumed"])
+    how = "--gpus sets their number" if "world_size" not in numbers else ASSUMED
+    return [Finding("failures", f"Assumed: {assumed}; {how}.")] if assumed else []
