@@ -139,9 +139,7 @@ def _settled_variance(rest: Array, edges: list[list[int]]) -> Array:
     A warm-up that falls from step to step has no level: what its segments leave is no noise.
     """
     n = rest.shape[0]
-    begins = [
-        next((a for a, b in pairwise([0, *row, n]) if b - a >= SETTLED), n) for row in edges
-    ]
+    begins = [next((a for a, b in pairwise([0, *row, n]) if b - a >= SETTLED), n) for row in edges]
     begins = [begin if begin <= MOST_BEGINNING * n else 0 for begin in begins]
     return np.concatenate(
         [long_run_variance(rest[begin:, k : k + 1]) for k, begin in enumerate(begins)]
