@@ -265,6 +265,20 @@ def test_commands_say_what_they_took(tmp_path, run, few_repeats, command):
     assert "'step_time', in s" in shown
 
 
+def test_an_estimate_says_what_it_took_of_a_run_in_progress(tmp_path, run, few_repeats):
+    n = np.arange(1, 41)
+    table = pd.DataFrame({"step": n, "step_time": 120.0 + 0.5 * np.sin(n)})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    run("fit", tmp_path / "t.csv", "-o", tmp_path / "model.nc", "--seed", 0, "-q")
+    for what in ("pipeline-8x32", tmp_path / "model.nc"):
+        call = ("estimate", what, "--replicates", 64, "--run-replicates", 64, "--steps", 100,
+                "--seed", 1, "-q", "--progress", tmp_path / "t.csv")  # fmt: skip
+        found = json.loads(run(*call, "--json")[1])
+        assert found["completed"]["taken"]["column"] == "step_time"
+        assert not any("step_time" in text for text in found["warnings"])
+        assert "'step_time', in s" in " ".join(run(*call)[1].split())
+
+
 @pytest.mark.parametrize("command", ["show", "fit", "validate", "replay", "timeline", "compare"])
 def test_steps_are_chosen_by_number_or_the_first_left_out(tmp_path, run, few_repeats, command):
     steps, trace = tmp_path / "t.csv", "experiments/samples/trace.csv"
