@@ -16,6 +16,7 @@ from prism.models.changes.fit import fit_steps
 from prism.models.changes.segments import find_edges, outliers
 from prism.models.steptimes.model import PAUSE, model_from_dataset, model_to_dataset
 from prism.models.steptimes.predict import draw_runs, draw_steps
+from prism.traces import StepTimes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments" / "verification"))
 import pauses
@@ -166,6 +167,13 @@ def test_a_slow_first_step_hides_no_memory(tmp_path, run, few_repeats):
     assert shown["n_effective"] == pytest.approx(fitted["n_effective"])
     assert 10.0 < shown["n_effective"] < 150.0  # 799 / 19 independent ones
     assert [row["kind"] for row in shown["changes"]] == ["warm_up"]
+
+
+def test_a_steady_rise_is_no_warm_up():
+    """Steps of a host that runs further and further ahead: 22 of 30 would have been left out."""
+    seconds = 2.0 * np.arange(1, 31) + 0.05 * np.random.default_rng(1).standard_normal(30)
+    times = StepTimes(seconds, np.arange(30), np.full(30, ""), "made", "s")
+    assert changes_of_step_times(times)[0] == []
 
 
 def test_steps_are_taken_by_number():

@@ -53,6 +53,15 @@ TABLES = {
     "rising time_s": (dict(step=STEP, time_s=SINCE), None),
     "start and end": (dict(step=STEP, step_start_s=CLOCK, step_end_s=CLOCK + 2.0), None),
     "start and duration": (dict(step=STEP, start_s=CLOCK, duration_s=2.0), ("duration_s", "s")),
+    "hours of GPUs": (dict(step=STEP, gpu_hours=3.0), None),
+    "a height": (dict(step=STEP, h=3.0), None),
+    "parts of a step": (dict(step=STEP, forward_ms=600.0, compute_s=1.5, nccl_s=0.3, gc_s=0.1),
+                        None),
+    "worst and sum": (dict(step=STEP, step_time_sum_s=24.0, worst_step_s=2.4), None),
+    "frames_s": (dict(step=STEP, frames_s=900.0), None),
+    "imgs/s": ({"step": STEP, "imgs/s": 256.0, "global_batch_size": 512}, ("imgs/s", "samples/s")),
+    "sec/step (avg)": ({"step": STEP, "sec/step (avg)": 2.0}, ("sec/step (avg)", "s")),
+    "steptime": (dict(step=STEP, steptime=2.0), ("steptime", "s")),
     "an epoch": (dict(epoch=STEP, epoch_time_s=900.0), None),
     # ------------------------------------------------- rates
     "tokens_s": (dict(step=STEP, tokens_s=1e6), None),
@@ -263,6 +272,20 @@ def test_commands_say_what_they_took(tmp_path, run, few_repeats, command):
     assert status == 0 and (found["a"] if command == "compare" else found)["taken"] == expected
     shown = " ".join(run(command, *after[command], "-q")[1].split())
     assert "'step_time', in s" in shown
+
+
+def test_an_estimate_says_what_it_took_of_a_run_in_progress(tmp_path, run, few_repeats):
+    n = np.arange(1, 41)
+    table = pd.DataFrame({"step": n, "step_time": 120.0 + 0.5 * np.sin(n)})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    run("fit", tmp_path / "t.csv", "-o", tmp_path / "model.nc", "--seed", 0, "-q")
+    for what in ("pipeline-8x32", tmp_path / "model.nc"):
+        call = ("estimate", what, "--replicates", 64, "--run-replicates", 64, "--steps", 100,
+                "--seed", 1, "-q", "--progress", tmp_path / "t.csv")  # fmt: skip
+        found = json.loads(run(*call, "--json")[1])
+        assert found["completed"]["taken"]["column"] == "step_time"
+        assert not any("step_time" in text for text in found["warnings"])
+        assert "'step_time', in s" in " ".join(run(*call)[1].split())
 
 
 @pytest.mark.parametrize("command", ["show", "fit", "validate", "replay", "timeline", "compare"])

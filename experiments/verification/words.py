@@ -53,7 +53,7 @@ ALLOWED = (
 _RECORDED = (r"iterations?", "a name in what other tools write")
 EXCEPTIONS = {
     "prism/traces/logs/tools.py": _RECORDED,
-    "prism/traces/choose.py": _RECORDED,
+    "prism/traces/columns.py": _RECORDED,
     "prism/traces/kineto/stepmarks.py": _RECORDED,
     "prism/jobs/jobspec/othernames.py": _RECORDED,
     "prism/cli/commands/options.py": _RECORDED,

@@ -4,7 +4,7 @@ Formats are distinguished by content. Left out: fitting anything to what was rea
 """
 
 from prism.traces.readers import Recording, find_recording, holds, read_step_times, read_trace
-from prism.traces.steps import StepTimes, read_totals, total_per_run
+from prism.traces.steps import StepTimes, read_totals, say_taken, total_per_run
 from prism.traces.table import COLUMNS, OP_KINDS, Trace, make_trace
 from prism.traces.tidy import to_tidy
 
@@ -20,6 +20,7 @@ __all__ = [
     "read_step_times",
     "read_totals",
     "read_trace",
+    "say_taken",
     "to_tidy",
     "total_per_run",
 ]

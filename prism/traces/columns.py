@@ -95,7 +95,7 @@ _STEPS = {"step", "steps", "iter", "iters", "iteration", "iterations", "it", "it
 _COUNTS = {
     **dict.fromkeys(_STEPS, "steps"), **dict.fromkeys(("batch", "batches"), "batches"),
     **dict.fromkeys(("sample", "samples", "example", "examples", "seq", "seqs", "sequence",
-                     "sequences", "image", "images"), "samples"),
+                     "sequences", "image", "images", "img", "imgs"), "samples"),
     **dict.fromkeys(("token", "tokens", "tok", "toks", "word", "words"), "tokens"),
 }  # fmt: skip
 _PLURAL = {word for word in _COUNTS if word.endswith("s")} - {"batches"} | {"it", "tok", "batches"}
@@ -105,7 +105,8 @@ _SHORT = {"tps": "tokens", "tgs": "tokens", "wps": "tokens", "ups": "steps", "sp
 _TIMES = {"time", "times", "timing", "duration", "latency", "period", "delta", "wall", "walltime",
           "interval"}  # fmt: skip
 _STATISTICS = {"min", "max", "minimum", "maximum", "std", "stdev", "stddev", "var", "variance",
-               "median", "med", "percentile", "low", "high", "lo", "hi", "p", "q"}  # fmt: skip
+               "median", "med", "percentile", "low", "high", "lo", "hi", "p", "q",
+               "sum", "best", "worst", "slowest", "fastest"}  # fmt: skip
 _MEANS = {"mean", "avg", "average", "ave", "ema", "smoothed"}
 _DEVICES = {"gpu", "gpus", "device", "devices", "core", "chip", "node", "rank", "worker", "replica",
             "host", "tgs"}  # fmt: skip
@@ -128,6 +129,8 @@ _PARTS = {
     "comm", "communication", "nccl", "wait", "compile", "hook", "gen", "generation", "rollout",
     "init", "startup", "bubble", "inference", "microbatch", "layer", "kernel", "gemm", "attention",
     "queue", "transfer", "h2d", "d2h", "logging", "ref", "adv", "reward", "warmup",
+    "compute", "idle", "io", "gc", "cpu", "host", "energy", "dataload", "exposed", "stall",
+    "overhead", "sync",
 }  # fmt: skip
 """What is timed of a step, or between steps."""
 
@@ -143,17 +146,19 @@ def meaning(name: str) -> Meaning:
 
 def _words(name: str) -> list[str]:
     """Split a name into words; a slash between a count and a unit, or the reverse, is `per`."""
-    apart = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", name)
-    parts = re.findall(r"[a-z]+|\d+|/", apart.lower())
+    apart = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", name).lower()
+    apart = re.sub(r"\b(step|iter|iteration)(?=time)", r"\1_", apart.replace("_", " "))
+    parts = re.findall(r"[a-z]+|\d+|/", apart)
     out: list[str] = []
     for i, word in enumerate(parts):
         if word != "/":
             out.append(word)
         elif 0 < i < len(parts) - 1:
             before, after = parts[i - 1], parts[i + 1]
-            counted = before in _COUNTS or _NOT_TIMES.get(before) == "flop"
-            a_rate = counted and (after in _UNIT or after == "min" or after in _DEVICES)
-            in_turn = out and before in _UNIT and after in _COUNTS and i == len(parts) - 2
+            counted = before in _COUNTS or _is_counted(before)
+            a_rate = counted and after in (*_UNIT, "min", "day", *_DEVICES)
+            last = set(parts[i + 2 :]) <= _STATISTICS | _MEANS
+            in_turn = out and before in _UNIT and after in _COUNTS and last
             out += ["per"] * bool(a_rate or in_turn)
     return [word for word in out if not word.isdigit()]
 
@@ -170,13 +175,15 @@ def _by_words(words: list[str]) -> Meaning:
     if words != named_:
         kind = "mean" if not _STATISTICS & set(words) else "statistic"
     unit = next((_UNIT[word] for word in named_[-1:] if word in _UNIT), "")
+    if named_[-1:] == ["h"] and len(named_) == 1 or (unit == "h" and named_[-2:-1] == ["gpu"]):
+        return Meaning("none", "")  # a height, hours of GPUs
     per = named_.index("per") if "per" in named_[:-1] else None
     of_step = bool(_STEPS & set(named_)) or "batch" in named_
     if per is not None:
-        of_step = named_[per + 1] in _STEPS
+        of_step = named_[per + 1] in (*_STEPS, "batch")
         unit = unit or next((_UNIT[word] for word in named_[:per] if word in _UNIT), "")
         if not of_step or not (unit or _TIMES & set(named_)):
-            return Meaning("none", unit, f"per {named_[per + 1]}, not per step")
+            return Meaning("none", unit, "" if of_step else f"per {named_[per + 1]}, not per step")
     words_ = set(named_)
     if words_ & _ENDS or (words_ & _CLOCKS and not of_step):
         return Meaning("clock", unit, "a time of day, or since the start")
@@ -220,8 +227,9 @@ def _rate(words: list[str]) -> Meaning | None:
 
 
 def _is_counted(word: str) -> bool:
-    """Whether a word before a unit alone makes a rate: tokens_s, gb_s; not step_s."""
-    return word in _PLURAL or _NOT_TIMES.get(word) in ("memory", "flop", "bandwidth")
+    """Whether a word before a unit alone makes a rate: tokens_s, frames_s, gb_s; not step_s."""
+    plural = len(word) > 3 and re.fullmatch(r".*[^su]s", word) is not None and word not in _TIMES
+    return word in _PLURAL or plural or _NOT_TIMES.get(word) in ("memory", "flop", "bandwidth")
 
 
 @dataclass(frozen=True)

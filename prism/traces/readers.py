@@ -259,5 +259,4 @@ def read_step_times(
         )
     else:  # a column of another table
         times = read_table_times(found.files, column, where, unit, per_step)
-    said = f"step times are {times.column!r}, in {times.unit} ({times.why})"
-    return replace(times, notes=(*times.notes, said))
+    return replace(times, notes=(*times.notes, times.said))

@@ -66,6 +66,16 @@ class StepTimes:
         """What was read as step times: column, unit, why."""
         return {"column": self.column, "unit": self.unit, "why": self.why}
 
+    @property
+    def said(self) -> str:
+        """The same in words, which are among the notes of what was read."""
+        return say_taken(self.taken)
+
+
+def say_taken(taken: Mapping[str, str]) -> str:
+    """Say in words what was read as step times."""
+    return f"step times are {taken['column']!r}, in {taken['unit']} ({taken['why']})"
+
 
 def read_table_times(
     files: Sequence[RecordedFile],

@@ -78,7 +78,8 @@ def draw_run(
             ))  # fmt: skip
     if reading is not None:
         past = _past(job, model, reading, call, communication_share(dataset))
-        model, done, elapsed_s, notes = past.model, past.done, past.elapsed_s, notes + past.notes
+        model, done, elapsed_s = past.model, past.done, past.elapsed_s
+        notes += tuple(note for note in past.notes if note != reading.times.said)  # in `completed`
         attrs["completed_steps"] = json.dumps(past.figures() | reading.figures())
         start_s += elapsed_s
         if call["start"] is None:

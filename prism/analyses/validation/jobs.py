@@ -56,7 +56,7 @@ def job_case(job: Job, times: StepTimes, totals: Mapping[str, float] | None, cal
     n = measures.effective_n(times.seconds, times.step, times.run)
     null = clusters_anew(drawn, max(1, round(n)), call.seed, error)
     notes += _untested(drawn, times)
-    if n < _ALIKE * times.seconds.size:
+    if call.bootstrap and n < _ALIKE * times.seconds.size:
         notes.append(
             f"measured steps remember those before them: the p-value is that of {n:.0f} "
             "independent steps"

@@ -20,7 +20,6 @@ from prism.common.text import format_count, format_duration
 from prism.models.changes.find import settled
 from prism.models.changes.fit import fit_steps
 from prism.models.steptimes.fit import MIN_VALUES, fit_step_times
-from prism.models.steptimes.likelihood import N_REPEATS
 from prism.models.steptimes.model import StepModel, load_step_model
 from prism.models.steptimes.predict import draw_runs, draw_steps, generator, independent
 from prism.models.steptimes.series import elapsed_steps
@@ -61,7 +60,7 @@ def split_case(times: StepTimes, source: str, train: str, call: Call) -> Case:
     part = split_steps(steps.size, train, source, MIN_VALUES)
     early = times.step < steps[part.size]
     first, rest = (_part(times, rows) for rows in (early, ~early))
-    model = fit_steps(first, repeats=N_REPEATS if call.bootstrap else 0)
+    model = fit_steps(first) if call.bootstrap else fit_steps(first, repeats=0)
     facts = {
         "trace": source, "train": train, "n_train": model.n_runs * model.n_steps,
         "taken": times.taken, "notes": list(times.notes), "changes": model.report["changes"],

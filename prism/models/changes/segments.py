@@ -21,6 +21,7 @@ BOUND = 60.0
 with a coefficient of 0.9, 8 to 600 steps, 1 to 64 series (`experiments/verification/changes.py`);
 levels and spread are two tests."""
 SETTLED = 8  # steps of a segment that is no part of a warm-up
+MOST_BEGINNING = 1.0 / 3.0  # of the steps: what changes for longer is no warm-up
 BEGINNING = 2.0
 """Times the bound where noise is judged without the steps before: keeps false alarms on AR(1) 0.9
 of 12 to 30 steps at 3 to 5 % (`experiments/verification/changes.py`)."""
@@ -138,10 +139,8 @@ def _settled_variance(rest: Array, edges: list[list[int]]) -> Array:
     A warm-up that falls from step to step has no level: what its segments leave is no noise.
     """
     n = rest.shape[0]
-    begins = [
-        next((a for a, b in pairwise([0, *row, n]) if b - a >= SETTLED), 0) if row else 0
-        for row in edges
-    ]
+    begins = [next((a for a, b in pairwise([0, *row, n]) if b - a >= SETTLED), n) for row in edges]
+    begins = [begin if begin <= MOST_BEGINNING * n else 0 for begin in begins]
     return np.concatenate(
         [long_run_variance(rest[begin:, k : k + 1]) for k, begin in enumerate(begins)]
     )

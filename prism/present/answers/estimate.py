@@ -47,6 +47,7 @@ from prism.present.answers.times import (
 )
 from prism.simulation.steps import EXPOSED_BLOCKS
 from prism.simulation.summary import spread
+from prism.traces import say_taken
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -82,9 +83,16 @@ def estimate_answer(result: xr.Dataset) -> Answer:
         tables=tuple(table for table in _tables(numbers) if table.rows),
         figures=numbers,
         warnings=tuple(numbers.get("warnings") or ()),
+        assumptions=_completed(numbers),
         facts=tuple(_facts(numbers)),
         pictures=tuple(_pictures(numbers, result)),
     )
+
+
+def _completed(numbers: Json) -> tuple[str, ...]:
+    """Say what was read as the step times of a run in progress."""
+    taken = (numbers.get("completed") or {}).get("taken")
+    return () if taken is None else (say_taken(taken),)
 
 
 def _head(numbers: Json) -> str:
