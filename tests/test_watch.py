@@ -21,7 +21,8 @@ from prism.models.steptimes import departure
 from prism.models.steptimes.departure import FALSE_ALARMS, LEAST, find_departure
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.model import load_step_model
-from prism.models.steptimes.runs import condition, progress
+from prism.models.steptimes.progress import progress
+from prism.models.steptimes.runs import condition
 from prism.models.steptimes.spread import Spread, simulate_body
 from prism.simulation.runs.drift import ar1
 from prism.simulation.runs.model import simulate_runs
@@ -95,6 +96,13 @@ def test_a_run_under_way_ends_counted_from_its_log(run, log, monkeypatch):
     found = json.loads(run(*options)[1])
     end = datetime.fromisoformat(found["finish_date"]["date"]).timestamp()
     assert end == pytest.approx(1.7e9 + found["time_left"]["p90"], abs=1.0)
+    job, common = "pipeline-8x32", ("--json", "--seed", "1", "-q", "--steps", "1000")
+    for held in (("estimate", job, "--progress", log.name), ("watch", log.name, job, "--once"),
+                 ("watch", log.name, "--once")):  # fmt: skip
+        for more, sure in ((-3600.0, 0.0), (1800.0, 1.0)):  # a date without a start
+            date = datetime.fromtimestamp(end + more).isoformat()
+            text = run(*held, "--deadline", date, *common)[1]
+            assert json.loads(text)["finish_by"]["probability"] == sure
     found = json.loads(run(*options, "--start", "2020-01-01")[1])
     assert found["finish_date"]["date"].startswith("2020-01-02")  # asked for
 

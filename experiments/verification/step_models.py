@@ -16,7 +16,7 @@ from prism.analyses.validation.hold import Call, hold
 from prism.analyses.validation.steps import split_case
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.predict import draw_runs
-from prism.models.steptimes.runs import progress
+from prism.models.steptimes.progress import progress
 from prism.models.steptimes.spread import Spread, simulate_body
 from prism.traces import StepTimes
 
