@@ -297,5 +297,5 @@ def test_a_run_under_way(tmp_path):
     assert after.time_to_train.std() < before.time_to_train.std()
     assert np.array_equal(reproduce(after).time_to_train, after.time_to_train)
     assert float(after.progress[0]) == pytest.approx(0.2)
-    with pytest.raises(PrismError, match="4000 steps .*3000"):
+    with pytest.raises(PrismError, match="4,000 steps .*3000"):
         estimate(job, replicates=64, seed=1, steps=3000, completed=file)

@@ -15,7 +15,7 @@ import pytest
 
 import prism
 from prism.analyses.watch import Watch, summarize_watch
-from prism.models.changes.find import select_steps
+from prism.models.changes.find import changes_of_step_times, select_steps
 from prism.models.changes.spans import FEWEST
 from prism.models.steptimes import departure
 from prism.models.steptimes.departure import FALSE_ALARMS, LEAST, find_departure
@@ -193,6 +193,15 @@ def test_a_run_that_is_back_at_its_level_does_not_depart():
     assert find_departure(slow[:190]).departed
     found = find_departure(slow)
     assert not found.departed and found.current[:100].all() and not found.current[160:190].any()
+
+
+def test_a_segment_of_steps_that_are_all_left_out_is_no_warning():
+    """The spread changes there alone where the level does: nothing is known of it."""
+    run = noisy(27, change=0.03)[:212]
+    rows, *_ = changes_of_step_times(
+        StepTimes(run, np.arange(1, 213), np.full(212, ""), "log", "s")
+    )
+    assert [row["kind"] for row in rows] == ["phase", "ramp"]
 
 
 def test_few_odd_steps_are_no_change():

@@ -36,7 +36,13 @@ from prism.models.changes.fit import fit_steps
 from prism.models.steptimes.estimate import failures_of
 from prism.models.steptimes.model import load_step_model
 from prism.models.steptimes.predict import generator, run_model
-from prism.models.steptimes.runs import LAST, UNKNOWN_LEVEL, Fitted, condition
+from prism.models.steptimes.runs import (
+    LAST,
+    UNKNOWN_LEVEL,
+    Fitted,
+    condition,
+    without_changes,
+)
 from prism.simulation.results import make_dataset
 from prism.simulation.runs.build import with_failures
 from prism.simulation.runs.model import simulate_runs
@@ -185,8 +191,9 @@ def _from_log(
     gpus: int | None = None,
 ) -> xr.Dataset:  # fmt: skip
     """Forecast the rest of a run from its completed steps, with the pauses of all."""
-    fitted = fit_steps(reading.times, seed=seed, repeats=_REPEATS)
     _, calm, _, warm = changes_of_step_times(reading.times)
+    # its noise is that of all steps, not of those since the last change
+    fitted = fit_steps(without_changes(reading.times, warm), seed=seed, repeats=_REPEATS)
     n = calm.step.size
     past = condition(
         replace(run_model(fitted, steps), run_cv=UNKNOWN_LEVEL, stalls=None), calm,

@@ -209,6 +209,13 @@ def condition(
     )  # fmt: skip
 
 
+def without_changes(times: StepTimes, odd: NDArray[np.bool_]) -> StepTimes:
+    """Bring steps to their first level; `odd` ones tell nothing of it [value]."""
+    grain = clock_grain(times.seconds[:, None])
+    found = find_departure(np.where(odd, np.nan, times.seconds), grain)
+    return times if found is None else replace(times, seconds=times.seconds / found.level)
+
+
 @dataclass(frozen=True)
 class _Done:
     """Completed steps beside what the model says of them.
