@@ -156,6 +156,18 @@ def test_the_first_steps_are_skipped_on_request():
             choose_steps(recording, 20)
 
 
+def test_a_slow_first_step_hides_no_memory(tmp_path, run, few_repeats):
+    """`show` said 1,500 independent steps for a series whose first step took 27 times as long."""
+    times = step_times(np.r_[27.0, np.ones(799)], np.random.default_rng(1), memory=0.9)
+    path = tmp_path / "steps.csv"
+    pd.DataFrame({"step": times.step, "step_s": times.seconds}).to_csv(path, index=False)
+    shown = json.loads(run("show", path, "--json")[1])
+    fitted = json.loads(run("fit", path, "--json", "--seed", 0)[1])
+    assert shown["n_effective"] == pytest.approx(fitted["n_effective"])
+    assert 10.0 < shown["n_effective"] < 150.0  # 799 / 19 independent ones
+    assert [row["kind"] for row in shown["changes"]] == ["warm_up"]
+
+
 def test_steps_are_taken_by_number():
     rng = np.random.default_rng(8)
     times, ops = step_times(np.ones(20), rng, 3), trace(rng, 10)

@@ -10,6 +10,7 @@ from prism.common.launchgaps import launch_gaps
 from prism.present.traceshow import describe_trace
 from prism.simulation.tracemodel.devicetime import device_time
 from prism.simulation.tracemodel.graph import REPLICA, WORKER, TraceNode
+from prism.traces.readers import read_trace
 
 HOST_BOUND = synth.training_step(n_layers=3, kernels=4, mean_us=20.0, host_us=80.0)
 N_STEPS = 4
@@ -50,7 +51,7 @@ def within(gaps, begin, end):
 def test_a_trace_lists_them(made):
     folder, times = made
     gaps = [known(times, rank) for rank in range(times.start.shape[1])]
-    rows = describe_trace(str(folder)).figures["ops"]
+    rows = describe_trace(read_trace(str(folder))).figures["ops"]
     row = next(row for row in rows if row["op_kind"] == "launch_gap")
     assert row["n"] == sum(map(len, gaps)) > 20 * N_STEPS
     total = sum(np.diff(of_rank).sum() for of_rank in gaps)

@@ -30,7 +30,7 @@ from prism.simulation.classops import split_classes
 from prism.simulation.draws import seed_key
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.program import make_keys
-from prism.simulation.runs.events import OF_STEPS
+from prism.simulation.runs.parts import OF_STEPS
 from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Treatment
 

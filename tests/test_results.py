@@ -602,6 +602,8 @@ def test_a_figure_within_its_error_is_zero():
         else:
             assert not late.text.startswith("0")
         assert ("0 ± 4 %" == varies.text) == (varies.value == -0.0018)
+    sure = numbers | {"delay_by_term_se": dict.fromkeys(terms, 1e-9)}
+    assert "±" not in terms_table(sure).rows[-1][1].text
 
 
 def test_numbers_agree_with_their_nouns_and_units_fit():

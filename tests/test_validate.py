@@ -8,6 +8,7 @@ import pytest
 import xarray as xr
 from campaign import examples
 from pipeline_synth import Effects, Layout, as_production, make_trace
+from scipy.signal import lfilter
 from scipy.stats import kstest, norm
 
 from prism.analyses.validate import summarize_validation, validate
@@ -18,7 +19,8 @@ from prism.common.agreement import ks_statistic
 from prism.common.errors import PrismError
 from prism.common.resultfiles import save
 from prism.jobs.job import load_job
-from prism.models.fit import fit
+from prism.models.fit import fit, summarize_fit
+from prism.models.steptimes.spread import Spread, simulate_body
 from prism.simulation.steps import simulate
 
 pytestmark = pytest.mark.usefixtures("small_pools")
@@ -213,6 +215,65 @@ def test_totals_of_runs(model, tmp_path):
     path.write_text("\n".join([header, *values[:-5]]) + "\n")
     uneven = summarize_validation(validate(model, measured=path, **options))
     assert any("runs have 150 to 200 steps" in note for note in uneven["notes"])
+
+
+def measured_by_chance(folder, model, n=300, drift=0.0, first=()):
+    """Steps of a cluster of the model, put in an order in which they drift; first ones slower."""
+    rng = np.random.default_rng(4)
+    drawn = np.sort(rng.choice(np.asarray(simulate(load_job(model), 640, 1).step_time), n))
+    shocks = rng.standard_normal(n)
+    shocks[1:] *= np.sqrt(1.0 - drift**2)
+    order = np.argsort(np.argsort(lfilter([1.0], [1.0, -drift], shocks)))
+    seconds = drawn[order]
+    seconds[: len(first)] *= first
+    path = folder / "measured.csv"
+    path.write_text("step,step_s\n" + "".join(f"{i},{s:.9f}\n" for i, s in enumerate(seconds)))
+    return path
+
+
+@pytest.mark.parametrize("first", [[27.0], [6.0, 3.0, 2.5, 2.0, 2.0]])
+def test_a_warm_up_is_left_out_of_what_is_measured_as_fit_leaves_it_out(tmp_path, model, first):
+    """One step of 27 times the others made the CV 50 times that of the prediction."""
+    path = measured_by_chance(tmp_path, model, first=first)
+    options = {"measured": path, "bootstrap": 0, "replicates": 512, "seed": 1}
+    found = summarize_validation(validate(model, **options))
+    (row,) = found["changes"]
+    assert (row["kind"], row["skip"], found["n_measured"]) == (
+        "warm_up",
+        len(first),
+        300 - row["skip"],
+    )
+    assert found["cv_ratio"] == pytest.approx(1.0, abs=0.2) and len(found["warnings"]) >= 1
+    skipped = summarize_validation(validate(model, skip=len(first), **options))
+    assert skipped["changes"] == [] and skipped["n_measured"] == found["n_measured"]
+    steps = summarize_fit(fit(path, 0))
+    assert [r["skip"] for r in steps["changes"]] == [len(first)]
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.95])
+def test_steps_that_drift_are_no_more_evidence_than_independent_ones(tmp_path, model, drift):
+    path = measured_by_chance(tmp_path, model, 60, drift)
+    rng = np.random.default_rng(3)
+    low = np.sort(np.asarray(simulate(load_job(model), 640, 1).step_time))[:300]
+    with path.open("a") as table:  # an excursion to one side, as a drift makes them
+        seconds = rng.choice(low, 60) if drift else []
+        table.writelines(f"{60 + i},{s:.9f}\n" for i, s in enumerate(seconds))
+    options = {"measured": path, "bootstrap": 59, "replicates": 512, "seed": 1}
+    found = summarize_validation(validate(model, **options))
+    assert found["ks_p_value"] > 0.05
+    remembered = any("independent steps" in note for note in found["notes"])
+    assert remembered == (drift > 0.0) == (found["n_effective"] < 0.5 * found["n_measured"])
+
+
+def test_a_drift_that_is_long_beside_what_was_fitted_is_said(tmp_path, few_repeats):
+    path, rng = tmp_path / "steps.csv", np.random.default_rng(7)
+    for memory, said in ((60.0, True), (0.0, False)):
+        body = simulate_body(Spread(0.005, 0.01 * (memory > 0), memory), np.arange(400.0), 1, rng)
+        rows = "".join(f"{i},{1.0 + x:.6f}\n" for i, x in enumerate(body[:, 0]))
+        path.write_text("step,step_s\n" + rows)
+        options = {"trace": path, "bootstrap": 2, "replicates": 256, "seed": 1}
+        warnings = summarize_validation(validate(**options))["warnings"]
+        assert any("p-value" in text for text in warnings) == said
 
 
 @pytest.mark.parametrize("between", [0.0, 0.02])

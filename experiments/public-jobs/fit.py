@@ -14,7 +14,6 @@ import os
 import sys
 import tempfile
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -454,29 +453,27 @@ def geometric(values):
 def carried(found, device, framework):
     """Give a framework without jobs on a device what it has on others; and which they are.
 
-    Derates of eager over Megatron, of compiled over eager (the same kernels, less of them).
+    Eager's derate over Megatron's as there; compiled PyTorch has eager's, the same products.
     """
+    if framework == "compiled":
+        own = found.get((device, "eager")) or carried(found, device, "eager")[0]
+        return {"derate": own["derate"], "attention": 1.0}, device.upper()
     others = {d: v for (d, f), v in found.items() if f == framework and d != device}
-    base = {"eager": "megatron", "compiled": "eager"}.get(framework)
-    derate = geometric(v["derate"] / (found[d, base]["derate"] if base else 1.0)
-                       for d, v in others.items())  # fmt: skip
-    if base:
-        own = found.get((device, base)) or carried(found, device, base)[0]
-        derate *= own["derate"]
+    over = {d: found[d, "megatron"]["derate"] if framework == "eager" else 1.0 for d in others}
+    derate = geometric(v["derate"] / over[d] for d, v in others.items())
+    if framework == "eager":
+        derate *= found[device, "megatron"]["derate"]
     attention = geometric(v["attention"] for v in others.values())
     return {"derate": derate, "attention": attention}, ", ".join(others).upper()
 
 
 def without_jobs(table, found):
-    """Give frameworks without jobs on a device what `carried` gives them."""
-    for device, framework in product(dict.fromkeys(d for d, _ in found), ("eager", "compiled")):
-        if (device, framework) in found:
-            continue
-        figures, names = carried(found, device, framework)
-        over = "Megatron" if framework == "eager" else "eager"
-        told = f"assumption: {framework} over {over} as on {names}"
-        table.add([device], f"nominal/derate_{framework}", figures["derate"], None, 0, told)
-        if framework == "eager":
+    """Give eager PyTorch without jobs on a device what `carried` gives it."""
+    for device in dict.fromkeys(d for d, _ in found):
+        if (device, "eager") not in found:
+            figures, names = carried(found, device, "eager")
+            told = f"assumption: eager over Megatron as on {names}"
+            table.add([device], "nominal/derate_eager", figures["derate"], None, 0, told)
             told = f"assumption: as on {names}"
             table.add([device], "nominal/attention_eager", figures["attention"], None, 0, told)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from prism.analyses.validation.hold import Call, hold
 from prism.analyses.validation.steps import split_case
+from prism.common.agreement import bootstrap_p_value, effective_n, ks_statistic
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.predict import draw_runs
 from prism.models.steptimes.progress import progress
@@ -120,6 +121,26 @@ def p_values(n, seed):
         print(f"p-values at most 0.1, {truth.name}: {np.mean(np.array(found) <= 0.1):.0%} of {n}")
 
 
+def known_p_values(n, seed):
+    """Print the same where a known distribution is held against steps that drift."""
+    every = np.random.default_rng(seed).standard_normal(5_000)
+    for steps, share, memory in ((400, 0.0, 1), (400, 0.5, 5), (400, 0.8, 60), (100, 0.5, 10)):
+        found = []
+        for i in range(n):
+            rng = np.random.default_rng([seed, i])
+            spread = Spread(np.sqrt(1.0 - share), np.sqrt(share), memory)
+            x = simulate_body(spread, np.arange(float(steps)), 1, rng)[:, 0]
+            own, worth = ks_statistic(x, every), max(1, round(effective_n(x)))
+            nulls = [
+                [ks_statistic(rng.choice(every, k), every) for _ in range(39)]
+                for k in (worth, steps)
+            ]
+            found.append([bootstrap_p_value(own, null) <= 0.1 for null in nulls])
+        new, old = np.mean(found, axis=0)
+        print(f"{steps} steps, {share:.0%} of the variance with a memory of {memory}: {new:.0%} as "
+              f"n_effective steps, {old:.0%} as independent ones")  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--repetitions", type=int, default=100)
@@ -128,6 +149,7 @@ def main():
     parser.add_argument("--p-values", action="store_true", help="those of a validation alone")
     arguments = parser.parse_args()
     if arguments.p_values:
+        known_p_values(arguments.repetitions, arguments.seed)
         return p_values(arguments.repetitions, arguments.seed)
     n, wrong = arguments.repetitions, []
     noise = 2.6 * np.sqrt(0.09 / n)  # 99 % of what as few repetitions err by

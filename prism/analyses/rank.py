@@ -28,7 +28,7 @@ from prism.simulation.causes import class_cvs, effect_cv, measure_residuals, tim
 from prism.simulation.classops import split_classes
 from prism.simulation.prepare import prepare
 from prism.simulation.results import make_dataset, provenance
-from prism.simulation.runs.events import OF_STEPS
+from prism.simulation.runs.parts import OF_STEPS
 from prism.simulation.steps import Progress, run_blocks, settle_call, warm_up
 from prism.simulation.summary import summarize_simulation
 

@@ -5,6 +5,7 @@ simulation (`prism.analyses.validation`); one procedure compares them and finds 
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,11 @@ from prism.common.errors import PrismError, named
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model, model_attrs
 from prism.models.calibration.model import is_calibrated
-from prism.models.changes.find import choose_steps
+from prism.models.changes.find import choose_steps, settled
+from prism.models.changes.report import Row, warn
+from prism.models.steptimes.model import load_step_model
 from prism.simulation.steps import fresh_seed
-from prism.traces import find_recording, read_step_times, read_totals, read_trace
+from prism.traces import StepTimes, find_recording, read_step_times, read_totals, read_trace
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -134,11 +137,25 @@ def validate(
     times = choose_steps(times, skip, steps)
     by_run = quantity == "time_to_train" and totals is not None
     known = read_totals(str(totals), where=where) if by_run else None
+    times, changes = (times, []) if quantity == "time_to_train" else _settled(times, target)
     case = (
         job_case(target, times, known, call) if isinstance(target, Job)
         else model_case(target, times, known, call)
     )  # fmt: skip
-    return hold(case, call, measured=str(measured))
+    warnings = [*map(warn, changes), *case.facts.get("warnings", ())]
+    return hold(case, call, measured=str(measured), changes=changes, warnings=warnings)
+
+
+def _settled(times: StepTimes, target: Job | str | Path) -> tuple[StepTimes, list[Row]]:
+    """Leave a warm-up out, as `fit` does, unless it is the model's beginning; say what changes."""
+    rows, _, late = settled(times)
+    early = max((Counter(times.run) - Counter(late.run)).values(), default=0)
+    has_beginning = not isinstance(target, Job) and (
+        load_step_model(target).beginning_s.shape[1] >= early
+    )
+    kept = {"warm_up": "beginning" if has_beginning else None}
+    rows = [{**row, "kept": row["kept"] or kept.get(row["kind"], "compared")} for row in rows]
+    return (times if has_beginning else late), rows
 
 
 def _split(

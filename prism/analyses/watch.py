@@ -29,6 +29,7 @@ from prism.analyses.estimate import (
 )
 from prism.analyses.estimates.run import CLUSTERS_IN_PROGRESS
 from prism.common.errors import PrismError, named
+from prism.common.text import format_count
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
 from prism.models.changes.find import changes_of_step_times
@@ -148,7 +149,8 @@ class Watch:
         done, total = count_done(reading.times)[1], options["steps"]
         if done > total:
             raise PrismError(
-                f"{reading.times.source}: {done} steps are done of {total}; {named('steps')} N "
+                f"{reading.times.source}: {format_count(done, 'step')} done of {total}; "
+                f"{named('steps')} N "
                 "says how many the run has"
             )
         if done == total:

@@ -123,7 +123,9 @@ class Lowering(NamedTuple):
     member: Annotated[Array, "int32[replica, stage, member]"]  # physical GPU
     seg_mean: Annotated[Array, "float64[segment, loading]"]  # seconds of one segment
     seg_cv: Annotated[Array, "float64[segment]"]  # std of the residuals over the mean
-    seg_scale: Annotated[Array, "float64[segment]"]  # maximum over that of `group_max`, GPUs alike
+    seg_stretch: Annotated[
+        Array, "float64[segment, 2]"
+    ]  # what a maximum adds to its largest mean, and its variance, over those by quadrature
     seg_cdf: Annotated[Array, "int32[segment]"]  # cdf table of the standardised residual
     cdf: Annotated[Array, "float64[table, knot, 2]"]  # see `lowering.cdf_cells`
     coef_stage: Annotated[Array, "int32[coef]"]  # stage, -1: no rank effect

@@ -9,6 +9,7 @@ from prism.engine.arrays import CDF_RANGE, CDF_ROWS, Array, Lowering
 from prism.engine.cache import inlined, inner, jit
 
 Room = tuple[Any, ...]
+PLAIN = np.ones(2)  # nothing is stretched
 QUADRATURE_NODES = 20  # trapezoid nodes of the maximum over a group
 
 
@@ -37,7 +38,7 @@ def room_to_lower(low: Lowering) -> Room:
 
 
 @inner
-def _largest(mean, n, cv, cdf, room):
+def _largest(mean, n, cv, cdf, stretch, room):
     """`group_max` of the first n, with `room_for_nodes`."""
     top = mean[0]
     for i in range(1, n):
@@ -69,20 +70,22 @@ def _largest(mean, n, cv, cdf, room):
         first += weight * (1.0 - below[k])
         second += weight * 2.0 * (t - low) * (1.0 - below[k])
     second += step * step / 6.0  # Euler-Maclaurin: the integrand's slope at `low` is 2, not 0
-    return low + first, max(0.0, second - first * first)
+    later, variance = low + first - top, max(0.0, second - first * first)
+    return top + stretch[0] * later, stretch[1] * variance
 
 
 @jit
-def _group_max(mean, cv, cdf, room):
-    return _largest(mean, mean.shape[0], cv, cdf, room)
+def _group_max(mean, cv, cdf, stretch, room):
+    return _largest(mean, mean.shape[0], cv, cdf, stretch, room)
 
 
-def group_max(mean: Array, cv: float, cdf: Array) -> tuple[float, float]:
+def group_max(mean: Array, cv: float, cdf: Array, stretch: Array = PLAIN) -> tuple[float, float]:
     """Mean and variance of the maximum of independent times mean[i] * (1 + cv * z_i).
 
-    cdf[knot, 2] is that of z, see `cdf_cells`.
+    cdf[knot, 2] is that of z, see `cdf_cells`, `stretch` that of `Lowering`: nodes are two thirds
+    of a standard deviation apart, and none is beyond the seventh.
     """
-    mean_s, variance = _group_max(mean, cv, cdf, room_for_nodes())
+    mean_s, variance = _group_max(mean, cv, cdf, stretch, room_for_nodes())
     return mean_s, variance
 
 
@@ -122,8 +125,9 @@ def lower_block(low, x, chosen, room, coef_a, coef_r):
                         is_new |= mean[k] != one
                         mean[k] = one
                     if is_new:  # not where all groups are as slow as each other
-                        found = _largest(mean, n, low.seg_cv[s], low.cdf[low.seg_cdf[s]], nodes)
-                        moments[s, 0], moments[s, 1] = found[0] * low.seg_scale[s], found[1]
+                        cdf, stretch = low.cdf[low.seg_cdf[s]], low.seg_stretch[s]
+                        found = _largest(mean, n, low.seg_cv[s], cdf, stretch, nodes)
+                        moments[s, 0], moments[s, 1] = found
                 m, v = moments[s, 0], moments[s, 1]
                 for t in range(n_terms):
                     term[t] += low.coef_count[e] * m * low.quiet[c] * low.coef_split[e, t]

@@ -229,7 +229,7 @@ def duration(seconds: float | None, fine: float | None = None, like: float | Non
 
 def delay(seconds: float, half: float | None) -> Cell:
     """Write a difference of times with half of its 95 % interval, 0 where it is within that [s]."""
-    if not half:
+    if not half or half < 1e-6 * abs(seconds):  # of rounding
         return duration(seconds)
     text = "0" if abs(seconds) <= half else format_duration(seconds, 0.0999 * half)
     return Figure(seconds, f"{text} ± {words(error(half, half))}")

@@ -15,6 +15,8 @@ import pandas as pd
 
 from prism.common.agreement import effective_n
 from prism.common.text import format_count
+from prism.models.changes.find import settled
+from prism.models.changes.report import warn
 from prism.present.answer import (
     Answer,
     Cell,
@@ -125,15 +127,17 @@ def _ops(kinds: Sequence[Mapping[str, Any]]) -> list[Table]:
 
 def describe_step_times(times: StepTimes) -> Answer:
     """Describe step times: how many, of how many runs, and their spread."""
+    changes, calm, _ = settled(times)
+    said = [warn({**row, "kept": row["kept"] or "shown"}) for row in changes]
     seconds = times.seconds
     mean, std = float(seconds.mean()), float(seconds.std(ddof=1)) if seconds.size > 1 else 0.0
     found: dict[str, Any] = {
         "kind": "step_times", "source": times.source, "column": times.column, "taken": times.taken,
         "n": int(seconds.size), "n_runs": int(np.unique(times.run).size),
-        "n_effective": effective_n(seconds, times.step, times.run), "mean_over": times.mean_over,
+        "n_effective": effective_n(calm.seconds, calm.step, calm.run), "mean_over": times.mean_over,
         "mean": mean, "std": std,
         **{f"p{q}": float(np.quantile(seconds, 0.01 * q)) for q in (5, 50, 95, 99)},
-        "notes": list(times.notes),
+        "changes": changes, "notes": [*said, *times.notes],
     }  # fmt: skip
     rows: list[tuple[str, Cell]] = [
         ("steps", count(found["n"])),

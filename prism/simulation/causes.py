@@ -85,7 +85,7 @@ def _segment(
         gpus = gpus[:, op_type.member : op_type.member + 1]
     moments = [
         engine.group_max(low.seg_mean[s] @ x[:, row].astype(np.float64), low.seg_cv[s],
-                         low.cdf[low.seg_cdf[s]])
+                         low.cdf[low.seg_cdf[s]], low.seg_stretch[s])
         for row in gpus
     ]  # fmt: skip
     mean, var = np.mean(moments, axis=0)

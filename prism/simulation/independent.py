@@ -33,7 +33,8 @@ def pool_program(program: Program, graph: StepGraph, seed: int) -> Program:
     )
     low = program.low._replace(
         seg_mean=np.zeros((0, program.low.seg_mean.shape[1])), seg_cv=np.zeros(0),
-        seg_scale=np.zeros(0), seg_cdf=np.zeros(0, np.int32), coef_stage=np.full(n, -1, np.int32),
+        seg_stretch=np.zeros((0, 2)), seg_cdf=np.zeros(0, np.int32),
+        coef_stage=np.full(n, -1, np.int32),
         coef_seg_ptr=np.zeros(n + 1, np.int32), coef_seg=np.zeros(0, np.int32),
         coef_count=np.zeros(0), coef_split=np.zeros((0, 1)),
         fixed_mean=np.array(means)[None, :, None],

@@ -196,8 +196,7 @@ def ideal_program(program: Program) -> Program:
             tables=np.full_like(ranks.tables, -1), factor=np.ones_like(ranks.factor)
         ),
         low=low._replace(
-            seg_cv=np.zeros_like(low.seg_cv), seg_scale=np.ones_like(low.seg_scale),
-            fixed_mean=mean, fixed_var=np.zeros(mean.shape[:2]),
+            seg_cv=np.zeros_like(low.seg_cv), fixed_mean=mean, fixed_var=np.zeros(mean.shape[:2]),
             call_cv=np.zeros_like(low.call_cv), quiet=np.ones_like(low.quiet),
         ),
         stalls=program.stalls._replace(entity=engine.NO_STALL), jitter=engine.NO_JITTER,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.cluster.devices import device_key
 from prism.cluster.power import gpu_power
 from prism.common.errors import PrismError
 from prism.distributions import distribution as distributions
@@ -283,7 +284,8 @@ def model_error_kind(job: Job) -> str:
 
 def model_error_entry(job: Job, library: Library) -> str:
     """Name of a library's entry on the model's error of a job, without its effect."""
-    kind = model_error_kind(job)
+    same = device_key(library.device) in ("", job.cluster.device)
+    kind = model_error_kind(job) if same else UNMEASURED
     return f"model_error_{kind if f'run/model_error_{kind}' in library else UNMEASURED}"
 
 

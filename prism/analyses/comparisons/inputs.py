@@ -19,8 +19,8 @@ from prism.common.errors import PrismError, named
 from prism.common.netcdf import read_netcdf, told_broken
 from prism.common.text import format_count
 from prism.jobs.job import flatten
-from prism.models.changes.find import choose_steps
-from prism.models.steptimes.series import OUTLIER, clock_grain, side_by_side
+from prism.models.changes.find import changes_of_step_times, choose_steps
+from prism.models.steptimes.series import clock_grain
 from prism.simulation.summary import model_error_time
 from prism.traces import StepTimes, read_step_times
 from prism.traces.choose import rows_in_name
@@ -32,7 +32,6 @@ Array = NDArray[np.float64]
 
 STEPS, RUNS = "step_time", "time_to_train"
 LEAST_STEPS = 20  # of a single run
-_LONGEST_START = 0.1  # of a run; what lasts longer is no start
 _COMMON = 0.8  # of the steps of either run that both must have to be paired
 _FEW_REPLICATES = 2  # clusters
 _EXPECTED = "a result.nc, which prism estimate JOB -o DIR writes"
@@ -171,14 +170,9 @@ def _measured(times: StepTimes, name: str, seed: int) -> Input:
 
 
 def _slow_start(times: StepTimes) -> int:
-    """Count the first steps that lie beyond the rest in most runs."""
-    _, _, seconds = side_by_side(times)
-    middle = np.nanmedian(seconds, axis=0)
-    robust = 1.4826 * np.nanmedian(np.abs(seconds - middle), axis=0)
-    slow = np.nan_to_num(seconds - middle) > OUTLIER * robust + 1e-9 * middle
-    within = np.flatnonzero(slow.mean(axis=1) <= 0.5)
-    start = int(within[0]) if within.size else 0
-    return start if start <= _LONGEST_START * seconds.shape[0] else 0
+    """Count the first values of a run that are a warm-up, as `fit` finds them."""
+    warm = times.run[changes_of_step_times(times)[3]]
+    return int(np.unique(warm, return_counts=True)[1].max(initial=0))
 
 
 def brought_together(

@@ -133,7 +133,7 @@ def _about_error(job: Job, error: float) -> dict[str, Any]:
     if gpus in library and job.world_size > library.value(gpus):
         source += f"; more beyond {format_count(library.value(gpus), 'GPU')}, the largest published"
     p, experts = job.parallelism, ", experts" * bool(job.model.n_experts)
-    name = f"{library.device}, {p.framework}, {p.data_parallel}{experts}"
+    name = f"{job.cluster.device.upper()}, {p.framework}, {p.data_parallel}{experts}"
     measured = not entry.endswith(UNMEASURED)
     return {"spread": error, "class": name, "measured": measured, "source": source}
 

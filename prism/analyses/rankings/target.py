@@ -16,9 +16,8 @@ from prism.common.attribution import Array, Variance
 from prism.simulation.causes import Input, Residuals
 from prism.simulation.prepare import Prepared
 from prism.simulation.runs.build import model_of_steps
-from prism.simulation.runs.events import OF_STEPS, PER_TIME
 from prism.simulation.runs.model import simulate_runs
-from prism.simulation.runs.parts import Drift
+from prism.simulation.runs.parts import OF_STEPS, PER_TIME, Drift
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+_ALIKE = 0.9  # of the steps: below, the effective sample size is worth a word
+
+
 def job_case(job: Job, times: StepTimes, totals: Mapping[str, float] | None, call: Call) -> Case:
     """Hold a job against steps, or totals [s] of runs by name; their steps' sums where None."""
     job = job if call.dependence is None else _with_dependence(job, call.dependence)
@@ -50,8 +53,14 @@ def job_case(job: Job, times: StepTimes, totals: Mapping[str, float] | None, cal
         )  # fmt: skip
     drawn, alone = _steps(job, call, calibration is not None), _steps(jobs[1], call, False)
     error = _mean_error(calibration, drawn)
-    null = clusters_anew(drawn, times.seconds.size, call.seed, error)
+    n = measures.effective_n(times.seconds, times.step, times.run)
+    null = clusters_anew(drawn, max(1, round(n)), call.seed, error)
     notes += _untested(drawn, times)
+    if n < _ALIKE * times.seconds.size:
+        notes.append(
+            f"measured steps remember those before them: the p-value is that of {n:.0f} "
+            "independent steps"
+        )
     training, line = None, dict[str, Array]()
     if calibration is not None:
         nearest = calibration.nearest(job.world_size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from prism.cli.commands.options import (
@@ -53,7 +55,7 @@ def replay(
     with progress_line("replaying", quiet):
         try:
             what = trace[0] if len(trace) == 1 else list(trace)
-            given = {"step_range": step_range, "skip": skip, "steps": steps}
+            given: dict[str, Any] = {"step_range": step_range, "skip": skip, "steps": steps}
             given = {key: value for key, value in given.items() if value is not None}
             result = replay_trace(what, **given)
         except PrismError as error:

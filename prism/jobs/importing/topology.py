@@ -258,9 +258,8 @@ def _levels(topology: Topology, hosts: Sequence[str], source: str) -> Iterator[t
     for i, name in enumerate(topology.levels):
         without = [host for host in hosts if not topology.units[host][i]]
         if 0 < len(without) < len(hosts):
-            text = (
-                f"{len(without):,} of {len(hosts):,} hosts have no {name}: {', '.join(without[:4])}"
-            )
+            text = f"no {name} of {len(without):,} of {format_count(len(hosts), 'host')}: "
+            text += ", ".join(without[:4])
             raise PrismError(f"{source}: {text}; name theirs, or list hosts that have one")
         known += [(i, name)] if not without else []
     before = len(hosts)

@@ -109,6 +109,16 @@ def changes_of_step_times(times: StepTimes) -> tuple[list[Row], StepTimes, Flags
     return rows, replace(times, seconds=seconds[runs.at]), out, warm[runs.at]
 
 
+def settled(times: StepTimes) -> tuple[list[Row], StepTimes, StepTimes]:
+    """Find what changes in step times: rows, the times without any of it, and without a warm-up."""
+    rows, calm, out, warm = changes_of_step_times(times)
+    late = select_steps(calm, ~out & ~warm)
+    if np.unique(late.step).size < FEWEST:
+        rows = [{**r, "kept": "too_few"} if r["kind"] == "warm_up" else r for r in rows]
+        return rows, select_steps(calm, ~out), times
+    return rows, late, select_steps(times, ~warm)
+
+
 def _without(seconds: Array, pauses: list[Pause]) -> tuple[Array, Flags]:
     """Take pauses out of their steps; flag those whose own length is another [step, run]."""
     out, odd = seconds.copy(), np.zeros(seconds.shape, bool)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from prism.common.agreement import effective_n
 from prism.models.changes.find import changes_of_step_times, select_steps
 from prism.models.changes.report import report_changes
 from prism.models.changes.spans import FEWEST
@@ -40,6 +41,7 @@ def fit_steps(
         found |= {"mean": float(seconds.mean()), "std": float(seconds.std(ddof=1))}
         found["cv"] = found["std"] / found["mean"]
         report["step_time"] = report["step_time"] | found
+        report["n_effective"] = effective_n(seconds, late.step, late.run)
     after = [(row["at_step"] - int(model.steps[0])) % row["interval_steps"] for row in pauses]
     k = times.mean_over
     return replace(

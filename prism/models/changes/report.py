@@ -37,6 +37,8 @@ def warn(row: Row) -> str:
         end = {
             "beginning": "kept as the beginning of a run",
             "pause": "in runs as pauses, not in the noise of steps",
+            "compared": "kept: part of what is compared",
+            "shown": "not in the effective sample size",
         }.get(row["kept"], "kept: too few rest")
     if "skip" in row:
         end += f"; --skip {row['skip']} leaves out as many"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 import prism
 from prism.common.errors import PrismError, named
+from prism.common.text import format_count
 from prism.jobs.jobspec.run import FAILURES_SOURCE
 from prism.models.steptimes.model import StepModel, load_step_model
 from prism.models.steptimes.predict import (
@@ -221,12 +222,14 @@ def _warnings(model: StepModel, n_steps: int) -> list[str]:
     whole = model.work.size * model.mean_over
     if model.has_profile and n_steps > whole:
         out.append(
-            f"work by step is known for {whole} steps; later ones are assumed like the last "
+            f"work by step is known for {format_count(whole, 'step')}; later ones are assumed "
+            "like the last "
             "fifth of them: a schedule that changes further is not modelled"
         )
     if n_steps > 3 * seen:
         out.append(
-            f"{n_steps} steps are predicted from runs of {seen}: what varies more slowly than "
+            f"prediction of {format_count(n_steps, 'step')} from runs of {seen}: what varies "
+            "more slowly than "
             "these runs last is not in the model"
         )
     if not model.run_known:

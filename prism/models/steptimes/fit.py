@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from prism.common.agreement import effective_n
 from prism.common.errors import PrismError
-from prism.common.text import format_duration
+from prism.common.text import format_count, format_duration
 from prism.models.steptimes.likelihood import (
     N_REPEATS,
     Observed,
@@ -98,7 +98,8 @@ def _check_enough(times: StepTimes) -> None:
         )
     if np.unique(times.step).size < MIN_STEPS:
         raise PrismError(
-            f"{times.source}: runs of {np.unique(times.step).size} steps; expected at least "
+            f"{times.source}: runs of {format_count(np.unique(times.step).size, 'step')}; "
+            "expected at least "
             f"{MIN_STEPS} steps of a run, to separate its own spread from that between runs; "
             "log longer runs"
         )
@@ -277,8 +278,8 @@ def _not_identifiable(model: StepModel, series: Series, p_value: float) -> list[
         out.append("work by step: fewer than 3 runs do not show it")
     if p_value > 0.05:
         out.append(
-            f"slow drift: {series.steps.size} steps of a run do not tell one from noise "
-            f"(p-value {p_value:.2g})"
+            f"slow drift: {format_count(series.steps.size, 'step')} of a run: too few to tell one "
+            f"from noise (p-value {p_value:.2g})"
         )
     if not model.stall_counts.sum():
         exposure = float(model.exposure_s.sum())
@@ -305,7 +306,7 @@ def _warnings(
             f"drift: its memory may be as long as the runs ({format_duration(length_s)}); it {what}"
         )
     if 1 < model.n_runs < FEW_RUNS_FOR_SPREAD:
-        out.append(f"run effect: rests on {model.n_runs} runs")
+        out.append(f"run effect: rests on {format_count(model.n_runs, 'run')}")
     if 0 < model.stall_counts.sum() < 10:
         out.append(f"stalls: rate and lengths rest on {int(model.stall_counts.sum())}")
     if model.beginning_s.shape[1] and model.n_runs < FEW_RUNS_FOR_SPREAD:

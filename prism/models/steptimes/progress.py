@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError, named
+from prism.common.text import format_count
 from prism.models.changes.find import select_steps
 from prism.models.steptimes.model import StepModel
 from prism.models.steptimes.predict import run_model, work_of
@@ -36,7 +37,8 @@ def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, see
     done = (int(at.max()) + 1) * k
     if done >= n_steps:
         raise PrismError(
-            f"{done} steps are done of {n_steps}; nothing is left; set {named('steps')} higher"
+            f"{format_count(done, 'step')} done of {n_steps}; nothing is left; set "
+            f"{named('steps')} higher"
         )
     first = min(max(done, model.offset_skips * k), n_steps)
     ahead = run_model(model, n_steps, first)
@@ -59,8 +61,8 @@ def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, see
     notes, out_s = list(found.notes), float(whole.seconds.sum() - times.seconds.sum())
     if (n := whole.step.size - times.step.size) > 0:
         notes.append(
-            f"{times.source}: {n} steps that the model's fit left out ({k * out_s:.4g} s) count "
-            "as elapsed; those to come take as long as the others"
+            f"{times.source}: {format_count(n, 'step')} that the model's fit left out "
+            f"({k * out_s:.4g} s) counted as elapsed; those to come take as long as the others"
         )
     usual = found.level * work_of_values(model, int(at.max()) + 1)
     usual[at] = times.seconds

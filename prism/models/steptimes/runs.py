@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.common.text import format_share
+from prism.common.text import format_count, format_share
 from prism.models.changes.find import changes_of_step_times
 from prism.models.steptimes.departure import FALSE_ALARMS, Departure, find_departure
 from prism.models.steptimes.likelihood import state_given
@@ -314,8 +314,9 @@ def _granted(model: RunModel, times: StepTimes, lack: int) -> Iterator[str]:
     """Say what step times do not tell of the past."""
     if lack > max(MISSING, 0.1 * times.step.size * times.mean_over):
         yield (
-            f"{times.source}: {times.step.size} step times up to step {int(times.step.max())}; "
-            f"the {lack} steps that lack count as done, and as long as the others"
+            f"{times.source}: {format_count(times.step.size, 'step time')} up to step "
+            f"{int(times.step.max())}; "
+            f"{format_count(lack, 'missing step')} counted as done, and as long as the others"
         )
     if any(x is not None for x in (model.checkpoints, model.evaluations, model.interruptions)):
         yield (

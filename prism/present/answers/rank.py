@@ -27,7 +27,7 @@ from prism.present.answer import (
 )
 from prism.present.answers.remedies import cause_text, remedy_text
 from prism.present.answers.times import NOT_INCLUDED
-from prism.simulation.runs.events import OF_STEPS
+from prism.simulation.runs.parts import OF_STEPS
 
 if TYPE_CHECKING:
     import xarray as xr

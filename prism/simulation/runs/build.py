@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.engine import LANES
 from prism.jobs.job import Job
 from prism.jobs.jobspec.effects import FailSlowEffect
@@ -206,7 +207,8 @@ def _checkpoints(job: Job, step_s: float) -> Checkpoints | None:
     if write_s >= steps * step_s and (c.mode == "async" or c.interval is not None):
         raise PrismError(
             f"{job.source}: run.checkpoint: a checkpoint takes {write_s:.4g} s to write, but one "
-            f"begins every {steps * step_s:.4g} s ({steps} steps); make the interval longer"
+            f"begins every {steps * step_s:.4g} s ({format_count(steps, 'step')}); make the "
+            "interval longer"
         )
     return Checkpoints(steps, write_s, c.mode == "blocking")
 

@@ -19,7 +19,7 @@ from prism.common.errors import PrismError
 from prism.simulation.runs.drift import decay_sum, drift_sum, wave_sum
 from prism.simulation.runs.ledger import Ledger
 from prism.simulation.runs.outages import Outages, waiting_times
-from prism.simulation.runs.parts import Array, Index, RunModel
+from prism.simulation.runs.parts import STOPS, Array, Index, RunModel
 from prism.simulation.runs.rates import step_shares
 from prism.simulation.runs.stepped import BLOCK, SteppedRuns, draw_steps
 
@@ -28,12 +28,7 @@ MANY = 1000  # stalls beyond which their sum is as good as normal
 LEAST = 0.05  # of a step's mean: what a spread so wide that it reaches below 0 is cut at
 MAX_EVENTS = 300_000  # of one run, minutes of work
 _PLAIN = ("ideal_steps", "slow_steps", "step_noise", "run_effect", "model_error", "congestion")
-_STOPS = ("lost_work", "restarts", "spares")
-_OTHER = ("drift", "stalls", "evaluations", "checkpoints", *_STOPS)
-OF_STEPS = ("ideal_steps", "slow_steps", "step_noise", "congestion", "drift", "stalls")
-"""Terms that a run's steps consist of, but for what multiplies all of them."""
-PER_TIME = ("fail_slow", *_STOPS)
-"""Terms as many of which come as a run is long."""
+_OTHER = ("drift", "stalls", "evaluations", "checkpoints", *STOPS)
 _NEVER = np.inf
 
 
@@ -88,9 +83,9 @@ class EventLoop:
         # terms of this model's steps; those of stops are never lost
         parts = {"congestion": model.regime, "stalls": model.stalls, "evaluations": None,
                  "checkpoints": None, **model.pauses}  # fmt: skip
-        steps = [x for x in term_names(model) if x not in _STOPS]
+        steps = [x for x in term_names(model) if x not in STOPS]
         self.names = [x for x in steps if parts.get(x, x) is not None]
-        self.stopped = {name: np.zeros(n) for name in _STOPS}
+        self.stopped = {name: np.zeros(n) for name in STOPS}
         self.cluster = (first + np.arange(n)) % model.mean.shape[0]
         self.began = self.cluster.copy()
         self.time = np.zeros(n)

@@ -13,6 +13,11 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 DAY_S = 86_400.0
 HOUR_S = 3_600.0
+OF_STEPS = ("ideal_steps", "slow_steps", "step_noise", "congestion", "drift", "stalls")
+"""Terms that a run's steps consist of, but for what multiplies all of them."""
+STOPS = ("lost_work", "restarts", "spares")
+PER_TIME = ("fail_slow", *STOPS)
+"""Terms as many of which come as a run is long."""
 
 
 def _of(value: float | Array, cluster: Index) -> float | Array:

@@ -145,7 +145,7 @@ class _Layout:
         stage = [m.nodes[i].stages[0] for i in self.node_of]
         return engine.Lowering(
             member=member.astype(np.int32), seg_mean=seg_mean, seg_cv=cv[ranked],
-            seg_scale=np.ones(ranked.size), seg_cdf=np.zeros(ranked.size, np.int32),
+            seg_stretch=np.ones((ranked.size, 2)), seg_cdf=np.zeros(ranked.size, np.int32),
             cdf=engine.cdf_cells(np.zeros((1, engine.CDF_ROWS))),
             coef_stage=np.where(self.kind >= 0, stage, -1).astype(np.int32),
             coef_seg_ptr=ptr.astype(np.int32), coef_seg=np.arange(ranked.size, dtype=np.int32),
