@@ -10,7 +10,8 @@ from steps_made import STEP_S, as_times, made
 from prism.common.errors import PrismError
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.predict import draw_runs
-from prism.models.steptimes.runs import condition, progress
+from prism.models.steptimes.progress import progress
+from prism.models.steptimes.runs import condition
 from prism.models.steptimes.spread import Spread, mean_variance, simulate_body
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import Checkpoints, Drift, RunModel, StallProcess

@@ -15,13 +15,14 @@ import pytest
 
 import prism
 from prism.analyses.watch import Watch, summarize_watch
-from prism.models.changes.find import select_steps
+from prism.models.changes.find import changes_of_step_times, select_steps
 from prism.models.changes.spans import FEWEST
 from prism.models.steptimes import departure
 from prism.models.steptimes.departure import FALSE_ALARMS, LEAST, find_departure
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.model import load_step_model
-from prism.models.steptimes.runs import condition, progress
+from prism.models.steptimes.progress import progress
+from prism.models.steptimes.runs import condition
 from prism.models.steptimes.spread import Spread, simulate_body
 from prism.simulation.runs.drift import ar1
 from prism.simulation.runs.model import simulate_runs
@@ -95,6 +96,13 @@ def test_a_run_under_way_ends_counted_from_its_log(run, log, monkeypatch):
     found = json.loads(run(*options)[1])
     end = datetime.fromisoformat(found["finish_date"]["date"]).timestamp()
     assert end == pytest.approx(1.7e9 + found["time_left"]["p90"], abs=1.0)
+    job, common = "pipeline-8x32", ("--json", "--seed", "1", "-q", "--steps", "1000")
+    for held in (("estimate", job, "--progress", log.name), ("watch", log.name, job, "--once"),
+                 ("watch", log.name, "--once")):  # fmt: skip
+        for more, sure in ((-3600.0, 0.0), (1800.0, 1.0)):  # a date without a start
+            date = datetime.fromtimestamp(end + more).isoformat()
+            text = run(*held, "--deadline", date, *common)[1]
+            assert json.loads(text)["finish_by"]["probability"] == sure
     found = json.loads(run(*options, "--start", "2020-01-01")[1])
     assert found["finish_date"]["date"].startswith("2020-01-02")  # asked for
 
@@ -185,6 +193,15 @@ def test_a_run_that_is_back_at_its_level_does_not_depart():
     assert find_departure(slow[:190]).departed
     found = find_departure(slow)
     assert not found.departed and found.current[:100].all() and not found.current[160:190].any()
+
+
+def test_a_segment_of_steps_that_are_all_left_out_is_no_warning():
+    """The spread changes there alone where the level does: nothing is known of it."""
+    run = noisy(27, change=0.03)[:212]
+    rows, *_ = changes_of_step_times(
+        StepTimes(run, np.arange(1, 213), np.full(212, ""), "log", "s")
+    )
+    assert [row["kind"] for row in rows] == ["phase", "ramp"]
 
 
 def test_few_odd_steps_are_no_change():

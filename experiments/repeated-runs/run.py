@@ -19,7 +19,7 @@ from scipy.stats import ks_2samp
 
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.predict import draw_runs, independent
-from prism.models.steptimes.runs import progress
+from prism.models.steptimes.progress import progress
 from prism.traces import StepTimes
 
 HERE = Path(__file__).resolve().parent

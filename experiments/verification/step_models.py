@@ -17,7 +17,7 @@ from prism.analyses.validation.steps import split_case
 from prism.common.agreement import bootstrap_p_value, effective_n, ks_statistic
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.predict import draw_runs
-from prism.models.steptimes.runs import progress
+from prism.models.steptimes.progress import progress
 from prism.models.steptimes.spread import Spread, simulate_body
 from prism.traces import StepTimes
 

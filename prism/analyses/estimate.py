@@ -135,7 +135,8 @@ def refuse_gpus(gpus: int | None) -> None:
 
 def gather_options(
     replicates: int = REPLICATES, run_replicates: int | None = None, *, steps: int | None = None,
-    deadline: float | str | None = None, start: str | datetime.datetime | None = None,
+    deadline: float | str | datetime.datetime | None = None,
+    start: str | datetime.datetime | None = None,
     price: float | None = None, slowdown_thresholds: Sequence[float] | None = None,
     probability: float | None = None, seed: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -166,7 +167,7 @@ def estimate_job(
         known = job.n_steps if job.has_run else None
         options = options | {"steps": reading.length(options["steps"], known)}
         past = past | {"completed": reading.times.source}
-    call = _settle(job, options, reading is not None) | {"engine": engine} | past
+    call = _settle(job, options, reading) | {"engine": engine} | past
     _check(call)
     _, threads = settle_call(call["replicates"], call["seed"], threads)
     drawn = DrawnRun({}, {}, {}, 0, ())
@@ -225,7 +226,7 @@ def estimate_whole(
     job = step.job
     options = dict.fromkeys(("deadline", "slowdown_thresholds", "start", "probability", "price"))
     options |= {"run_replicates": None, "steps": job.n_steps if run else None}
-    call = _settle(job, options | {"replicates": REPLICATES, "seed": seed}, completed=False)
+    call = _settle(job, options | {"replicates": REPLICATES, "seed": seed})
     dataset = simulate_step(step, REPLICATES, seed, threads, progress, parts=False)
     attrs = dataset.attrs | provenance(job, call)
     if not run:
@@ -236,19 +237,19 @@ def estimate_whole(
     )
 
 
-def _settle(job: Job, options: dict[str, Any], completed: bool) -> dict[str, Any]:
+def _settle(job: Job, options: dict[str, Any], reading: Reading | None = None) -> dict[str, Any]:
     """Take from a job's `run` block what was not asked for; no steps where no run is drawn."""
     run = job.run
     usual: dict[str, Any] = {
         "deadline": run.deadline, "slowdown_thresholds": run.slowdown_thresholds,
-        "start": None if run.start is None or completed else run.start.isoformat(),
+        "start": None if run.start is None or reading else run.start.isoformat(),
         "probability": run.probability, "price": run.price_per_gpu_hour,
     }  # fmt: skip
     about_run = ("run_replicates", "steps", "deadline", "start", "price")
-    if job.has_run or completed or any(options[name] is not None for name in about_run):
+    if job.has_run or reading or any(options[name] is not None for name in about_run):
         usual |= {"run_replicates": RUN_REPLICATES, "steps": job.n_steps}
     call: dict[str, Any] = {k: usual.get(k) if v is None else v for k, v in options.items()}
-    call["deadline"] = seconds_until(call["deadline"], call["start"])
+    call["deadline"] = seconds_until(call["deadline"], call["start"], reading)
     return call | {"slowdown_thresholds": list(call["slowdown_thresholds"])}
 
 
@@ -259,7 +260,12 @@ def _from_step_times(path: str | Path, options: dict[str, Any]) -> "xr.Dataset":
             f"{path}: a model of step times knows no GPUs, so no cost; drop {named('price')}"
         )
     given = {"run_replicates": RUN_REPLICATES} | {k: v for k, v in options.items() if v is not None}
-    given["deadline"] = seconds_until(given.get("deadline"), given.get("start"))
+    if given.get("completed") is not None:
+        choice = {name: given.pop(name, None) for name in ("column", "unit", "where")}
+        given["completed"] = read_log(given["completed"], **choice)
+    given["deadline"] = seconds_until(
+        given.get("deadline"), given.get("start"), given.get("completed")
+    )
     _check({"steps": 1, "price": None, "probability": 0.9, "slowdown_thresholds": ()} | given)
     from prism.models.steptimes.estimate import estimate_steps
 
@@ -294,10 +300,18 @@ def parse_deadline(value: float | str | datetime.datetime) -> float | datetime.d
     return found
 
 
-def seconds_until(deadline: float | datetime.datetime | None, start: str | None) -> float | None:
-    """Return the time from the start of a run to its deadline [s]."""
+def seconds_until(
+    deadline: float | datetime.datetime | None, start: str | None, reading: Reading | None = None
+) -> float | None:
+    """Return the time from the start of a run to its deadline [s].
+
+    Of a run under way without a start that is the time of its steps, and from then on.
+    """
     if not isinstance(deadline, datetime.datetime):
         return deadline
+    if start is None and reading is not None:
+        begun = reading.begun if deadline.tzinfo else reading.begun.replace(tzinfo=None)
+        return max((deadline - begun).total_seconds(), 0.0)
     place = f"{named('deadline')} {deadline.isoformat()}"
     if start is None:
         raise PrismError(

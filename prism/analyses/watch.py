@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from prism.analyses.estimate import (
     gather_options,
     parse_deadline,
     refuse_gpus,
+    seconds_until,
     simulate_job,
 )
 from prism.analyses.estimates.run import CLUSTERS_IN_PROGRESS
@@ -35,13 +37,19 @@ from prism.models.changes.fit import fit_steps
 from prism.models.steptimes.estimate import failures_of
 from prism.models.steptimes.model import load_step_model
 from prism.models.steptimes.predict import generator, run_model
-from prism.models.steptimes.runs import LAST, UNKNOWN_LEVEL, Fitted, condition, count_done
+from prism.models.steptimes.runs import (
+    LAST,
+    UNKNOWN_LEVEL,
+    Fitted,
+    condition,
+    without_changes,
+)
 from prism.simulation.results import make_dataset
 from prism.simulation.runs.build import with_failures
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.steps import Progress, fresh_seed
 from prism.simulation.summary import run_end, run_progress
-from prism.traces.growing import GrowingLog, Reading
+from prism.traces.growing import GrowingLog, Reading, count_done
 
 Array = NDArray[np.float64]
 KIND = "watch"
@@ -180,13 +188,14 @@ def _finished(reading: Reading, done: int) -> xr.Dataset:
 
 
 def _from_log(
-    reading: Reading, *, steps: int, seed: int, deadline: float | str | None = None,
+    reading: Reading, *, steps: int, seed: int, deadline: float | str | datetime | None = None,
     probability: float = PROBABILITY, run_replicates: int = RUN_REPLICATES,
     gpus: int | None = None,
 ) -> xr.Dataset:  # fmt: skip
     """Forecast the rest of a run from its completed steps, with the pauses of all."""
-    fitted = fit_steps(reading.times, seed=seed, repeats=_REPEATS)
     _, calm, _, warm = changes_of_step_times(reading.times)
+    # its noise is that of all steps, not of those since the last change
+    fitted = fit_steps(without_changes(reading.times, warm), seed=seed, repeats=_REPEATS)
     n = calm.step.size
     past = condition(
         replace(run_model(fitted, steps), run_cv=UNKNOWN_LEVEL, stalls=None), calm,
@@ -202,7 +211,7 @@ def _from_log(
     left = later * runs.total + paused_s
     values: dict[str, Any] = {"time_left": left, "time_to_train": past.elapsed_s + left}
     if deadline is not None:
-        values["deadline"] = parse_deadline(deadline)
+        values["deadline"] = seconds_until(parse_deadline(deadline), None, reading)
     attrs = {
         "completed_steps": json.dumps(past.figures() | reading.figures()),
         "call": json.dumps({"probability": probability}), "notes": json.dumps(past.notes),

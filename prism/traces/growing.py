@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,12 @@ class Reading(NamedTuple):
     def written(self) -> datetime:
         """When it was last written, in local time."""
         return datetime.fromtimestamp(self.written_s).astimezone()
+
+    @property
+    def begun(self) -> datetime:
+        """When the run would have begun without any pause, in local time."""
+        seconds = float(self.times.seconds.mean()) * count_done(self.times)[1]
+        return self.written - timedelta(seconds=seconds)
 
     def length(self, given: int | None, usual: int | None) -> int:
         """Give the steps of the run: those given, else the log's, else the usual ones.
@@ -112,6 +118,15 @@ class GrowingLog:
         totals = [*_TOTAL.finditer(file.text[-_TAIL:])]
         total = int(totals[-1][2]) + bool(totals[-1][1]) if totals else None  # NeMo's: the last
         return Reading(self._last, total, at.st_mtime)
+
+
+def count_done(times: StepTimes) -> tuple[int, int]:
+    """Count the steps of a run before its first measured one, and all that are done."""
+    number, k = np.unique(times.step), times.mean_over
+    each = max(1.0, k / float(np.median(np.diff(number)))) if number.size > 1 else 1.0
+    first, own = int(number[0]), int(k / each)  # means of steps may be numbered one by one
+    begun = 0 if first == 0 else own  # numbers count from 0, or are of the last step done
+    return int(max(first - begun, 0) * each), int((number[-1] - begun + own) * each)
 
 
 def read_log(log: str | Path | Reading, **options: Any) -> Reading:

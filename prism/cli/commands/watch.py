@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 @click.argument("job", required=False)
 @click.option("--steps", type=click.IntRange(min=1), help="Steps of the run.  [default: the log's, "
               "else the job's]")  # fmt: skip
-@click.option("--deadline", type=Duration(), help="Give P(done within this): 60d, 12h, ...")
+@click.option(
+    "--deadline", metavar="TIME", help="Give P(done within this): 60d, 12h, ..., or by a date."
+)
 @click.option(
     "--probability",
     type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),

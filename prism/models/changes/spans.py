@@ -104,7 +104,7 @@ def _explain(
     bounds, ramp = _with_ramp(series, [0, *edges, n])
     parts = list(pairwise(bounds))
     size = np.array([np.isfinite(series[a:b]).sum() for a, b in parts])
-    mean = np.array([np.nanmean(series[a:b]) for a, b in parts])
+    mean = _means(series, bounds)
     plain = np.array([part != ramp for part in parts])
     harmonic = size[:, None] * size / np.maximum(size[:, None] + size, 1)
     alike = ((mean[:, None] - mean) ** 2 * harmonic < BOUND * variance) & plain & plain[:, None]
@@ -119,7 +119,7 @@ def _explain(
         ratio = float(np.exp(apart[np.abs(apart).argmax()]))
         yield Span(kinds[0], k, 0, part.stop, ratio)
     for m, (a, b) in enumerate(parts):
-        if same[m]:
+        if same[m] or not size[m]:
             continue
         out[a:b] = True
         if m in early or (b == (ramp or (0,))[0] and m < kept[0]):
@@ -129,9 +129,16 @@ def _explain(
         yield Span(kind, k, a, b, float(np.exp(before - mean[last])))
 
 
+def _means(series: Array, bounds: list[int]) -> Array:
+    """Mean of each segment; of one in which nothing is known, the nearest."""
+    parts = [series[a:b] for a, b in pairwise(bounds)]
+    found = [float(np.nanmean(p)) if np.isfinite(p).any() else np.nan for p in parts]
+    return filled(np.array(found)[:, None])[:, 0]
+
+
 def _with_ramp(series: Array, bounds: list[int]) -> tuple[list[int], tuple[int, int] | None]:
     """Replace levels that rise or fall in a row by a ramp, where that is clearly better."""
-    mean = [np.nanmean(series[a:b]) for a, b in pairwise(bounds)]
+    mean = _means(series, bounds)
     turns = np.flatnonzero(np.diff(np.sign(np.diff(mean)))) + 1
     for i, j in pairwise([0, *turns, len(mean) - 1]):
         begin, end = bounds[i], bounds[j + 1]

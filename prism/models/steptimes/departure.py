@@ -8,6 +8,7 @@ answer depends on the steps, not on how often they are looked at. How large a ch
 after the crossing tell: those before it were selected by it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -179,15 +180,15 @@ def _lengths(n: int) -> Index:
     return np.array(out, np.int64)
 
 
-def _kinds_of_noise(memories: Array) -> list[_Noise]:
+def _kinds_of_noise(memories: Iterable[float]) -> list[_Noise]:
     rows = []
-    for r in np.exp(-1.0 / memories):
+    for r in (float(np.exp(-1.0 / memory)) for memory in memories):
         for ratio in _DRIFTS:
             m = 0.0
             if np.isfinite(ratio):  # from the autocovariances of a drift with white noise
                 half = 0.5 * ((1.0 + r * r) + ratio * (1.0 - r * r)) / r
                 m = float(half - np.sqrt(half * half - 1.0))
-            rows.append((float(r), m, float(1.0 + (r - m) ** 2 / (1.0 - r * r))))
+            rows.append((r, m, float(1.0 + (r - m) ** 2 / (1.0 - r * r))))
     share = (1.0 - _WHITE) / len(rows)
     return [_Noise(0.0, 0.0, 1.0, _WHITE), *(_Noise(*row, share) for row in rows)]
 

@@ -28,12 +28,13 @@ from prism.models.steptimes.predict import (
     total_cv,
     work_of,
 )
-from prism.models.steptimes.runs import UnderWay, count_done, progress, steps_known
+from prism.models.steptimes.progress import progress, steps_known
+from prism.models.steptimes.runs import UnderWay
 from prism.simulation.results import SCHEMA, make_dataset
 from prism.simulation.runs.build import describe_failures, effective_share
 from prism.simulation.runs.parts import RunModel
 from prism.simulation.summary import run_end, run_progress, run_terms, spread
-from prism.traces.growing import Reading, read_log
+from prism.traces.growing import Reading, count_done, read_log
 
 if TYPE_CHECKING:
     import xarray as xr

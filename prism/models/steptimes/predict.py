@@ -130,7 +130,7 @@ def draw_runs(
     n_steps : int
         Steps of a run; what totals leave out at the start is left out.
     past : UnderWay, optional
-        A run in progress (`prism.models.steptimes.runs.progress`).
+        A run in progress (`prism.models.steptimes.progress`).
     gpus : int, optional
         Whose failures stop it; none where they are not known.
     """
