@@ -14,7 +14,8 @@ def warn(row: Row) -> str:
     """Say a change as a warning."""
     place = ", ".join(f"{key} {row[key]}" for key in ("run", "rank", "dp_rank", "stage")
                       if key in row)  # fmt: skip
-    steps = f"steps {row['first_step']} to {row['last_step']}"
+    first, last = row["first_step"], row["last_step"]
+    steps = f"steps {first} to {last}" if first < last else f"step {first}"
     if "n_steps" in row:
         steps += f" ({row['n_steps']} of {row['of_steps']})"
     what = {
