@@ -67,9 +67,9 @@ def resolved(schema: dict[str, Any]) -> dict[str, Any]:
     """Follow references and leave `null` out."""
     if "$ref" in schema:
         return SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
-    if "anyOf" in schema:
-        kinds = [kind for kind in schema["anyOf"] if kind.get("type") != "null"]
-        return resolved(kinds[0])
+    forms = schema.get("anyOf") or schema.get("oneOf")
+    if forms:
+        return resolved(next(kind for kind in forms if kind.get("type") != "null"))
     return schema
 
 

@@ -473,7 +473,7 @@ def test_a_constant_table_has_no_components():
 
 
 def test_tables_too_small_are_refused_with_a_way_out():
-    with pytest.raises(PrismError, match=r"found 1 steps.*longer trace"):
+    with pytest.raises(PrismError, match=r"found 1 step,.*longer trace"):
         fit_components(np.zeros((4, 3, 1, 4)), columns_of(2), np.arange(1))
     table = np.zeros((4, 3, 5, 4))
     table[1] = np.nan

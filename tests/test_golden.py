@@ -50,8 +50,8 @@ INDEPENDENT = FSDP | {"variability": FSDP["variability"] | {"dependence": "none"
 # name: job, hash, mean step time [s]
 GOLDEN = {
     "pipeline-8x32": (load_job("pipeline-8x32"), "bb60aaf49a0bb37d", 120.62210911512375),
-    "fsdp": (job_from_dict(FSDP), "e2b12dea65aae259", 0.0983942334423773),
-    "fsdp, dependence none": (job_from_dict(INDEPENDENT), "0e5d592530d2bb49", 0.09796899452339858),
+    "fsdp": (job_from_dict(FSDP), "02ba8e02fa78ae63", 0.09839421440847218),
+    "fsdp, dependence none": (job_from_dict(INDEPENDENT), "bfbfff9cb4310f0b", 0.0979690394597128),
 }
 
 

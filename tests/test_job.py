@@ -704,8 +704,6 @@ RESIDUAL, POD = "variability.effects.residual", "cluster.tiers.pod"
          f"{POD}.oversubscription"),
         (f"{POD}={{gpus: 32, oversubscription: 2, latency_us: 20}}", f"{POD}.distance_km=1",
          f"{POD}.latency_us"),
-        ("cluster.pod_gpus=32", f"{POD}={{gpus: 64, oversubscription: 2}}", "cluster.pod_gpus"),
-        (f"{POD}={{gpus: 64, oversubscription: 2}}", "cluster.pod_gpus=32", f"{POD}.gpus"),
     ],
 )  # fmt: skip
 def test_an_answer_to_the_same_question_replaces_the_one_below(below, above, gone, tmp_path):

@@ -286,7 +286,7 @@ def test_a_replay_tells_spans_and_causes(tmp_path):
 
 def test_one_step_is_too_little(tmp_path):
     trace = read(tmp_path, DEVICE_BOUND, job(DEVICE_BOUND, 1, "none", seed=0, n_steps=1))
-    with pytest.raises(PrismError, match="1 step; .*2 "):
+    with pytest.raises(PrismError, match="1 whole step; .*2 "):
         fit_kernels(trace)
 
 

@@ -122,7 +122,7 @@ variability: {library: none}
     assert job.cluster.hosts == (1, 0)
     assert Placement(job).members()[0, :, 0].tolist() == [1, 0]
     (tmp_path / "hosts.csv").write_text("slot,node\n0,1\n")
-    with pytest.raises(PrismError, match=r"job.yaml:4: cluster\.hosts: 1 nodes, expected 2"):
+    with pytest.raises(PrismError, match=r"job.yaml:4: cluster\.hosts: 1 node, expected 2"):
         load_job(tmp_path / "job.yaml")
 
 

@@ -117,7 +117,7 @@ def test_every_key_of_the_schema_can_be_drawn():
 
 
 def test_most_files_are_jobs_and_some_are_not():
-    good, words, share, n_files = Counter(), set(), Counter(), examples(150)
+    good, words, share, n_files = Counter(), set(), Counter(), examples(300)
 
     @settings(RANDOM, max_examples=n_files)
     @given(job_files())

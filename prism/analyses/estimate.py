@@ -305,7 +305,7 @@ def seconds_until(
 ) -> float | None:
     """Return the time from the start of a run to its deadline [s].
 
-    Of a run under way without a start that is the time of its steps, and from then on.
+    Of a run in progress without a start that is the time of its steps, and from then on.
     """
     if not isinstance(deadline, datetime.datetime):
         return deadline

@@ -28,7 +28,7 @@ KNOTS = np.unique(np.concatenate([np.linspace(0.0, 1.0, 513)[1:-1], _TAIL, 1.0 -
 
 
 class Draws(NamedTuple):
-    """So many independent durations of one distribution."""
+    """A number of independent durations of one distribution."""
 
     law: Distribution
     seconds: float  # of a duration that the distribution gives as 1

@@ -102,7 +102,7 @@ class LoweredOp:
 
 
 def residual_of(op: LoweredOp, n_members: int, call: Distribution | None) -> Distribution:
-    """Distribution of an op of so many ranks over its mean, where no GPU is slow.
+    """Distribution of an op of a number of ranks over its mean, where no GPU is slow.
 
     `call` is that of the effect which is lowered into it, on its compute.
     """

@@ -32,7 +32,7 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "time_to_train": (("run_replicate",), "s", "time of the whole run"),
     "run_cluster_idx": (("run_replicate",), "1", "cluster a run is on"),
     "ideal_step_time": ((), "s", "step time with every effect at 1"),
-    "time_left": (("run_replicate",), "s", "time until the last step of a run under way is done"),
+    "time_left": (("run_replicate",), "s", "time until the last step of a run in progress is done"),
     "ideal_time_to_train": ((), "s", "time of the run with every step at the ideal step time"),
     "critical_path_time": (("kernel_class",), "s", "mean time on the critical path"),
     "ideal_critical_path_time": (("kernel_class",), "s", "the same with every effect at 1"),

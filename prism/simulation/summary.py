@@ -381,7 +381,7 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_progress(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Say what is done of a run under way, when the rest is, and whether its last steps depart."""
+    """Say what is done of a run in progress, when the rest is, and whether its last steps depart."""
     from datetime import datetime, timedelta
 
     if "completed_steps" not in dataset.attrs:
@@ -407,7 +407,7 @@ def run_end(
 ) -> dict[str, Any]:
     """Say by which date runs [s] end, and how probably by the deadline, where these are asked.
 
-    A run under way ends counted from when its steps were written, where no start is given.
+    A run in progress ends counted from when its steps were written, where no start is given.
     """
     import datetime
 

@@ -128,9 +128,7 @@ def _check_nesting(b: Blocks) -> Iterator[Problem]:
             least = 2 * size if is_tier else size
             multiples = sorted({max(n * size, least) for n in (gpus // size, gpus // size + 1)})
             ways = " or ".join(map(str, multiples))
-            text = (
-                f"{format_count(gpus, 'GPU')} do not hold whole units of {inner} {size}; set {ways}"
-            )
+            text = f"{gpus} GPUs do not hold whole units of {inner} {size}; set {ways}"
             yield text, key, inner_key
     known = [(name, t.latency_us) for name, t in tiers if t.latency_us is not None]
     for (inner, near), (name, far) in pairwise(known):

@@ -36,7 +36,6 @@ EXCLUSIVE: tuple[tuple[KeyPath, KeyPath], ...] = (
     (("run", "checkpoint", "interval"), ("run", "checkpoint", "interval_steps")),
     (("model", "name"), ("model", "durations")),
     (("parallelism", "microbatches"), ("parallelism", "global_batch")),
-    (("cluster", "pod_gpus"), ("cluster", "tiers", "pod")),
     *(((*RESIDUAL, key), (*RESIDUAL, "scale")) for key in ("cv", "law")),
 )
 # The same of the keys of each tier.

@@ -130,7 +130,7 @@ def estimate_steps(
 
 
 def failures_of(model: RunModel, gpus: int | None) -> dict[str, Any]:
-    """Say what stops a run of so many GPUs, or that their number is not known."""
+    """Say what stops a run of this many GPUs, or that their number is not known."""
     if gpus is None:
         return {"per_1000_node_days": 0.0, "source": "gpus"}
     return describe_failures(model, FAILURES_SOURCE, ("rate", "down", "checkpoint"))
@@ -140,7 +140,7 @@ def _draw_rest(
     model: StepModel, reading: Reading, steps: int | None, call: tuple[int, int, int],
     gpus: int | None,
 ) -> tuple[Drawn, UnderWay]:  # fmt: skip
-    """Draw what is left of a run under way; steps that the fit left out are as long as others."""
+    """Draw what is left of a run in progress; steps that the fit left out are as long as others."""
     (n_steps, n_runs, seed), done = call, count_done(reading.times)[1]
     known = n_steps if steps is None else steps_known(model, steps)
     past = progress(model, reading.times, known, min(n_runs, DRAWS), seed)

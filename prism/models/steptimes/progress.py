@@ -95,7 +95,7 @@ def without_pauses(model: StepModel, times: StepTimes) -> StepTimes:
 
 
 def steps_known(model: StepModel, total: int) -> int:
-    """Count the steps of a run of so many that the model knows."""
+    """Count the steps of a run of n steps that the model knows."""
     steps, k = model.steps, model.mean_over
     last = total - (k if steps[0] == 0 else 0)  # number of the last one
     beyond = max(0, last - int(steps[-1]))

@@ -29,7 +29,7 @@ def departure_finding(past: Json, found: Json) -> Finding:
         return Finding("departure", "Too few steps to tell whether they depart.", "info")
     p = "p < 0.001" if found["p_value"] < 0.001 else f"p = {found['p_value']:.2g}"
     if not found["departed"]:
-        text = f"The last steps do not depart from those before ({p}, over all steps so far)."
+        text = f"The last steps do not depart from those before ({p}, over all completed steps)."
         return Finding("departure", text, "answer")
     size = percent_change(found["change"], found["change_ci"])
     slower = "slower" if found["change"] > 0.0 else "faster"

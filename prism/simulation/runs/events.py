@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.text import format_count
 from prism.simulation.runs.drift import decay_sum, drift_sum, wave_sum
 from prism.simulation.runs.ledger import Ledger
 from prism.simulation.runs.outages import Outages, waiting_times
@@ -27,6 +28,8 @@ CHUNK = 1024  # runs that draw together; the first n runs do not change with the
 MANY = 1000  # stalls beyond which their sum is as good as normal
 LEAST = 0.05  # of a step's mean: what a spread so wide that it reaches below 0 is cut at
 MAX_EVENTS = 300_000  # of one run, minutes of work
+CHECKED = 1000  # events after each of which it is seen whether there will be more
+AHEAD = 1.5, 8  # steps drawn at a time: those expected until the next event by this, and more
 _PLAIN = ("ideal_steps", "slow_steps", "step_noise", "run_effect", "model_error", "congestion")
 _OTHER = ("drift", "stalls", "evaluations", "checkpoints", *STOPS)
 _NEVER = np.inf
@@ -133,12 +136,14 @@ class EventLoop:
         while (self.done < self.n_steps).any():
             self._advance()
             rounds += 1
+            share = float(self.done.mean()) / self.n_steps
             if progress is not None and rounds % 20 == 0:
-                progress(float(self.done.mean()) / self.n_steps)
-            if rounds > MAX_EVENTS:
+                progress(share)
+            if rounds % CHECKED == 0 and rounds > share * MAX_EVENTS:
                 raise PrismError(
-                    f"a run of {self.n_steps} steps has more than {MAX_EVENTS:,} events; lower the "
-                    "rates of failures, fail_slow or regime, or make checkpoints more frequent"
+                    f"a run of {format_count(self.n_steps, 'step')} has more than {MAX_EVENTS:,} "
+                    "events; lower the rates of failures, fail_slow or regime, or make checkpoints "
+                    "more frequent"
                 )
         found = dict(zip(self.names, self.ledger.close(), strict=True)) | self.stopped
         terms = stack_terms(self.model, self._settle(found))
@@ -172,7 +177,8 @@ class EventLoop:
         mark = self.marks[np.searchsorted(self.marks, self.done, side="right")] - self.done
         most, drawn = np.minimum(left, mark), None
         if self.stepped:
-            most = np.minimum(most, BLOCK)
+            ahead = AHEAD[0] * float(np.median((gap / pace[0])[left > 0.0])) + AHEAD[1]
+            most = np.minimum(most, min(BLOCK, ahead) // 1)
             drawn = self._draw(int(most.max()))
             n, over = drawn.within(gap)
         else:
