@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 from math import sqrt
 
 import numpy as np
@@ -220,3 +221,14 @@ def test_a_deadline_that_cannot_be_meant(asked, said):
 def test_a_deadline_of_step_times_may_be_a_date(steps_model):
     found = figures(steps_model, steps=10, deadline="2027-01-15", start="2027-01-14")
     assert found["finish_by"]["deadline"] == 86_400.0
+
+
+def test_a_run_that_never_ends_is_refused_soon():
+    slow = {"rate_per_1000_node_days": 2e6, "duration": "1h", "detection": "10s", "replace": True}
+    job = prism.load_job("pipeline-8x32").replace(
+        {"variability.effects.fail_slow": slow, "run.failures": {"restart": 0}, "run.steps": 1000}
+    )
+    begin = time.process_time()
+    with pytest.raises(prism.PrismError, match="events; lower the rates"):
+        prism.estimate(job, replicates=64, run_replicates=100, seed=1)
+    assert time.process_time() - begin < 20.0  # 300,000 events are minutes

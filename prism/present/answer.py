@@ -231,8 +231,9 @@ def delay(seconds: float, half: float | None) -> Cell:
     """Write a difference of times with half of its 95 % interval, 0 where it is within that [s]."""
     if not half or half < 1e-6 * abs(seconds):  # of rounding
         return duration(seconds)
-    text = "0" if abs(seconds) <= half else format_duration(seconds, 0.0999 * half)
-    return Figure(seconds, f"{text} ± {words(error(half, half))}")
+    fine = max(0.0999 * half, 60.0) if half >= 120.0 else 0.0999 * half  # minutes of minutes
+    text = "0" if abs(seconds) <= half else format_duration(seconds, fine)
+    return Figure(seconds, f"{text} ± {format_duration(half, fine)}")
 
 
 def error(seconds: float | None, like: float) -> Cell:
