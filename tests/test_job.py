@@ -3,7 +3,7 @@
 import gzip
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -807,6 +807,15 @@ def test_replace_gives_a_job_with_other_values(here: Path) -> None:
     assert nested == other
     with pytest.raises(PrismError, match="cluster.nodez: unknown"):
         job.replace({"cluster.nodez": 3})
+
+
+@pytest.mark.parametrize("make", [job_from_dict, lambda blocks: Job(**blocks)])
+def test_a_job_made_by_hand_is_replaced_again_and_again(make: Any) -> None:
+    durations = {"forward_s": 1, "backward_s": 2}
+    job = make({"model": {"durations": durations}, "parallelism": {"pp": 2, "microbatches": 4}})
+    other = job.replace({"run.steps": 3}).replace({"parallelism.microbatches": 8})
+    assert (other.run.steps, other.parallelism.pp, other.parallelism.microbatches) == (3, 2, 8)
+    assert other.model == job.model
 
 
 def test_the_last_override_wins_and_may_repair_the_file(here: Path) -> None:

@@ -122,7 +122,9 @@ class Job(BaseModel):
         >>> prism.load_job("pipeline-8x32").replace("parallelism.pp=4", "run.steps=10").world_size
         4
         """
-        places = {tuple(key.split(".")): place for key, place in self._places.items()}
+        # one that does not know what it was given gives all, also when it is replaced again
+        known = self._places or dict.fromkeys(provenance(self), "given")
+        places = {tuple(key.split(".")): place for key, place in known.items()}
         layer = Layer(given_values(self), places)
         for upper in overrides:
             layer = put_over(layer, upper)
