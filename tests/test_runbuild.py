@@ -145,6 +145,13 @@ def test_stalls_are_found_with_their_rate_and_length():
     assert model.std.mean() < 0.5 * float(dataset.step_time.std())
 
 
+def test_stalls_of_the_job_delay_a_run_by_their_lengths():
+    stall = {"entity": "job", "rate_per_hour": 360.0, "duration_s": 0.5, "duration_cv": 1.0}
+    lengths = find_stalls(simulator(small({"stall": stall})), 0.05).lengths
+    assert lengths.mean() == pytest.approx(0.5, rel=1e-3)
+    assert (lengths**2).mean() == pytest.approx(2.0 * 0.5**2, rel=0.01)
+
+
 def test_stalls_in_most_steps_stay_part_of_the_step():
     stall = {"entity": "node", "rate_per_hour": 1e5, "duration_s": 1e-3, "duration_cv": 1.0}
     assert find_stalls(simulator(small({"stall": stall})), 0.05) is None

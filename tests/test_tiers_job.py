@@ -55,7 +55,10 @@ def test_keys_are_set_and_taken_away_one_by_one():
         (["cluster.tiers.zone={gpus: 8192}"], "zone.gpus: 8192 .*site's 8192"),
         (["cluster.tiers.rack={gpus: 4}"], "rack.gpus: 4 .*gpus_per_node 8; .* 8"),
         (["cluster.tiers.rack={gpus: 4096}"], "rack's 4096; .* 8192"),
-        ([f"{SITE}={{gpus: 8192, latency_us: 5000, distance_km: 9}}"], "latency_us and distance_km "),
+        (
+            [f"{SITE}={{gpus: 8192, latency_us: 5000, distance_km: 9}}"],
+            "latency_us and distance_km ",
+        ),
         (
             [f"{SITE}={{gpus: 8192, oversubscription: 2, total_gbits_per_s: 9}}"],
             "oversubscription and total_gbits_per_s ",

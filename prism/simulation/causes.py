@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
-from prism.distributions.tables import sample_table
 from prism.simulation.classops import lower_again
-from prism.simulation.draws import draw_ranks, lower, seed_key
+from prism.simulation.draws import draw_ranks, lower, seed_key, spread_values, stall_lengths
 from prism.simulation.lowering import CALL, variance_of
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program, global_ops, ideal_program, make_keys
@@ -181,22 +180,16 @@ def effect_cv(program: Program, name: str) -> float:
         "jitter": program.jitter.table,
     }.get(name, -1)  # fmt: skip
     used = set(np.ravel(tables).tolist()) - {-1}
-    return max((float(_values(program.tables[i]).std()) for i in used), default=float("nan"))
+    return max((float(spread_values(program.tables[i]).std()) for i in used), default=float("nan"))
 
 
 def step_spread(program: Program) -> float:
     """Return the standard deviation of the step effect [1]; 0 where a block's seldom is near it."""
     if program.step_table < 0:
         return 0.0
-    values = _values(program.tables[program.step_table]).astype(np.float64)
+    values = spread_values(program.tables[program.step_table]).astype(np.float64)
     z, std = values - values.mean(), float(values.std())
     return std if float((z**4).mean()) <= HEAVY * std**4 else 0.0
-
-
-def _values(table: NDArray[np.float32]) -> Array:
-    """Values of a table at evenly spaced probabilities."""
-    words = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)) + np.uint32(1 << 15)
-    return sample_table(table, words)
 
 
 def stall_bound(program: Program) -> tuple[float, float]:
@@ -207,5 +200,4 @@ def stall_bound(program: Program) -> tuple[float, float]:
     rate = float(stalls.probability[0])
     if stalls.entity == engine.GROUP_STALL:
         rate = float(stalls.probability.sum()) * program.graph.n_replicas
-    length = 1.0 + _values(program.tables[stalls.table])
-    return rate, rate * (1.0 + rate) * stalls.duration**2 * float((length**2).mean())
+    return rate, rate * (1.0 + rate) * float((stall_lengths(program) ** 2).mean())

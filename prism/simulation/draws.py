@@ -93,6 +93,17 @@ def stalls_in(program: Program, blocks: range, seed: int) -> tuple[Counts, NDArr
     return count, length
 
 
+def spread_values(table: Lanes) -> NDArray[np.float64]:
+    """Values of a table at evenly spaced probabilities."""
+    words = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)) + np.uint32(1 << 15)
+    return sample_table(table, words)
+
+
+def stall_lengths(program: Program) -> NDArray[np.float64]:
+    """Lengths of stalls at evenly spaced probabilities [s]."""
+    return program.stalls.duration * (1.0 + spread_values(program.tables[program.stalls.table]))
+
+
 def congested_leaves(program: Program, blocks: range, seed: int) -> Counts:
     """Count the leaves that the engine draws as congested [block, lane]."""
     links, key = program.links, seed_key(seed)

@@ -381,7 +381,7 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_progress(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Say what is done of a run in progress, when the rest is, and whether its last steps depart."""
+    """Say what is done of a run in progress, when the rest is, and whether steps depart."""
     from datetime import datetime, timedelta
 
     if "completed_steps" not in dataset.attrs:

@@ -12,7 +12,7 @@ import numpy as np
 
 from prism import engine
 from prism.cluster.nodemap import NodeSlowdown, Placement
-from prism.simulation.draws import congested_leaves, stall_groups, stalls_in
+from prism.simulation.draws import congested_leaves, stall_groups, stall_lengths, stalls_in
 from prism.simulation.execution.tasks import Arrays, Shared, Task, run_tasks
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared
@@ -141,6 +141,8 @@ def find_stalls(sim: Simulator, step_s: float) -> StallProcess | None:
     rate = float(-np.log1p(-p).sum()) if (p < 1.0).all() else np.inf
     if not 0.0 < rate < RARE:
         return None
+    if stalls.entity == engine.JOB_STALL:  # all of it delays the run
+        return StallProcess(rate / step_s, stall_lengths(program))
     more = np.minimum(stalls.probability * OFTEN / rate, 0.5)
     often = replace(sim.calm, stalls=stalls._replace(probability=more))
     count, length = stalls_in(often, range(BLOCKS), sim.seed)
