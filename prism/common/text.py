@@ -141,7 +141,7 @@ def format_share(share: float, digits: int = 3, half: float | None = None) -> st
 
     Examples
     --------
-    >>> format_share(0.12345), format_share(0.0), format_share(1.477, 2)
+    >>> format_share(0.12345), format_share(-0.0), format_share(1.477, 2)
     ('12.3 %', '0 %', '148 %')
     >>> format_share(0.9975), format_share(0.9997), format_share(0.9975, 2)
     ('99.8 %', '100 %', '100 %')
@@ -152,7 +152,7 @@ def format_share(share: float, digits: int = 3, half: float | None = None) -> st
     >>> format_share(-0.0016, half=0.002)
     '0 ± 0.2 %'
     """
-    percent = 100.0 * share
+    percent = 100.0 * share + 0.0  # no -0
     if half is not None and half >= 5e-4:
         decimals = min(1, _digits(100.0 * half))
         if abs(share) <= half:

@@ -137,6 +137,8 @@ def _findings(numbers: Json, result: xr.Dataset) -> list[Finding]:
     half = (mean_half_width(step) or 0.0) / _ideal(numbers)
     over = format_share(abs(slower), half=half or None)
     against = f"p50 {over} {'below' if slower < 0.0 else 'above'} it"
+    if half and abs(slower) <= half:
+        against = f"p50 the same within {format_share(half, 2)}"
     text = f"Half of the steps take at most {p50}, 95 % at most {p95}; the ideal step takes {ideal}"
     out.append(Finding("step_time", f"{text} ({against}).", "answer"))
     return [*out, *failure_findings(numbers), *_checkpoint_advice(numbers)]
