@@ -17,7 +17,8 @@ import numpy as np
 import prism
 from prism.plots.base import save_figure
 from prism.plots.run import plot_progress
-from prism.simulation.runs.build import build_run_model, mean_step
+from prism.simulation.prepare import prepare
+from prism.simulation.runs.build import PAUSES, build_run_model, mean_step
 from prism.simulation.runs.checkpointing import FailureLaw, best_steps
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import RunModel
@@ -29,7 +30,6 @@ DAYS, DAY_S = 54.0, 86_400.0
 RATES = {"Llama 3": 3.79, "RSC-1": 6.50, "RSC-2": 2.34}
 RESTARTS_MIN = (5, 10, 20)
 INTERVALS_MIN = (5, 10, 30, 60)
-PAUSES = ("stalls", "evaluations", "checkpoints", "lost_work", "restarts", "spares")
 
 
 def one(model: RunModel, rate: float, restart_s: float, steps: int, runs: int, seed: int) -> dict:
@@ -74,7 +74,7 @@ def main() -> None:
     ax = plot_progress(result)
     for suffix in ("png", "svg"):
         save_figure(ax, HERE / f"progress.{suffix}")
-    model = build_run_model(job, result, args.seed, default_threads())
+    model = build_run_model(prepare(job, args.seed), result, args.seed, default_threads())
     step_s = mean_step(model)
     rows = []
     for minutes in (0, *INTERVALS_MIN):  # 0: the best

@@ -160,7 +160,7 @@ def regimes(seed: int, n_runs: int) -> bool:
         times, effects = all_steps(program, seed, threads)
         slow = name == "slow drift"
         dataset = simulate(job, N_CLUSTERS * engine.LANES, seed)
-        model = build_run_model(job, dataset, seed, threads)
+        model = build_run_model(prepare(job, seed), dataset, seed, threads)
         if slow:
             times /= effects
         else:
