@@ -39,7 +39,7 @@ SETTLED = 90  # steps after which no run of these systems is slow from its start
 SEED, PROCESSES, REPETITIONS = 0, 2, 1_000
 TIE, P50_BAR, P95_BAR = 0.003, 0.02, 0.03
 LEVELS = (0.5, 0.95)
-# device of prism, library: H200 and B200 have no library of their own, the nearest stands in
+# device of prism, library: H200's and B200's cases start from that of the nearest device
 DEVICES = {
     "H100": ("h100", "h100-healthy"), "H200": ("h200", "h100-healthy"),
     "GB200": ("gb200", "gb200-healthy"), "B200": ("b200", "gb200-healthy"),
