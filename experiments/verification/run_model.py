@@ -35,7 +35,7 @@ JOB = {
     "model": {"name": "llama3-8b"},
     "parallelism": {"tp": 4, "pp": 2, "dp": 8, "microbatches": 8},
     "cluster": {"nodes": 8, "gpus_per_node": 8},
-    "run": {"steps": N_STEPS},
+    "run": {"steps": N_STEPS, "failures": "none"},
 }
 STALL = {"entity": "node", "rate_per_hour": 0.5, "duration_s": 8.0, "duration_cv": 1.0}
 # an interruption every 29 min, some 17 of them in a run; Llama 3 405B had one every 3 h
@@ -55,14 +55,16 @@ RUN = {
 
 def make_job(name: str) -> Job:
     """Return the job of a regime."""
-    effects = {"step": {"correlation_time_s": 0.0}}
+    # the steps that are walked know neither what the model may be wrong by nor how runs differ
+    effects = {"step": {"correlation_time_s": 0.0}, "run": {"cv": 0.0}}
     values = dict(JOB)
     if name == "slow drift":
-        effects = {"step": {"correlation_time_s": 1800.0}}
+        effects["step"] = {"correlation_time_s": 1800.0}
     if name == "stalls and failures":
         effects["stall"] = STALL
         values["run"] = RUN
-    return job_from_dict(values | {"variability": {"effects": effects}}, name.replace(" ", "-"))
+    variability = {"model_error": 0.0, "effects": effects}
+    return job_from_dict(values | {"variability": variability}, name.replace(" ", "-"))
 
 
 def all_steps(program: Program, seed: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
@@ -90,7 +92,7 @@ def walk(
     cluster = np.arange(n_runs) % N_CLUSTERS
     t, done, saved = np.zeros(n_runs), np.zeros(n_runs, int), np.zeros(n_runs, int)
     rate, checkpoint = 0.0, job.run.checkpoint
-    if job.run.failures is not None:
+    if job.run.failures != "none":
         rate = job.run.failures.per_1000_node_days * job.n_nodes / 1000.0 / DAY_S
     fail = np.full(n_runs, np.inf) if rate == 0.0 else rng.exponential(1.0 / rate, n_runs)
     every = N_STEPS + 1
