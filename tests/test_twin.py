@@ -1,4 +1,4 @@
-"""prism against its twin; all jobs with their errors: experiments/verification/twin.py."""
+"""prism against its twin; all jobs with their errors: experiments/verification/against_twin.py."""
 
 import numpy as np
 import pytest

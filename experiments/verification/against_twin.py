@@ -4,7 +4,7 @@ Prints, for each job of `tests/twin_jobs.py`: the ideal step, mean, p95 and KS d
 and the p-value of a KS distance as large where clusters were exchanged at random. Then the
 controls, in which one of the two is changed on purpose.
 
-    python experiments/verification/twin.py [--clusters 32] [-k NAME]
+    python experiments/verification/against_twin.py [--clusters 32] [-k NAME]
 """
 
 from __future__ import annotations
