@@ -1,8 +1,6 @@
 """The command line: exit statuses, messages, JSON on stdout and nothing else, files or none."""
 
-import dis
-import inspect
-import io
+import importlib
 import json
 import os
 import re
@@ -11,21 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-import weakref
 from pathlib import Path
 
-import click
 import numpy as np
 import pytest
 
 import prism
-from prism import __main__ as entry
-from prism.cli import app as cli
-from prism.cli.commands.measure import measure
-from prism.cli.commands.options import NO_EFFECT, _asked
-from prism.cli.commands.terminal import print_answer, progress_line
-from prism.common.files import atomic_files, atomic_write
-from prism.present.answer import Answer, Column, Table
 
 SMALL = ("estimate", "pipeline-8x32", "--replicates", "128", "--run-replicates", "20")
 
@@ -63,34 +52,17 @@ def test_help_loads_nothing_slow():
     assert done.returncode == 0
 
 
-COMMANDS = {
-    **{name: cli.prism.get_command(None, name) for name in cli.COMMANDS if name != "measure"},
-    **{f"measure {name}": command for name, command in measure.commands.items()},
-}
-
-
-def reads(command, name):
-    """Whether a command's function does anything with an option."""
-    code = inspect.unwrap(command.callback).__code__
-    if name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-        return True  # among options that are handed on
-    loads = (i for i in dis.get_instructions(code) if i.opname.startswith("LOAD"))
-    return any(name == i.argval or (type(i.argval) is tuple and name in i.argval) for i in loads)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_says_which_common_options_have_an_effect(name):
-    options = {option.name: option for option in COMMANDS[name].params}
-    assert {"as_json", "seed", "threads", "quiet"} <= options.keys()
-    for option in ("seed", "threads"):
-        assert (options[option].help == NO_EFFECT) == (not reads(COMMANDS[name], option))
-    one = "default: 1]" in options["threads"].help
-    assert one == name.startswith("measure")
-
-
-def test_commands_that_draw_nothing_say_so():
-    silent = {name for name, c in COMMANDS.items() if not reads(c, "seed")}
-    assert silent == {"import", "replay", "report", "schedule", "show"}
+def test_every_command_takes_the_common_options_and_says_what_has_no_effect(run):
+    listed = run("--help")[1].split("Commands:\n")[1].split("\n")
+    commands = [line.split()[0] for line in listed if line.strip()]
+    said = {}
+    for name in commands:
+        measured = ["gemm"] if name == "measure" else []
+        status, text, _ = run(name, *measured, "--help")
+        assert status == 0 and all(f"--{x}" in text for x in ("json", "seed", "threads", "quiet"))
+        said[name] = " ".join(text.partition("--seed INTEGER")[2].partition("  --")[0].split())
+    drawing_nothing = {name for name in commands if said[name] == said["show"]}
+    assert drawing_nothing == {"import", "replay", "report", "schedule", "show"}
 
 
 def test_version(run):
@@ -321,36 +293,6 @@ def test_interrupt_is_status_130_without_traceback(tmp_path, after_s):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_that_follows_an_interrupt_is_one(monkeypatch, capfd):
-    """As where an import that is interrupted raises what it makes of that."""
-
-    def broken(*_, **__):
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt as error:
-            raise RuntimeError("cannot be loaded") from error
-
-    monkeypatch.setattr(cli.prism, "main", broken)
-    assert entry.main(["show"]) == 130
-    assert "interrupted" in capfd.readouterr().err
-
-
-def test_an_interrupt_in_a_callback_is_not_lost(monkeypatch, capfd):
-    """Python drops what callbacks raise, those of imports among them."""
-
-    def interrupted(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys, "unraisablehook", entry._raise_again)
-    with pytest.raises(KeyboardInterrupt):
-        gone = {1}
-        watch = weakref.ref(gone, interrupted)
-        del gone
-        for _ in range(1000):  # one long sleep would not be interrupted
-            time.sleep(0.01)
-    assert watch() is None and capfd.readouterr() == ("", "")
-
-
 def test_closed_pipe_is_no_error():
     read, write = os.pipe()
     os.close(read)
@@ -414,49 +356,13 @@ def test_schedule_json_tells_input_gradients_from_whole_backwards(run):
         assert 1.0 - work == pytest.approx(answer["idle_fraction"])
 
 
-def test_atomic_write_keeps_the_old_file_on_failure(tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_text("old")
-    with pytest.raises(RuntimeError), atomic_write(file) as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
-    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("a.txt", "old")]
-    with atomic_write(file) as temporary:
-        temporary.write_text("new")
-    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("a.txt", "new")]
-
-
-def test_atomic_files_leave_others_alone(tmp_path):
-    (tmp_path / "other.txt").write_text("other")
-    with atomic_files(tmp_path) as folder:
-        (folder / "a.txt").write_text("a")
-        assert not (tmp_path / "a.txt").exists()
-    assert {found.name for found in tmp_path.iterdir()} == {"a.txt", "other.txt"}
-
-
-def test_progress_is_silent_without_a_terminal(capsys):
-    with progress_line("working") as report:
-        assert report is None
-    assert capsys.readouterr() == ("", "")
-
-
 def test_package_names_are_functions_even_after_their_modules_are_imported():
-    import prism.analyses.estimate
-    import prism.simulation.steps
-
-    assert callable(prism.estimate)
-    assert callable(prism.simulate)
+    for module in ("analyses.estimate", "simulation.steps"):
+        importlib.import_module(f"prism.{module}")
+    assert callable(prism.estimate) and callable(prism.simulate)
     assert set(prism.__all__) <= set(dir(prism))
     for name in prism.__all__:
         assert getattr(prism, name) is not None
-
-
-def test_a_price_of_0_is_one_that_was_asked_for():
-    with click.Context(cli.prism, info_name="estimate"):
-        assert _asked({"price": 0.0, "steps": None, "ideal": False, "where": ()}) == {
-            "command": "estimate",
-            "price": 0.0,
-        }
 
 
 EVIL = "[bold]a[link] :smile: \x1b]0;x\x9b\u202ez"
@@ -488,14 +394,6 @@ def test_names_are_data_and_steer_nothing(tmp_path, run, empty_pictures):
         assert not STEERING.search(text)
 
 
-def test_nothing_in_an_answer_is_markup(capsys):
-    table = Table("[old]", (Column("name"),), (("[/y] [red]x",),), ("[/z] :smile:",))
-    print_answer(Answer("t", "[b]j", tables=(table,)), as_json=False, details=False)
-    assert [line.strip() for line in capsys.readouterr().out.splitlines() if line] == [
-        "[b]j", "[old]", "name", "[/y] [red]x", "[/z] :smile:",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
 def test_a_stream_that_is_closed_is_no_error(tmp_path, closed):
     file, line = tmp_path / "s.csv", f"{sys.executable} -m prism schedule 1f1b --stages 4"
@@ -505,22 +403,16 @@ def test_a_stream_that_is_closed_is_no_error(tmp_path, closed):
     assert len(rows) == 4 and all(row.count(",") == 15 for row in rows)  # and nothing else
 
 
-def test_a_job_file_may_have_any_name_and_all_streams_may_be_closed(tmp_path, monkeypatch):
+def test_a_job_file_may_have_any_name_and_all_streams_may_be_closed(tmp_path):
     """No text, no formula of a picture's title, no steering of the terminal."""
     name = b"a\xff$x^{_\x1b]0;x\x07.yaml"
     file, out = os.fsencode(tmp_path) + b"/" + name, tmp_path / "out"
     with open(file, "w") as job:
         job.write("base: pipeline-8x32\n")
     asked = ["estimate", file, "--replicates", "64", "--run-replicates", "20"]
-    said = io.TextIOWrapper(io.BytesIO(), "utf-8")  # takes no byte that is no text
-    for stream in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, stream, said)
-    status = entry.main([os.fsdecode(word) for word in asked])
-    monkeypatch.undo()
-    said.flush()
-    told = said.buffer.getvalue()
-    assert status == 0 and told and b"\x1b" not in told, told
     line = [sys.executable, "-m", "prism", *asked, "-o", str(out)]
+    told = subprocess.run(line, capture_output=True, check=True)
+    assert told.stdout and b"\x1b" not in told.stdout + told.stderr
     closed = ["bash", "-c", '"$@" <&- >&- 2>&-', "bash", *line]
     assert subprocess.run(closed).returncode == 0
     known, found = name[:-5].decode(errors="backslashreplace"), prism.load(out)
