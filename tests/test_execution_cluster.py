@@ -1,6 +1,5 @@
 """A real cluster of processes: the same bits as one machine, also when workers or clients die."""
 
-import importlib
 import json
 import os
 import re
@@ -16,16 +15,11 @@ import numpy as np
 import pytest
 
 import prism
-from prism import engine
-from prism.common.errors import PrismError
-from prism.simulation.execution import remote, worker
-from prism.simulation.execution.content import identity
-from prism.simulation.execution.place import run_on
 
 JOB = "llama3-70b-fsdp-512"
 BLOCKS = 32
 TASK_S = 0.025  # two blocks to a task: shorter ones would not be sent
-simulate = importlib.import_module("prism.simulation.steps")
+CALL = {"replicates": 64 * BLOCKS, "seed": 4}
 CLIENT = """
 import importlib, sys
 importlib.import_module("prism.simulation.steps").TASK_S = float(sys.argv.pop(1))
@@ -35,7 +29,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def cluster(program):
+def cluster():
     """Two workers, the first of which compiles what the second finds."""
     import dask
     from distributed import Client, LocalCluster
@@ -46,8 +40,8 @@ def cluster(program):
     with LocalCluster(
         n_workers=1, threads_per_worker=1, processes=True, dashboard_address=":0"
     ) as cluster:
-        with run_on(cluster.scheduler_address, timeout_s=300.0):
-            simulate.run_blocks(program, range(4), 4)
+        with prism.run_on(cluster.scheduler_address, timeout_s=300.0):
+            prism.simulate(JOB, 256, seed=4)
         cluster.scale(2)
         with Client(cluster) as client:
             client.wait_for_workers(2, timeout=300)
@@ -56,18 +50,13 @@ def cluster(program):
 
 @pytest.fixture
 def short_tasks(monkeypatch):
-    monkeypatch.setattr(simulate, "TASK_S", TASK_S)
+    monkeypatch.setattr("prism.simulation.steps.TASK_S", TASK_S)
 
 
 @pytest.fixture(scope="module")
-def program():
-    return simulate.prepare(prism.load_job(JOB), 4).program
-
-
-@pytest.fixture(scope="module")
-def here(program):
+def here():
     """What one machine gives."""
-    return simulate.run_blocks(program, range(BLOCKS), 4, 2)
+    return prism.simulate(JOB, **CALL).drop_attrs()
 
 
 def workers(place):
@@ -83,25 +72,20 @@ def alive(process):
     return True
 
 
-def test_many_workers_give_the_bits_of_one_machine(cluster, program, here, short_tasks):
+def test_many_workers_give_the_bits_of_one_machine(cluster, here, short_tasks):
     seen, said = [], []
-    with run_on(cluster.scheduler_address, tell=said.append):
-        there = simulate.run_blocks(
-            program, range(BLOCKS), 4, progress=lambda done, n: seen.append((done, n))
-        )
+    with prism.run_on(cluster.scheduler_address, tell=said.append):
+        there = prism.simulate(JOB, **CALL, progress=lambda done, n: seen.append((done, n)))
     assert "2 workers, 2 threads" in said[0]
     assert seen[-1] == (BLOCKS, BLOCKS) and len({done for done, _ in seen}) > 10
-    for mine, reference in zip(there, here, strict=True):
-        np.testing.assert_array_equal(mine, reference)
+    assert there.drop_attrs().identical(here)
 
 
 @pytest.mark.parametrize("victims", [1, 2])
-def test_workers_killed_in_mid_run_take_nothing_with_them(
-    cluster, program, here, short_tasks, victims
-):
+def test_workers_killed_in_mid_run_take_nothing_with_them(cluster, here, short_tasks, victims):
     killed, at = [], []
     # a nanny may need more than the default 30 s to start a worker on a machine under load
-    with run_on(cluster.scheduler_address, timeout_s=300.0) as place:
+    with prism.run_on(cluster.scheduler_address, timeout_s=300.0) as place:
 
         def kill(done, n):
             if 0 < done and not killed:
@@ -110,12 +94,11 @@ def test_workers_killed_in_mid_run_take_nothing_with_them(
                     os.kill(process, signal.SIGKILL)
                     killed.append(process)
 
-        there = simulate.run_blocks(program, range(BLOCKS), 4, progress=kill)
+        there = prism.simulate(JOB, **CALL, progress=kill)
         assert len(killed) == victims and at[0] < 0.8 * BLOCKS  # in mid-run
         assert not set(killed) & set(workers(place).values())
     assert not any(alive(process) for process in killed)
-    for mine, reference in zip(there, here, strict=True):
-        np.testing.assert_array_equal(mine, reference)
+    assert there.drop_attrs().identical(here)
 
 
 def test_analyses_are_those_of_one_machine(cluster):
@@ -139,14 +122,14 @@ def test_analyses_are_those_of_one_machine(cluster):
 
     found, rows, ranks = analyses()
     assert len(rows["rows"]) == 5 and len(rows["refused"]) == 1
-    with run_on(cluster.scheduler_address):
+    with prism.run_on(cluster.scheduler_address):
         there, rows_there, ranks_there = analyses()
     assert found.drop_attrs().identical(there.drop_attrs())
     assert rows == rows_there and ranks.identical(ranks_there)
 
 
 def test_the_client_killed_in_mid_run_goes_on_where_it_was(
-    cluster, tmp_path, monkeypatch, short_tasks, run, empty_pictures
+    cluster, tmp_path, short_tasks, run, empty_pictures
 ):
     """No seed is given: that of the killed run is taken up."""
     parts, out = tmp_path / "parts", tmp_path / "out"
@@ -166,73 +149,53 @@ def test_the_client_killed_in_mid_run_goes_on_where_it_was(
     seed = json.loads((parts / "command.json").read_text())["seed"]
     assert 3 <= kept
 
-    ran, run_range = [], engine.run_range
-
-    def counted(first, keys, step, out):
-        ran.append(len(out[0]))
-        run_range(first, keys, step, out)
-
-    monkeypatch.setattr(engine, "run_range", counted)
     status, answer, said = run(*asked)  # on this machine alone
     assert status == 0, said
     assert re.search(f" {kept} finished .*seed {seed}", said)
+    assert re.search(rf"{kept} chunks? reused", said)
     assert json.loads(answer)["seed"] == seed
-    resumed, ran[:] = sum(ran), []
     reference = prism.estimate(JOB, replicates=64 * BLOCKS, run_replicates=100, seed=seed)
-    assert sum(ran) - resumed >= 3 * 2  # blocks that were at hand
     found = prism.load(out / "result.nc")
     np.testing.assert_array_equal(found.step_time, reference.step_time)
     np.testing.assert_array_equal(found.time_to_train, reference.time_to_train)
     assert not parts.exists()
 
 
-def test_ctrl_c_stops_the_workers_too(cluster, program, short_tasks, monkeypatch):
-    sent, cancel = set(), remote._Batch.cancel
-
-    def noted(self):
-        sent.update(self.waiting)  # clients of other tests may still be on their way out
-        cancel(self)
-
+def test_ctrl_c_stops_the_workers_too(cluster, short_tasks):
     def stop(done, n):
-        if done > BLOCKS:  # tasks are sent faster than done: hundreds wait by then
+        if done > BLOCKS:
+            waiting.append(left())
             raise KeyboardInterrupt
 
-    def left(place):
-        return sent.intersection(sum(place.remote.client.processing().values(), ()))
+    def left():
+        return len(sum(place.remote.client.processing().values(), ()))
 
-    monkeypatch.setattr(remote._Batch, "cancel", noted)
-    with run_on(cluster.scheduler_address) as place:
+    waiting = []
+    with prism.run_on(cluster.scheduler_address) as place:
         with pytest.raises(KeyboardInterrupt):
-            simulate.run_blocks(program, range(40 * BLOCKS), 4, progress=stop)
-        assert len(sent) > 100
+            prism.simulate(JOB, 64 * 40 * BLOCKS, seed=4, progress=stop)
+        assert waiting[0]
         end = time.monotonic() + 60
-        while left(place) and time.monotonic() < end:
+        while left() and time.monotonic() < end:
             time.sleep(0.05)
-        assert not left(place)
+        assert not left()
 
 
-def test_workers_of_another_version_are_refused_in_words(cluster, monkeypatch, program):
-    other = identity()._replace(numba="0.1")
-    with pytest.raises(PrismError, match="numba .* 0.1"):
-        monkeypatch.setattr(remote, "identity", lambda: other)
-        with run_on(cluster.scheduler_address):
-            pass
-    # one that joins later
-    monkeypatch.undo()
-    with run_on(cluster.scheduler_address):
-        monkeypatch.setattr(remote, "identity", lambda: other)
-        with pytest.raises(PrismError, match="numba .* 0.1"):
-            simulate.run_blocks(program, range(40), 4)
+OTHER = """
+import sys
+from importlib import metadata
+known = metadata.version
+metadata.version = lambda name: "0.1" if name == "numba" else known(name)
+from prism.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 
-def test_a_worker_without_prism_says_so(cluster, monkeypatch):
-    def probe():
-        return "ModuleNotFoundError: No module named 'prism'"
-
-    monkeypatch.setattr(remote, "make_probe", lambda: probe)
-    with pytest.raises(PrismError, match="'prism'; install"):
-        with run_on(cluster.scheduler_address):
-            pass
+def test_workers_of_another_version_are_refused_in_words(cluster):
+    asked = ["estimate", JOB, "--scheduler", cluster.scheduler_address]
+    done = subprocess.run([sys.executable, "-c", OTHER, *asked], capture_output=True, text=True)
+    assert done.returncode == 2 and re.search("numba .* 0.1", done.stderr)
+    assert len(done.stderr.splitlines()) == 1
 
 
 NO_ADDRESSES = ("nonsense://x:1", "tcp://127.0.0.1", "host", "")
@@ -298,22 +261,6 @@ def test_an_address_that_is_none_leaves_one_line_to_the_end(said):
         assert f"--scheduler {address}: " in said[address]
 
 
-def test_a_probe_without_prism_names_the_module(tmp_path):
-    """The probe is sent whole: it is run by an interpreter that cannot import prism."""
-    import cloudpickle
-
-    file = tmp_path / "probe"
-    file.write_bytes(cloudpickle.dumps(worker.make_probe()))
-    code = (
-        "import pickle, sys; sys.modules['prism'] = None\n"
-        "print(pickle.load(open(sys.argv[1], 'rb'))())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True
-    )
-    assert "ModuleNotFoundError" in done.stdout
-
-
 def test_a_scheduler_that_does_not_answer_is_told_in_words(run, tmp_path):
     options = ("estimate", "pipeline-8x32", "--scheduler-timeout", "0.3s")
     begin = time.monotonic()
@@ -347,11 +294,11 @@ def test_a_port_of_something_else_is_told_within_the_timeout(said):
     assert all(address in said[address] for address in others)
 
 
-def test_a_stopped_worker_is_named(cluster, program, short_tasks, monkeypatch):
+def test_a_stopped_worker_is_named(cluster, short_tasks, monkeypatch):
     for name in ("_PING_S", "_LOOK_S"):
-        monkeypatch.setattr(remote, name, 0.5)
+        monkeypatch.setattr(f"prism.simulation.execution.remote.{name}", 0.5)
     said = []
-    with run_on(cluster.scheduler_address, timeout_s=2.0, tell=said.append) as place:
+    with prism.run_on(cluster.scheduler_address, timeout_s=2.0, tell=said.append) as place:
         (address, process), *_ = workers(place).items()
         stopped = []
 
@@ -363,11 +310,11 @@ def test_a_stopped_worker_is_named(cluster, program, short_tasks, monkeypatch):
                 os.kill(process, signal.SIGCONT)
 
         try:
-            simulate.run_blocks(program, range(BLOCKS), 4, progress=stop)
+            prism.simulate(JOB, **CALL, progress=stop)
             assert any("do not answer" in text and address in text for text in said)
             os.kill(process, signal.SIGSTOP)
-            with pytest.raises(PrismError, match=re.escape(address)):
-                with run_on(cluster.scheduler_address, timeout_s=2.0):
+            with pytest.raises(prism.PrismError, match=re.escape(address)):
+                with prism.run_on(cluster.scheduler_address, timeout_s=2.0):
                     pass
         finally:
             os.kill(process, signal.SIGCONT)

@@ -5,7 +5,6 @@ write a folder.
 """
 
 import errno
-import importlib
 import json
 import os
 import resource
@@ -17,11 +16,6 @@ from pathlib import Path
 
 import pytest
 from campaign import some
-
-from prism import plots
-from prism.common import files
-from prism.common.errors import PrismError
-from prism.simulation.execution.chunks import LOCK
 
 JOB = {
     "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
@@ -70,6 +64,11 @@ def content(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
+def hidden(folder):
+    """Whatever a command leaves for itself."""
+    return [file for file in folder.iterdir() if file.name.startswith(".")]
+
+
 def old_results(out, command):
     """Fill a folder with what a command wrote before, and something else."""
     out.mkdir(exist_ok=True)
@@ -78,26 +77,7 @@ def old_results(out, command):
     return content(out)
 
 
-@pytest.fixture
-def simulated_once(command):
-    """A command simulates once, and writes what came of that again and again."""
-    importlib.import_module(f"prism.analyses.{command}")
-    module = sys.modules[f"prism.analyses.{command}"]  # the package's name may be the function
-    analysis, kept = getattr(module, command), []
-
-    def once(*arguments, **options):
-        if not kept:
-            kept.append(analysis(*arguments, **options))
-        return kept[0].copy()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, command, once)
-        yield
-    assert len(kept) == 1
-
-
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.usefixtures("simulated_once")
 def test_ctrl_c_and_a_full_disk_while_writing(command, job, tmp_path, monkeypatch, run):
     out = tmp_path / "out"
     before = old_results(out, command)
@@ -110,18 +90,17 @@ def test_ctrl_c_and_a_full_disk_while_writing(command, job, tmp_path, monkeypatc
         path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(plots, "save_figure", interrupt)
+    monkeypatch.setattr("prism.plots.save_figure", interrupt)
     status, answer, said = run(*asked(command, job, out))
     assert status == 130 and answer == "" and "interrupted" in said
     assert content(out) == before
-    monkeypatch.setattr(plots, "save_figure", fill)
-    status, answer, said = run(*asked(command, job, out))
-    assert status == 2 and answer == "" and "Traceback" not in said
-    assert f"{out}: " in said and os.strerror(errno.ENOSPC) in said
-    assert content(out) == before
-    status, _, _ = run(*asked(command, job, tmp_path / "new"))
-    assert status == 2 and not (tmp_path / "new").exists()
-    monkeypatch.setattr(plots, "save_figure", save_new)
+    monkeypatch.setattr("prism.plots.save_figure", fill)
+    for folder in (out, tmp_path / "new"):
+        status, answer, said = run(*asked(command, job, folder))
+        assert status == 2 and answer == "" and "Traceback" not in said
+        assert f"{folder}: " in said and os.strerror(errno.ENOSPC) in said
+    assert content(out) == before and not (tmp_path / "new").exists()
+    monkeypatch.setattr("prism.plots.save_figure", save_new)
     status, _, said = run(*asked(command, job, out))
     assert status == 0, said
     after = content(out)
@@ -138,15 +117,43 @@ def test_kill_9_while_writing(job, tmp_path, run, monkeypatch):
         line = [sys.executable, "-c", KILLED, *asked(command, job, out)]
         done = subprocess.run(line, capture_output=True, text=True)
         assert done.returncode == -signal.SIGKILL, done.stderr
-        (left,) = out.glob(f"{files.OWN}*{files.PART}")
+        (left,) = hidden(out)
         assert b"half" in [file.read_bytes() for file in left.iterdir()]  # it was writing
         assert {n: (out / n).read_bytes() for n in before} == before
     out = tmp_path / "estimate"
-    monkeypatch.setattr(plots, "save_figure", save_new)
+    other = out / ".download.part"  # of another program
+    other.mkdir()
+    monkeypatch.setattr("prism.plots.save_figure", save_new)
     status, _, said = run(*asked("estimate", job, out))
     assert status == 0, said
-    assert not list(out.glob(f"{files.OWN}*{files.PART}"))
+    assert hidden(out) == [other]
     assert json.loads((out / "summary.json").read_text())["seed"] == 1
+
+
+def test_two_commands_may_write_into_one_folder(job, tmp_path, run, monkeypatch):
+    """What one writes meanwhile stays, also in a folder that the other made and fails to fill."""
+    out, inner = tmp_path / "out", []
+
+    def another(ax, *paths):
+        monkeypatch.setattr("prism.plots.save_figure", save_new)
+        inner.append(run(*asked("rank", job, out))[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("prism.plots.save_figure", another)
+    status, _, _ = run(*asked("estimate", job, out))
+    assert (status, inner) == (130, [0])
+    kept = content(out)
+    assert {"result.nc", "ranking.svg"} <= set(kept) and "step_time.svg" not in kept
+
+
+def test_a_file_that_cannot_be_replaced_leaves_the_others_as_they_were(job, tmp_path, run):
+    out = tmp_path / "out"
+    before = old_results(out, "estimate")
+    (out / "summary.json").unlink()
+    (out / "summary.json").mkdir()
+    status, _, said = run(*asked("estimate", job, out))
+    assert status == 2 and "summary.json" in said
+    assert (out / "result.nc").read_bytes() == before["result.nc"]
 
 
 def test_files_that_cannot_grow(job, tmp_path, run):
@@ -189,85 +196,16 @@ def test_ctrl_c_in_mid_run_keeps_chunks_and_says_so(job, tmp_path):
     assert process.returncode == 130 and answer == ""
     assert str(parts) in said and "interrupted" in said and "Traceback" not in said
     assert not out.exists()
-    assert [file.name for file in parts.glob(".*")] == [LOCK]  # nothing half-written
+    assert len(hidden(parts)) == 1  # the lock: nothing half-written
 
 
-# ------------------------------------------------------------------------------ files themselves
-def test_a_failure_among_the_moves_puts_the_old_files_back(tmp_path, monkeypatch):
-    (tmp_path / "a").write_text("old a")
-    (tmp_path / "c").mkdir()  # a file of this name is to come
-    with pytest.raises(PrismError, match="c there .*folder"):
-        with files.atomic_files(tmp_path) as folder:
-            for name in "abc":
-                (folder / name).write_text(f"new {name}")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "c"]
-    assert (tmp_path / "a").read_text() == "old a"
-    (tmp_path / "c").rmdir()
-    replace, moves = Path.replace, []
-
-    def interrupted(self, target):
-        moves.append(target)
-        if len(moves) == 3:
-            raise KeyboardInterrupt
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        with files.atomic_files(tmp_path) as folder:
-            for name in "abc":
-                (folder / name).write_text(f"new {name}")
-    assert [file.name for file in tmp_path.iterdir()] == ["a"]
-    assert (tmp_path / "a").read_text() == "old a"
-
-
-def test_a_folder_that_is_being_written_is_left_alone(tmp_path):
-    with files.atomic_files(tmp_path) as first:
-        (first / "a").write_text("a")
-        with files.atomic_files(tmp_path) as second:
-            (second / "b").write_text("b")
-    assert {file.name for file in tmp_path.iterdir()} == {"a", "b"}
-    left, other = tmp_path / f"{files.OWN}killed{files.PART}", tmp_path / f".download{files.PART}"
-    left.mkdir()
-    other.mkdir()
-    with files.atomic_files(tmp_path):
-        assert not left.exists()
-    assert other.exists()  # of another program
-
-
-def test_a_run_that_fails_leaves_what_another_put_into_their_new_folder(tmp_path):
-    out = tmp_path / "new"
-    with pytest.raises(KeyboardInterrupt), files.atomic_files(out) as first:
-        (first / "a").write_text("a")
-        with files.atomic_files(out) as second:
-            (second / "b").write_text("b")
-        raise KeyboardInterrupt
-    assert [file.name for file in out.iterdir()] == ["b"]
-
-
-def test_a_new_folder_that_another_run_removed_is_made_again(tmp_path, monkeypatch):
-    out, lock, removed = tmp_path / "new", files.fcntl.flock, []
-
-    def remove_once(descriptor, how):
-        if not removed:
-            removed.append(out)
-            out.rmdir()
-        lock(descriptor, how)
-
-    monkeypatch.setattr(files.fcntl, "flock", remove_once)
-    with files.atomic_files(out) as folder:
-        (folder / "a").write_text("a")
-    assert removed and [file.name for file in out.iterdir()] == ["a"]
-
-
-def test_no_lock_where_there_is_none(tmp_path, monkeypatch):
-    """File systems without locks: temporary folders of others are not touched."""
+def test_no_lock_where_there_is_none(job, tmp_path, monkeypatch, run, empty_pictures):
+    """File systems without locks."""
 
     def none(descriptor, how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(files.fcntl, "flock", none)
-    left = tmp_path / f"{files.OWN}other{files.PART}"
-    left.mkdir()
-    with files.atomic_files(tmp_path) as folder:
-        (folder / "a").write_text("a")
-    assert (tmp_path / "a").read_text() == "a" and left.exists()
+    monkeypatch.setattr("fcntl.flock", none)
+    status, _, said = run(*asked("estimate", job, tmp_path / "out"))
+    assert status == 0, said
+    assert (tmp_path / "out" / "result.nc").exists()
