@@ -6,12 +6,8 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
-
-from prism.common import pipes
-from prism.common.errors import PrismError
 
 JOB = """\
 model: {durations: {forward_s: [1.0, 1.1], backward_s: 2.0}}
@@ -106,22 +102,26 @@ def test_a_process_reads_its_standard_input_whole(tmp_path, run):
     assert json.loads(done.stdout)["values"] == json.loads(out)["values"]
 
 
-def test_a_pipe_is_read_once_and_the_next_one_is_another(pipe):
-    first, text = pipe("a" * 100_000), "b" * 9_000
-    assert pipes.held(first) == pipes.held(first)
-    assert pipes.held(first).read_text() == "a" * 100_000
-    second = pipe(text)
-    descriptor = int(first.rpartition("/")[2])
-    os.dup2(int(second.rpartition("/")[2]), descriptor)
-    assert pipes.held(first).read_text() == text
+def test_pipes_of_one_number_are_read_one_after_the_other(run, pipe):
+    """A process that reads one to its end and opens another gets the same number again."""
+    jobs = [pipe(JOB), pipe(JOB.replace("steps: 100", "steps: 7"))]
+    first, second = (int(path.rpartition("/")[2]) for path in jobs)
+    steps = []
+    for path in (jobs[0], jobs[0]):
+        status, out, err = run("show", path, "--json")
+        assert status == 0, err
+        steps.append(json.loads(out)["values"]["run"]["steps"])
+        os.dup2(second, first)
+    assert steps == [100, 7]
 
 
-def test_too_long_a_pipe_is_refused_and_others_stay_as_they_are(tmp_path, pipe, monkeypatch):
-    monkeypatch.setattr(pipes, "MOST", 1 << 20)
-    with pytest.raises(PrismError, match="1 MiB"):
-        pipes.held(pipe("a" * (3 << 20)))
-    for path in (tmp_path / "none", tmp_path, Path("/dev/fd/999"), "/dev/zero"):
-        assert pipes.held(path) == Path(path)
+def test_too_long_a_pipe_is_refused(tmp_path, run, pipe, monkeypatch):
+    monkeypatch.setattr("prism.common.pipes.MOST", 1 << 20)
+    status, _, err = run("show", pipe(JOB + "#" * (3 << 20)))
+    assert status == 2 and "1 MiB" in err
+    for path in (tmp_path / "none", tmp_path, "/dev/fd/999", "/dev/zero"):
+        status, _, err = run("estimate", path)
+        assert status == 2 and str(path) in err
 
 
 def test_a_named_pipe_and_a_model_from_a_pipe_are_refused(tmp_path, run, pipe):
