@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prism.distributions.library import load_library
-from prism.jobs.job import load_job
+from prism import load_job, load_library
 from prism.models.calibration.model import with_factors, with_spreads
 from prism.models.calibration.predict import draw_steps
 from prism.traces import StepTimes

@@ -12,8 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from prism.common.errors import PrismError
-from prism.jobs.job import Job, job_from_dict
+from prism import Job, PrismError, load_job
 from prism.jobs.pipelineshape import TRAITS
 
 SCHEMA = Job.model_json_schema()
@@ -381,7 +380,7 @@ def mend(tree: dict[str, Any]) -> dict[str, Any]:
     """Take out the keys that a job's check names, until it passes or nothing can be taken out."""
     for _ in range(12):
         try:
-            job_from_dict(tree)
+            load_job(tree)
             return tree
         except PrismError as error:
             found = re.findall(r"^job: ([\w.-]+): ", str(error), re.MULTILINE)

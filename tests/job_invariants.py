@@ -14,8 +14,7 @@ import numpy as np
 import yaml
 from job_files import MANY, ONE_OF
 
-from prism.analyses.estimate import estimate
-from prism.jobs.job import Job, load_job
+from prism import Job, estimate, load_job
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.workload.kernels import is_compute
 

@@ -1,6 +1,6 @@
 """Small jobs with experts, for tests."""
 
-from prism.jobs.job import job_from_dict
+from prism import load_job
 from prism.simulation.steps import run_blocks
 
 MODEL = {
@@ -25,7 +25,7 @@ def make_job(effects=None, model=None, cluster=None, variability=None, **paralle
         del layout["expert_imbalance"]
     gpus = layout["dp"] * layout.get("tp", 1) * layout.get("pp", 1) * layout.get("cp", 1)
     nodes = {"nodes": max(1, gpus // 4), "gpus_per_node": min(4, gpus)}
-    return job_from_dict(
+    return load_job(
         {
             "model": MODEL | (model or {}),
             "parallelism": layout,

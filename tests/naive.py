@@ -9,10 +9,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from prism import engine
+from prism import engine, make_schedule
 from prism.distributions import distribution as distributions
 from prism.distributions.tables import sample_table
-from prism.jobs.schedule import make_schedule
 
 MASK = 0xFFFFFFFF
 POOL = 2048

@@ -1,10 +1,9 @@
 """Small jobs whose slow nodes are placed."""
 
+from prism import load_job, slow_node
 from prism.analyses.placements.answer import make_case
 from prism.analyses.placements.problem import make_problem
 from prism.analyses.selection import Runner
-from prism.cluster.nodemap import slow_node
-from prism.jobs.job import job_from_dict
 from prism.simulation.prepare import prepare
 
 
@@ -14,7 +13,7 @@ def small(dp=3, pp=4, tp=2, resolution="op", run=None, cluster=None, **paralleli
         "rank": {"cv": 0.01}, "step": {"cv": 0.01}, "microbatch": {"cv": 0.02},
         "residual": {"law": "lognormal", "cv": 0.02},
     }  # fmt: skip
-    return job_from_dict({
+    return load_job({
         "model": {
             "n_layers": 8, "hidden_size": 2048, "ffn_size": 5632, "n_heads": 16,
             "vocab_size": 32_000, "seq_len": 4096,

@@ -14,7 +14,7 @@ def place_of(slot, stage, replica):
 
 
 def placement(**more):
-    """Make a summary as ``summarize_place`` returns it."""
+    """Make a summary as ``prism.summary`` returns it."""
     nodes = [
         {"node": node, "compute": 1.2, "memory": None, "network": 1.0, "other": 1.0, "cv": 0.0,
          "before": place_of(node, 3, i), "after": place_of(i, 0, i)}

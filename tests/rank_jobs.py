@@ -1,7 +1,7 @@
 """Jobs for tests of rankings."""
 
+from prism import load_job
 from prism.analyses.rankings.shares import Sampler, list_inputs, sample_shares
-from prism.jobs.job import job_from_dict
 from prism.simulation.causes import measure_residuals
 from prism.simulation.classops import split_classes
 from prism.simulation.prepare import prepare
@@ -9,7 +9,7 @@ from prism.simulation.prepare import prepare
 
 def chain(m=4, dp=1, **effects):
     """One stage without neighbours: the step is the sum of its ops, the latest of dp sums."""
-    return job_from_dict({
+    return load_job({
         "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
         "parallelism": {"microbatches": m, "dp": dp},
         "variability": {"library": None, "effects": effects},
@@ -18,7 +18,7 @@ def chain(m=4, dp=1, **effects):
 
 def small(resolution="op", steps=1000, pp=2, data_parallel="ddp", **effects):
     """Build a job with tensor parallelism, a pipeline and every kind of kernel."""
-    return job_from_dict({
+    return load_job({
         "model": {
             "n_layers": 4, "hidden_size": 2048, "ffn_size": 5632, "n_heads": 16,
             "vocab_size": 32000, "seq_len": 4096,

@@ -11,16 +11,9 @@ from calibration_made import BASE, as_times, small_job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.common.errors import PrismError
+from prism import PrismError, load_job, load_library
 from prism.distributions import distribution as laws
-from prism.distributions.library import (
-    from_dataset,
-    library_names,
-    library_path,
-    load_library,
-    save_library,
-)
-from prism.jobs.job import load_job
+from prism.distributions.library import from_dataset, library_names, library_path, save_library
 from prism.models.calibration import model
 from prism.models.calibration.fit import stall_rates
 from prism.models.calibration.model import (

@@ -7,11 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from prism.common.resultfiles import save
-from prism.jobs.job import load_job
+from prism import fit_calibrated, load_job, save
 from prism.models.calibration import predict
 from prism.models.calibration.model import load_calibration
-from prism.models.fit import fit_calibrated
 from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks
 

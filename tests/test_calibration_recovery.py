@@ -13,7 +13,7 @@ from calibration_made import Truth, as_times, small_job, steps_of
 from campaign import examples
 from scipy.stats import binom, chi2
 
-from prism.distributions.library import load_library
+from prism import load_library
 from prism.models.calibration import fit
 from prism.models.calibration.model import Calibration, communication_share
 from prism.models.calibration.predict import predict_size, prepare_quiet

@@ -8,12 +8,8 @@ import pytest
 from calibration_made import Truth, small_job, steps_of
 from pipeline_synth import Effects, Layout, as_production, make_trace
 
-from prism.common.errors import PrismError
-from prism.common.resultfiles import load, save
-from prism.distributions.library import load_library
-from prism.jobs.job import load_job
-from prism.models.fit import fit, fit_calibrated, summarize_fit
-from prism.simulation.steps import simulate
+import prism
+from prism import PrismError, fit, fit_calibrated, load, load_job, load_library, save, simulate
 from prism.simulation.variability import StallEffect, resolve_variability
 
 JOB = """base: llama3-405b-8k
@@ -119,7 +115,7 @@ def test_all_commands_take_a_model_for_a_job(run, made, tmp_path):
 
 def test_another_seed_is_another_fit(made):
     other = fit_calibrated([(made / f"{x}.yaml", made / f"{x}.csv") for x in "ab"], 8)
-    assert summarize_fit(other)["factors"] != summarize_fit(load(made / "m.nc"))["factors"]
+    assert prism.summary(other)["factors"] != prism.summary(load(made / "m.nc"))["factors"]
 
 
 # -------------------------------------------------------------------------------- own effects

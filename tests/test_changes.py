@@ -10,7 +10,7 @@ import pytest
 from changes_made import during, noise, step_times, trace
 
 import prism
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.models.changes.find import changes_of_step_times, changes_of_trace, choose_steps
 from prism.models.changes.fit import fit_steps
 from prism.models.changes.segments import find_edges, outliers

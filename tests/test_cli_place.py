@@ -13,12 +13,12 @@ import xarray as xr
 from placement_made import placement
 from rich.console import Console
 
+from prism import NodeSlowdown, load_job
 from prism.analyses.placements.rows import rows
 from prism.cli.commands.options import Share
-from prism.cluster.nodemap import NodeSlowdown, Placement
+from prism.cluster.nodemap import Placement
 from prism.common.text import percent_change
 from prism.jobs.hostfiles import read_hosts
-from prism.jobs.job import load_job
 from prism.present.answer import Figure, words
 from prism.present.answers.place import place_answer
 from prism.present.terminal import WIDTH, render

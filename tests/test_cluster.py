@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from touched import touched
 
+from prism import NodeSlowdown, PrismError, load_job, load_library
 from prism.cluster.devices import DEVICES, HOPS_S, find_device
 from prism.cluster.groups import Group, Layout
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.linktiers import Tier
 from prism.cluster.machine import Cluster, Link, build_cluster
-from prism.cluster.nodemap import NodeSlowdown, Placement
-from prism.common.errors import PrismError
-from prism.distributions.library import Entry, Library, load_library
-from prism.jobs.job import load_job
+from prism.cluster.nodemap import Placement
+from prism.distributions.library import Entry, Library
 from prism.simulation.prepare import prepare
 
 MEGATRON = ["cluster.placement=megatron"]

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from prism import load_job, load_library
 from prism.cluster.devices import HOPS_S
 from prism.cluster.machine import OPS, Link, build_cluster
-from prism.distributions.library import load_library
-from prism.jobs.job import job_from_dict
 
 MIB = 2**20
 NVLINK_HOP_S, NETWORK_HOP_S = HOPS_S
@@ -22,7 +21,7 @@ KINDS = st.sampled_from(OPS)
 def make_cluster(dp, device="h100", domain=8, links=None, **parallelism):
     layout = {"dp": dp, "data_parallel": "zero1"} | parallelism
     n_gpus = dp * layout.get("tp", 1)
-    job = job_from_dict({
+    job = load_job({
         "model": {"name": "llama3-8b"}, "parallelism": layout,
         "cluster": {"nodes": n_gpus, "gpus_per_node": 1, "device": device,
                     "nvlink_domain_gpus": domain, "links": links or {}},

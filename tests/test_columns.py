@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from events_made import events, run
 
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.traces import read_step_times
 from prism.traces.columns import meaning
 

@@ -13,7 +13,7 @@ import xarray as xr
 from scipy import stats
 
 import prism
-from prism.analyses.compare import compare, summarize_compare
+from prism import compare
 from prism.analyses.comparisons.bootstrap import (
     FIGURES,
     RESAMPLES,
@@ -237,8 +237,8 @@ def results():
 
 def test_same_random_numbers_are_paired_and_see_more(results):
     a, paired, other = results
-    sharp = summarize_compare(compare(a, paired, seed=0))["quantities"]["step_time"]
-    blunt = summarize_compare(compare(a, other, seed=0))
+    sharp = prism.summary(compare(a, paired, seed=0))["quantities"]["step_time"]
+    blunt = prism.summary(compare(a, other, seed=0))
     assert sharp["paired_by"] == "cluster"
     assert sharp["figures"]["p50"]["verdict"] == "different"
     loose = blunt["quantities"]["step_time"]
@@ -248,7 +248,7 @@ def test_same_random_numbers_are_paired_and_see_more(results):
 
 
 def test_the_same_result_twice_does_not_differ(results):
-    found = summarize_compare(compare(results[0], results[0], seed=0))["quantities"]["step_time"]
+    found = prism.summary(compare(results[0], results[0], seed=0))["quantities"]["step_time"]
     p_values = {name: found["figures"][name]["p_value"] for name in FIGURES}
     assert p_values.pop("p99") is None  # 10 of 960 steps lie beyond it, and clusters cluster
     assert set(p_values.values()) == {1.0}
@@ -288,7 +288,7 @@ def test_work_by_step_is_no_noise_between_runs(tmp_path):
         for k, n in enumerate((5, 5, 1, 1))
     ]
     for pair in (files[:2], files[2:]):
-        found = summarize_compare(compare(*pair, seed=0))["quantities"]["step_time"]
+        found = prism.summary(compare(*pair, seed=0))["quantities"]["step_time"]
         assert found["figures"]["mean"]["detectable"] < 0.004
     assert found["paired_by"] == "step"
 
@@ -354,7 +354,7 @@ def test_keys_in_which_the_jobs_differ_are_listed(results):
         results[0].assign_attrs(job=json.dumps(values)) for values in (job, other)
     ]  # fmt: skip
     found = compare(*pair, seed=0)
-    assert summarize_compare(found)["job_differences"] == [
+    assert prism.summary(found)["job_differences"] == [
         {"key": "parallelism.pp", "a": 4, "b": 8}, {"key": "parallelism.vpp", "a": None, "b": 2},
     ]  # fmt: skip
     (sides,) = [table for table in prism.answer(found).tables if "differ" in table.title]
@@ -363,7 +363,7 @@ def test_keys_in_which_the_jobs_differ_are_listed(results):
     pair[1] = results[0].assign_attrs(job=json.dumps(other))
     (sides,) = [t for t in prism.answer(compare(*pair, seed=0)).tables if "differ" in t.title]
     assert len(sides.rows) <= 13 and "12" in sides.notes[0]
-    assert summarize_compare(compare(results[0], pair[1], seed=0))["job_differences"] == []
+    assert prism.summary(compare(results[0], pair[1], seed=0))["job_differences"] == []
 
 
 def test_totals_of_runs(tmp_path):
@@ -375,7 +375,7 @@ def test_totals_of_runs(tmp_path):
         lines = [f"{i},{x}" for i, x in enumerate(totals)]
         file.write_text("\n".join(["run,train_time_s", *lines]))
         files.append(file)
-    found = summarize_compare(compare(*files, seed=0))["quantities"]
+    found = prism.summary(compare(*files, seed=0))["quantities"]
     assert list(found) == ["time_to_train"]
     assert found["time_to_train"]["figures"]["mean"]["verdict"] == "different"
 
@@ -411,7 +411,7 @@ def test_an_error_of_the_model_is_no_difference_between_jobs():
     )
     other = prism.estimate(job.replace("variability.model_error=0"), seed=2, **asked)
     found, same = (
-        summarize_compare(compare(a, other, seed=0))["quantities"]["time_to_train"]["figures"]
+        prism.summary(compare(a, other, seed=0))["quantities"]["time_to_train"]["figures"]
         for a in (wrong, plain)
     )
     assert float(wrong.time_to_train.std()) > 5.0 * float(plain.time_to_train.std())

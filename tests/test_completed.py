@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import kstest
 from steps_made import STEP_S, as_times, made
 
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.predict import draw_runs
 from prism.models.steptimes.progress import progress

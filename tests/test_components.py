@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.models.variance.components import Column, fit_components
 from prism.models.variance.draws import interval, pivotal_means, pivotal_products
 from prism.models.variance.factors import split_factor

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from timing import least_seconds
 
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.distributions.distribution import (
     Distribution,
     bounded_body,

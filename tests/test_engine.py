@@ -11,12 +11,11 @@ from rank_jobs import small
 from scipy.special import ndtr
 
 import prism
-from prism import engine
+from prism import engine, load_job
 from prism.analyses.timelines.jobs import record
 from prism.distributions import distribution as laws
 from prism.distributions.tables import sample_table
 from prism.engine.arrays import DRAW, EXPORT
-from prism.jobs.job import job_from_dict
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.steps import run_blocks, run_each
 
@@ -38,7 +37,7 @@ def explicit_job(**changes):
     }
     for block, update in changes.items():
         values[block] = values.get(block, {}) | update
-    return job_from_dict(values)
+    return load_job(values)
 
 
 def lanes(counter, key):
@@ -142,7 +141,7 @@ def test_oracle_on_one_replicate():
 
 def chain(n: int, cv: float, **effects: dict[str, float]) -> np.ndarray:
     """Step times [block, lane] of n microbatches in turn on one GPU, 3 s each."""
-    job = job_from_dict({
+    job = load_job({
         "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
         "parallelism": {"microbatches": n},
         "variability": {"library": None, "effects": {
@@ -170,7 +169,7 @@ def spread_of_blocks(x: np.ndarray) -> float:
 
 def test_replicates_of_a_block_are_as_independent_as_those_of_two() -> None:
     """A value of the pool is many lanes' and replicas', also one that decides a maximum."""
-    job = job_from_dict({
+    job = load_job({
         "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
         "parallelism": {"microbatches": 1, "dp": 1024},
         "cluster": {"nodes": 128},
@@ -235,7 +234,7 @@ def test_scaling_durations_scales_time():
 
 
 def test_zero_variance_is_exact():
-    job = job_from_dict({
+    job = load_job({
         "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
         "parallelism": {"pp": 8, "microbatches": 32}, "variability": {"library": None},
     })  # fmt: skip
@@ -305,7 +304,7 @@ def test_float32_lanes_are_close_enough():
 @pytest.mark.parametrize("engine_name", ["exact", "exchangeable"])
 def test_jitter_adds_the_same_seconds_to_a_short_step_and_to_a_long_one(engine_name: str) -> None:
     def steps(forward_s: float, n: int, **jitter: float) -> np.ndarray:
-        job = job_from_dict({
+        job = load_job({
             "model": {"durations": {"forward_s": forward_s, "backward_s": 2.0}},
             "parallelism": {"dp": 200, "microbatches": 2},
             "cluster": {"nodes": 200, "gpus_per_node": 1},
@@ -346,7 +345,7 @@ def test_jitter_is_a_row_of_the_ranking_and_a_part_of_runs_that_averages_out() -
 
 def test_stalls_come_at_their_rate():
     """A stall on every rank and step delays; on the critical path of one stage it adds fully."""
-    job = job_from_dict({
+    job = load_job({
         "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
         "parallelism": {"microbatches": 10},
         "variability": {"library": None, "effects": {"stall": {

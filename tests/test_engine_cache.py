@@ -13,12 +13,11 @@ import pytest
 
 import prism
 from prism import __main__ as entry
-from prism import engine
+from prism import engine, load_job
 from prism.common import compiled
 from prism.engine import cache, kept
 from prism.engine.effects import draw_ranks, draw_stalls, fill_bank
 from prism.engine.step import find_path, run_blocks, run_phase, start_block
-from prism.jobs.job import load_job
 from prism.simulation import prepare as preparing
 
 TRACE = str(Path(__file__).parent / "models_0_1" / "pipeline.nc")

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from moe_jobs import make_job, times
 
 import prism
+from prism import PrismError, load_library
 from prism.analyses.sweeps.layouts import global_batch, layouts
 from prism.cluster.groups import Layout, count_replicas, layout_of, shard_size
 from prism.cluster.machine import build_cluster
 from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
-from prism.common.errors import PrismError
-from prism.distributions.library import load_library
 from prism.simulation.prepare import prepare
 from prism.simulation.program import ideal_program
 from prism.workload.build import build_workload

@@ -18,10 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prism.common.errors import PrismError
-from prism.jobs.job import job_from_dict, load_job
+import prism
+from prism import PrismError, load_job
 from prism.jobs.jobspec.yaml import shipped_jobs
-from prism.present.answers.estimate import summarize_estimate
 from prism.present.explore import controls
 from prism.present.explore.process import Answers
 from prism.present.explore.stages import FIRST, REFINED, Question, answer_stages
@@ -33,7 +32,7 @@ BASE = "llama3-70b-fsdp-512"
 @pytest.fixture(scope="module")
 def unranked():
     """A job whose answer has no ranking and no run: it is there sooner."""
-    return job_from_dict({
+    return load_job({
         "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
         "variability": {"library": None, "dependence": "none"},
     })  # fmt: skip
@@ -173,15 +172,11 @@ def test_stages_are_those_of_the_commands(monkeypatch):
     answer_stages(Question(job, 3, 1), lambda word, value: told.append((word, value)))
     stages = {value.name: value for word, value in told if word == "stage"}
     assert list(stages) == ["step", "run", "ranking"] and told[-1][0] == "done"
-    import prism
 
     step = prism.simulate(job, FIRST, seed=3).step_time
     assert np.array_equal(stages["step"].result.step_time, step)
     run = prism.estimate(job, replicates=REFINED, seed=3)
-    assert (
-        summarize_estimate(stages["run"].result)["step_time"]
-        == (summarize_estimate(run)["step_time"])
-    )
+    assert prism.summary(stages["run"].result)["step_time"] == (prism.summary(run)["step_time"])
     assert "<svg" in stages["run"].html and "critical_path_time" not in stages["step"].result
     pinned = []
     drawn = "prism.present.reports.page.to_svg"

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import prism
-from prism.jobs.job import load_job
+from prism import load_job, simulate
 from prism.simulation.prepare import prepare
 from prism.simulation.runs.build import build_run_model
-from prism.simulation.steps import simulate
 
 RATE = 1000 * 419 / (2_048 * 54)  # of nodes of 8 GPUs, per 1,000 node-days
 FEW = {"replicates": 128, "seed": 1}
@@ -33,7 +32,7 @@ def figures(job, **options):
 
 
 def codes(job, **options):
-    from prism.common.resultfiles import answer
+    from prism import answer
 
     found = answer(prism.estimate(job, **FEW | options)).findings
     return {finding.code: finding.text for finding in found}

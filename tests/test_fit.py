@@ -11,13 +11,10 @@ import pytest
 from campaign import examples
 from pipeline_synth import Effects, Layout, as_production, make_trace
 
-from prism.analyses.estimate import estimate
-from prism.common.errors import PrismError
-from prism.common.resultfiles import save, summary
-from prism.jobs.job import load_job
-from prism.models.fit import fit, summarize_fit
+import prism
+from prism import PrismError, estimate, fit, load_job, save, simulate, summary
 from prism.simulation.prepare import prepare_trace
-from prism.simulation.steps import run_blocks, simulate
+from prism.simulation.steps import run_blocks
 from prism.simulation.tracemodel.file import load_model
 
 TRUTH = Path(__file__).parents[1] / "experiments" / "verification" / "synthetic_truth.py"
@@ -58,7 +55,7 @@ def test_runs_of_a_fitted_trace_can_hold_an_error_of_the_model(fitted):
 
 def test_the_report_is_what_the_trace_was_made_from(fitted):
     dataset, truth, _ = fitted
-    report = summarize_fit(dataset)
+    report = prism.summary(dataset)
     json.dumps(report, allow_nan=False)
     assert report["kind"] == "trace"
     sizes = {k: report[k] for k in ("steps", "dp_size", "stages", "workers", "p2p")}
@@ -83,7 +80,7 @@ def test_the_report_is_what_the_trace_was_made_from(fitted):
 
 
 def test_kernels_are_ranked_by_time_and_gaps_are_among_them(fitted):
-    kernels = summarize_fit(fitted[0])["kernels"]
+    kernels = prism.summary(fitted[0])["kernels"]
     shares = [k["step_share"] for k in kernels]
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) == pytest.approx(1.0)
@@ -94,7 +91,7 @@ def test_kernels_are_ranked_by_time_and_gaps_are_among_them(fitted):
 
 
 def test_the_cross_check_agrees_with_the_measurement(fitted):
-    check = summarize_fit(fitted[0])["cross_check"]
+    check = prism.summary(fitted[0])["cross_check"]
     for name in ("model", "resampled"):
         assert check[name]["mean"] == pytest.approx(check["measured"]["mean"], rel=0.01)
         assert check[name]["cv"] == pytest.approx(check["measured"]["cv"], rel=0.5)
@@ -104,8 +101,8 @@ def test_the_cross_check_agrees_with_the_measurement(fitted):
 def test_a_fit_needs_no_luck(fitted, tmp_path):
     path, _ = write(tmp_path, Layout(2, 2, 4, 6), Effects(content_sd=0.02))
     drawn = fit(path)  # with a seed of its own, which gives the same again
-    assert drawn.identical(fit(path, summarize_fit(drawn)["seed"]))
-    one, other = summarize_fit(drawn), summarize_fit(fit(path))
+    assert drawn.identical(fit(path, prism.summary(drawn)["seed"]))
+    one, other = prism.summary(drawn), prism.summary(fit(path))
     assert one["seed"] != other["seed"]
     assert one["cross_check"]["model"] != other["cross_check"]["model"]
 
@@ -122,11 +119,11 @@ def test_the_model_s_file_simulates_the_traced_job(fitted):
 
 def test_few_steps_and_replicas_are_said_to_be_few(tmp_path):
     path, _ = write(tmp_path, Layout(1, 2, 4, 4), Effects(content_sd=0.02))
-    warnings = " ".join(summarize_fit(fit(path, 0))["warnings"])
+    warnings = " ".join(prism.summary(fit(path, 0))["warnings"])
     assert "4 steps: the step effect" in warnings
     assert "1 dp replica:" in warnings
     path, _ = write(tmp_path, Layout(1, 1, 1, 4), Effects(), name="one.csv")
-    report = summarize_fit(fit(path, 0))
+    report = prism.summary(fit(path, 0))
     assert report["effects"] == {} and report["loadings"] == {}
     assert any("effects" in text and "separated" in text for text in report["warnings"])
     json.dumps(report, allow_nan=False)
@@ -189,7 +186,7 @@ def layered(tmp_path, labels):
 
 @pytest.mark.parametrize("labels", ["named", "none", "one"])
 def test_a_microbatch_of_several_ops_keeps_each_of_them(tmp_path, labels):
-    summary = summarize_fit(fit(layered(tmp_path, labels), 0))
+    summary = prism.summary(fit(layered(tmp_path, labels), 0))
     means = {k["name"]: k["mean"] for k in summary["kernels"]}
     assert means["attn stage 0"] == pytest.approx(0.01, rel=0.03)
     assert means["mlp_b stage 0"] == pytest.approx(0.06, rel=0.03)

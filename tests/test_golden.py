@@ -16,8 +16,7 @@ import hashlib
 
 import pytest
 
-from prism.jobs.job import job_from_dict, load_job
-from prism.simulation.steps import simulate
+from prism import load_job, simulate
 
 REPLICATES, SEED = 128, 1
 
@@ -50,8 +49,8 @@ INDEPENDENT = FSDP | {"variability": FSDP["variability"] | {"dependence": "none"
 # name: job, hash, mean step time [s]
 GOLDEN = {
     "pipeline-8x32": (load_job("pipeline-8x32"), "bb60aaf49a0bb37d", 120.62210911512375),
-    "fsdp": (job_from_dict(FSDP), "02ba8e02fa78ae63", 0.09839421440847218),
-    "fsdp, dependence none": (job_from_dict(INDEPENDENT), "bfbfff9cb4310f0b", 0.0979690394597128),
+    "fsdp": (load_job(FSDP), "02ba8e02fa78ae63", 0.09839421440847218),
+    "fsdp, dependence none": (load_job(INDEPENDENT), "bfbfff9cb4310f0b", 0.0979690394597128),
 }
 
 

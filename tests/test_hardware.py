@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 import yaml
 
-from prism.analyses.place import place, summarize_place
+import prism
+from prism import PrismError, load_job, load_library, place, rank, sweep
 from prism.analyses.placements.screen import Screen
-from prism.analyses.rank import rank, summarize_rank
-from prism.analyses.sweep import summarize_sweep, sweep
-from prism.common.errors import PrismError
 from prism.distributions import distribution as laws
-from prism.distributions.library import load_library
-from prism.jobs.job import job_from_dict, load_job
+from prism.jobs.job import job_from_dict
 from prism.models.calibration.model import with_factors, with_spreads
 from prism.simulation.prepare import prepare
 from prism.simulation.program import ideal_program
@@ -219,7 +216,7 @@ def test_variants_compose_with_a_calibration():
 def test_variants_through_sweep_rank_and_place():
     vary = {"cluster.scale.compute.time": [1, 0.5], "cluster.scale.compute.cv": [1, 3]}
     effects = {"rank": {"cv": 0.01}, "residual": {}}
-    found = summarize_sweep(sweep(made(None, effects), vary, replicates=512, seed=1))
+    found = prism.summary(sweep(made(None, effects), vary, replicates=512, seed=1))
     mean = {(row["cluster.scale.compute.time"], row["cluster.scale.compute.cv"]): row
             for row in found["rows"]}  # fmt: skip
     assert mean[0.5, 1]["ideal_step_time"] < 0.8 * mean[1, 1]["ideal_step_time"]
@@ -230,12 +227,12 @@ def test_variants_through_sweep_rank_and_place():
     ranks = []
     for cv in (1.0, 3.0):
         job = made({"compute": {"cv": cv}}, effects | {"step": {"cv": 0.01}})
-        rows = summarize_rank(rank(job, seed=1))["effects"]
+        rows = prism.summary(rank(job, seed=1))["effects"]
         ranks += [row["first_order"] for row in rows if row["name"] == "rank"]
     assert ranks[1] > ranks[0] + 0.1
     slow = {"nodes": 4, "node_slowdowns": {0: 1.3}}
     placed = [
-        summarize_place(place(made(None, effects, cluster={**slow, "scale": s}), seed=1))
+        prism.summary(place(made(None, effects, cluster={**slow, "scale": s}), seed=1))
         for s in ({}, {"compute": {"time": 0.5}})
     ]
     assert placed[1]["placements"][0]["p50"] < 0.8 * placed[0]["placements"][0]["p50"]

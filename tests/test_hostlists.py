@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from prism import PrismError
 from prism.cluster.nodes.hosts import read_host_list
-from prism.common.errors import PrismError
 from prism.jobs.hostfiles import host_order, launcher_files, read_hosts
 from prism.jobs.hostlists import read_hosts_text
 

@@ -5,20 +5,17 @@ import pytest
 from test_placement import EFFECTS, MODEL, STILL, seconds, times
 from touched import touched
 
+from prism import PrismError, load_job, load_library, simulate, slow_node
 from prism.cluster.groups import count_replicas, shard_size
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.machine import build_cluster
-from prism.cluster.nodemap import Placement, slow_node
-from prism.common.errors import PrismError
+from prism.cluster.nodemap import Placement
 from prism.distributions.distribution import lognormal
-from prism.distributions.library import load_library
 from prism.distributions.tables import sample_table
 from prism.engine import DRAW
-from prism.jobs.job import job_from_dict
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare
 from prism.simulation.program import Tables
-from prism.simulation.steps import simulate
 
 GPUS = {"cv": 0.01, "lemon_fraction": 0.0075}
 
@@ -26,7 +23,7 @@ GPUS = {"cv": 0.01, "lemon_fraction": 0.0075}
 def make_job(data_parallel="hsdp", effects=None, cluster=None, **parallelism):
     """32 GPUs on 8 nodes of 4, no pipeline unless asked for."""
     layout = {"dp": 32, "data_parallel": data_parallel} | parallelism
-    return job_from_dict(
+    return load_job(
         {
             "model": MODEL,
             "parallelism": layout,
@@ -234,4 +231,4 @@ def test_hsdp_at_kernel_resolution_is_not_modelled():
     blocks = make_job().model_dump(exclude={"name", "source"})
     blocks["variability"]["resolution"] = "kernel"
     with pytest.raises(PrismError, match="resolution: kernel .*hsdp"):
-        job_from_dict(blocks)
+        load_job(blocks)

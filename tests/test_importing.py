@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from prism.common.errors import PrismError
+from prism import PrismError, load_job
 from prism.jobs.importing.imported import Imported, import_job
 from prism.jobs.importing.layout import layers_of_layout
 from prism.jobs.importing.model import layer_flags, preset_in
 from prism.jobs.importing.settings import read_source, scalar
 from prism.jobs.importing.shell import commands_of
-from prism.jobs.job import load_job
 from prism.present.imports import import_answer, imported_yaml
 
 PUBLIC = Path(__file__).resolve().parents[1] / "experiments" / "public-configs"

@@ -8,10 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from prism.cluster.nodemap import NodeSlowdown
+from prism import NodeSlowdown, PrismError, read_inventory
 from prism.cluster.nodes.hosts import find_nodes, read_host_list
-from prism.cluster.nodes.inventory import merge_inventories, read_inventory
-from prism.common.errors import PrismError
+from prism.cluster.nodes.inventory import merge_inventories
 from prism.jobs.hostfiles import as_ranges, host_order, placement_csv, read_hosts
 from prism.traces import find_recording
 from prism.traces.rare.nccltests import split_hosts

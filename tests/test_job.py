@@ -10,15 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timing import least_seconds
 
-from prism.common.errors import PrismError, as_typed
-from prism.jobs.job import (
-    Job,
-    flatten,
-    job_from_dict,
-    layer_split,
-    load_job,
-    provenance,
-)
+from prism import Job, PrismError, load_job
+from prism.common.errors import as_typed
+from prism.jobs.job import flatten, job_from_dict, layer_split, provenance
 from prism.jobs.jobspec import othernames
 from prism.jobs.jobspec.blocks import BLOCKS, UNMODELLED
 from prism.jobs.jobspec.layers import resolve_path

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from prism import Job, load_job
 from prism.common.shipped import data_path
-from prism.jobs.job import Job, job_from_dict, job_schema, layer_split, load_job, provenance
+from prism.jobs.job import job_schema, layer_split, provenance
 from prism.jobs.jobspec.yaml import shipped_jobs
 
 # name: tp, cp, pp, vpp, dp, microbatches, GPUs, tokens of one step
@@ -87,7 +88,7 @@ def test_defaults_of_the_schema_are_what_a_job_without_them_has() -> None:
          "cluster": {"device": "gb200", "nodes": 2, "gpus_per_node": 4}},
         {"model": model, "parallelism": {"pp": 2, "dp": 4, "vpp": 2, "microbatches": 4}},
     ):  # fmt: skip
-        job = job_from_dict({"cluster": {"nodes": 1}, **given})
+        job = load_job({"cluster": {"nodes": 1}, **given})
         for name, block in (("model", "ModelBlock"), ("parallelism", "ParallelismBlock"),
                             ("cluster", "ClusterBlock")):  # fmt: skip
             for key, entry in properties[block]["properties"].items():

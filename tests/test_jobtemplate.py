@@ -2,8 +2,8 @@
 
 import pytest
 
+from prism import Job, load_job
 from prism import __main__ as entry
-from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.present.jobtemplate import job_yaml
 

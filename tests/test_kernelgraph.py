@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.analyses.replay import replay_trace, summarize_replay
-from prism.common.errors import PrismError
+import prism
+from prism import PrismError
+from prism.analyses.replay import replay_trace
 from prism.models.kerneltrace.graph import step_graph
 from prism.models.kerneltrace.steps import split_steps
 from prism.models.kerneltrace.table import kernel_table
@@ -73,7 +74,7 @@ def test_edges_are_recovered_and_none_is_made_up(made):
 
 
 def test_replay_of_every_step_is_its_measured_span(made):
-    found = summarize_replay(replay_trace(made[0]))
+    found = prism.summary(replay_trace(made[0]))
     assert len(found["gpu_spans"]) == 8 * len(made[0].meta["ranks"])
     assert max(abs(row["error"]) for row in found["gpu_spans"]) < 0.002
     assert found["max_abs_error"] < 0.002
@@ -122,7 +123,7 @@ def test_edges_come_from_the_other_steps_only(tmp_path):
     assert 0 < one.edges_inferred <= 13 and wait_edges(one) <= times.edges
     one_step, *_ = make(tmp_path, 1, n_steps=1)
     assert step_graph(one_step).edges_inferred == 0
-    assert any("one step" in note for note in summarize_replay(replay_trace(one_step))["notes"])
+    assert any("one step" in note for note in prism.summary(replay_trace(one_step))["notes"])
 
 
 def test_late_starts_that_nothing_explains_give_no_edges(tmp_path):
@@ -247,7 +248,7 @@ def test_any_trace_is_replayed_or_refused(tmp_path_factory, ranks):
         path.write_text(json.dumps({"traceEvents": events}))
     try:
         trace = read_trace(paths)
-        found = summarize_replay(replay_trace(trace))
+        found = prism.summary(replay_trace(trace))
         graph = step_graph(trace)
     except PrismError as error:
         assert "expected" in str(error)

@@ -7,14 +7,11 @@ import kineto_synth as synth
 import numpy as np
 import pytest
 
-from prism import estimate, load_job, simulate
-from prism.analyses.replay import replay as replay_file
-from prism.analyses.replay import replay_trace, summarize_replay
-from prism.analyses.validate import summarize_validation, validate
-from prism.common.errors import PrismError
+import prism
+from prism import PrismError, estimate, fit, load_job, save, simulate, validate
+from prism import replay as replay_file
+from prism.analyses.replay import replay_trace
 from prism.common.means import finite_mean
-from prism.common.resultfiles import save
-from prism.models.fit import fit, summarize_fit
 from prism.models.kerneltrace.graph import step_graph
 from prism.models.kerneltrace.groups import node_groups
 from prism.models.kerneltrace.model import fit_kernel_graph, fit_kernels, whole_step_graph
@@ -97,7 +94,7 @@ def test_steps_that_were_held_out_are_predicted_unless_kernels_are_independent(
     duration *= np.exp(0.05 * np.random.default_rng(103).standard_normal((96, 1, 1)))
     paths = synth.write(tmp_path, program, synth.simulate(program, duration, host))
     found = {
-        how: summarize_validation(
+        how: prism.summary(
             validate(trace=paths, dependence=how, bootstrap=19, replicates=320, seed=1)
         )
         for how in ("full", "none")
@@ -167,7 +164,7 @@ def runs_of(folder, program, n_steps=30):
     drawn = estimate(folder / "model.nc", replicates=1_280, run_replicates=200, steps=1_000, seed=1)
     period_s = 1e-6 * float(np.diff(np.nanmax(times.end, axis=(1, 2))).mean())
     run_over_steps = float(drawn.time_to_train.mean() / (1_000 * drawn.step_time.mean()))
-    return summarize_fit(found), period_s, run_over_steps
+    return prism.summary(found), period_s, run_over_steps
 
 
 def test_a_run_counts_the_time_between_steps_where_a_host_runs_ahead(tmp_path):
@@ -250,7 +247,7 @@ def test_launch_shapes_that_follow_the_data_are_the_same_kernel(tmp_path):
 def test_a_fit_tells_its_kernels_and_who_is_missing(tmp_path):
     times = job(DEVICE_BOUND, 2, "none", seed=3, n_steps=5)
     paths = synth.write(tmp_path, DEVICE_BOUND, times)
-    both, lone = summarize_fit(fit(paths, 0)), summarize_fit(fit(paths[0], 0))
+    both, lone = prism.summary(fit(paths, 0)), prism.summary(fit(paths[0], 0))
     for summary in (both, lone):
         json.dumps(summary, allow_nan=False)
         rows = {row["name"]: row for row in summary["kernels"]}
@@ -272,7 +269,7 @@ def test_a_replay_tells_spans_and_causes(tmp_path):
     times = job(DEVICE_BOUND, 2, "none", seed=3, n_steps=5)
     paths = synth.write(tmp_path, DEVICE_BOUND, times)
     found = replay_file(paths[0])
-    summary = summarize_replay(found)
+    summary = prism.summary(found)
     json.dumps(summary, allow_nan=False)
     assert summary["max_abs_error"] < 0.01 and summary["steps"] == 5
     assert found.measured_step_time.values == pytest.approx(
@@ -281,7 +278,7 @@ def test_a_replay_tells_spans_and_causes(tmp_path):
     assert summary["slowdown"] is None and summary["slowdown_same_work"] > 0.97
     assert {"compute", "host", "all_reduce"} <= set(summary["by_op_kind"])
     assert sum("waiting" in note for note in summary["notes"]) == 1
-    assert summarize_replay(replay_trace(read_trace(paths)))["max_abs_error"] < 0.01
+    assert prism.summary(replay_trace(read_trace(paths)))["max_abs_error"] < 0.01
 
 
 def test_one_step_is_too_little(tmp_path):

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prism import load_job, load_library
 from prism.cluster.devices import DEVICES
 from prism.distributions.kerneltables import KernelTable
-from prism.distributions.library import load_library
-from prism.jobs.job import job_from_dict
 from prism.workload.build import build_workload
 from prism.workload.kernels import Rates
 
@@ -51,7 +50,7 @@ def test_measured_sizes_have_their_measured_rate(key, data):
 )  # fmt: skip
 def test_no_job_computes_faster_than_the_best_product(gpu, precision, tp, seq, batch):
     library = load_library(f"{gpu}-healthy")
-    job = job_from_dict({
+    job = load_job({
         "model": {"name": "llama3-8b", "n_layers": 2, "seq_len": seq},
         "parallelism": {"tp": tp, "precision": precision, "microbatch_size": batch},
         "cluster": {"nodes": 1, "gpus_per_node": tp, "device": gpu},

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from timing import least_seconds
 
 import prism
-from prism.analyses.replay import replay_trace, summarize_replay
+from prism import PrismError
+from prism.analyses.replay import replay_trace
 from prism.common import sizes
-from prism.common.errors import PrismError
 from prism.models.kerneltrace.table import kernel_table
 from prism.traces import read_trace
 from prism.traces.kernelnames import classify, collective_kind
@@ -357,7 +357,7 @@ def test_any_values_give_a_trace_or_an_error(tmp_path_factory, made, info):
     once = ~trace.ops["collective"].duplicated() | (trace.ops["collective"] < 0)
     assert sum(row.n for row in kernel_table(trace)) == once.sum()
     try:
-        found = summarize_replay(replay_trace(trace))
+        found = prism.summary(replay_trace(trace))
     except PrismError as error:
         assert "x.json" in str(error)
         return

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prism.analyses.replay import replay_trace, summarize_replay
-from prism.common.errors import PrismError
+import prism
+from prism import PrismError
+from prism.analyses.replay import replay_trace
 from prism.models.kerneltrace.model import fit_kernels
 from prism.traces import read_trace
 from prism.traces.kineto.events import decode_events
@@ -29,7 +30,7 @@ def read(*names):
 
 @cache
 def replayed(*names):
-    return summarize_replay(replay_trace(read(*names)))
+    return prism.summary(replay_trace(read(*names)))
 
 
 @cache

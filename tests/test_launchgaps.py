@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import prism
-from prism.analyses.timeline import summarize_timeline, timeline
+from prism import timeline
 from prism.common.launchgaps import launch_gaps
 from prism.present.traceshow import describe_trace
 from prism.simulation.tracemodel.devicetime import device_time
@@ -60,7 +60,7 @@ def test_a_trace_lists_them(made):
 
 def test_a_timeline_shows_them(made):
     folder, times = made
-    step = summarize_timeline(timeline(folder, step=11))["steps"][0]
+    step = prism.summary(timeline(folder, step=11))["steps"][0]
     begin, end = 1e-6 * np.nanmin(times.start[1]), 1e-6 * np.nanmax(times.end[1])
     for rank, row in enumerate(step["rows"]):
         expected = within(known(times, rank), begin, end)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from prism import PrismError, load_job, load_library
 from prism.cluster.devices import DEVICES, device_key
-from prism.common.errors import PrismError
 from prism.distributions.distribution import empirical, lognormal, mixture, quantile_table
 from prism.distributions.kerneltables import KernelTable
 from prism.distributions.library import (
@@ -15,11 +15,9 @@ from prism.distributions.library import (
     Library,
     library_names,
     library_path,
-    load_library,
     save_library,
     to_dataset,
 )
-from prism.jobs.job import load_job
 from prism.present.show import describe
 
 STATES = ("healthy", "uncurated", "stressed")

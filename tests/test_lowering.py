@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp, norm
 
-from prism import engine
+from prism import engine, load_job
 from prism.distributions.distribution import (
     constant,
     empirical,
@@ -16,7 +16,6 @@ from prism.distributions.distribution import (
     quantile_table,
 )
 from prism.distributions.sums import Draws
-from prism.jobs.job import job_from_dict
 from prism.simulation.draws import lower
 from prism.simulation.lowering import (
     Lowerer,
@@ -184,7 +183,7 @@ HOT_GPU = 11
 
 @functools.cache
 def prepared(resolution, rank_cv, residual_cv, shared):
-    job = job_from_dict({
+    job = load_job({
         "model": {
             "n_layers": 8, "hidden_size": 1024, "ffn_size": 4096, "n_heads": 16,
             "vocab_size": 32_000, "seq_len": 2048,
@@ -248,7 +247,7 @@ def own_noise(resolution):
     """Step times of an fsdp job of 32 ranks in which nothing else varies."""
     off = {name: {"cv": 0.0} for name in ("step", "microbatch", "call")}
     off |= {"rank": {"cv": 0.0, "lemon_fraction": 0.0}, "regime": {"probability": 0.0}}
-    return prepare(job_from_dict({
+    return prepare(load_job({
         "model": {
             "n_layers": 4, "hidden_size": 2048, "ffn_size": 5632, "n_heads": 16,
             "vocab_size": 32_000, "seq_len": 4096,

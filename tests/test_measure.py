@@ -9,10 +9,8 @@ import pytest
 import xarray as xr
 from click.testing import CliRunner
 
+from prism import PrismError, answer, load_library
 from prism.cli.app import prism
-from prism.common.errors import PrismError
-from prism.common.resultfiles import answer
-from prism.distributions.library import load_library
 from prism.measuring import figures, torchlib
 from prism.measuring.collectives import collective_cases, parse_size
 from prism.measuring.command import check_time, samples_path, write_library
@@ -23,7 +21,7 @@ from prism.measuring.session import Plan, is_settled, run_session
 from prism.measuring.steptrace import read_ops, step_times
 from prism.measuring.timers import Block, CpuTimer
 from prism.measuring.training import Op, write_ops
-from prism.plots.measure import plot_measurement
+from prism.plots import plot_measurement
 from prism.present.answers.measure import measurement_answer
 
 needs_torch = pytest.mark.skipif(

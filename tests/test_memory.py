@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.common.errors import PrismError
-from prism.jobs.job import job_from_dict, load_job
-from prism.jobs.schedule import make_schedule
+from prism import PrismError, load_job, make_schedule
 from prism.workload import memory
 from prism.workload.build import count_parameters
 from prism.workload.memory import (
@@ -41,7 +39,7 @@ def job(model=None, **parallelism):
     for key in ("tp", "cp", "pp", "dp"):
         gpus *= layout.get(key, 1)
     cluster = {"nodes": max(1, gpus // 8), "gpus_per_node": min(8, gpus)}
-    return job_from_dict({"model": {**GPT, **(model or {})}, "parallelism": layout,
+    return load_job({"model": {**GPT, **(model or {})}, "parallelism": layout,
                           "cluster": cluster})  # fmt: skip
 
 
@@ -206,7 +204,7 @@ def test_a_fused_loss_keeps_no_float32_logits():
     ],
 )
 def test_quantized_operands_stay(precision, device, weight, stored):
-    made = job_from_dict({
+    made = load_job({
         "model": GPT, "parallelism": {"precision": precision},
         "cluster": {"nodes": 1, "gpus_per_node": 1, "device": device},
     })  # fmt: skip

@@ -11,8 +11,7 @@ from campaign import some
 from pipeline_synth import Effects, Layout, as_trace, make_trace
 
 import prism
-from prism.common.errors import PrismError
-from prism.common.resultfiles import save
+from prism import PrismError, save
 from prism.distributions import modelfile
 from prism.distributions.library import from_dataset
 from prism.models.pipelinetrace.build import build_trace_graph

@@ -10,15 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moe_jobs import LATENT, MODEL, make_job, times
 
+from prism import PrismError, load_job, load_library, slow_node
 from prism.analyses.sweeps.layouts import global_batch, layouts
 from prism.cluster.dispatch import Dispatch, distinct_parts
 from prism.cluster.groups import Group, Layout, count_replicas, shard_size
 from prism.cluster.machine import build_cluster
-from prism.cluster.nodemap import Placement, slow_node
+from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
-from prism.common.errors import PrismError
-from prism.distributions.library import load_library
-from prism.jobs.job import job_from_dict, load_job
 from prism.jobs.jobspec.blocks import ModelBlock
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare
@@ -467,7 +465,7 @@ def test_what_makes_no_sense_is_refused_in_words(blocks, words):
         "variability": {"library": None} | blocks.get("variability", {}),
     }
     with pytest.raises(PrismError, match=words):
-        job_from_dict(job)
+        load_job(job)
 
 
 def test_experts_at_kernel_resolution_with_one_rank_each():

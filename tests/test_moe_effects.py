@@ -11,11 +11,11 @@ from moe_jobs import LATENT, OFF, make_job, times
 from rank_jobs import sampled
 from touched import touched
 
+from prism import load_job, simulate
 from prism.analyses.rankings.freezing import freeze_effect
 from prism.analyses.rankings.shares import list_inputs
 from prism.cluster.linkcongestion import congested_links, n_own_links
 from prism.cluster.nodemap import Placement
-from prism.jobs.job import load_job
 from prism.simulation.causes import measure_residuals
 from prism.simulation.classops import split_classes
 from prism.simulation.draws import draw_ranks, seed_key
@@ -23,7 +23,6 @@ from prism.simulation.lowering import Lowerer
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.program import ideal_program
-from prism.simulation.steps import simulate
 from prism.simulation.variability import EXPERT_CV
 from prism.workload.build import build_workload
 from prism.workload.memory import estimate_memory

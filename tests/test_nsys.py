@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_kineto_commands import run
 
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.traces import read_trace
 from prism.traces.kineto.stepmarks import NamedRanges, find_steps
 

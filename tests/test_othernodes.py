@@ -7,9 +7,7 @@ import pytest
 from test_placement import times
 from test_tracearrays import CASES, fitted, program_of
 
-from prism.cluster.nodemap import NodeSlowdown, slow_node
-from prism.common.errors import PrismError
-from prism.jobs.job import job_from_dict
+from prism import NodeSlowdown, PrismError, load_job, slow_node
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared
 
@@ -17,7 +15,7 @@ from prism.simulation.prepare import Prepared
 # -------------------------------------------------------------------------------------- traces
 def traced(model):
     """A step of a fitted trace; node = slot = stage * replicas + replica."""
-    job = job_from_dict(
+    job = load_job(
         {
             "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
             "parallelism": {

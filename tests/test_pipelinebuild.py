@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pipeline_synth import Effects, Layout, as_production, as_trace, make_trace, run
 
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.models.fit import warnings_of
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from pipeline_synth import Effects, Layout, as_trace, make_trace
 
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.models.pipelinetrace.times import bridge, ordered, read_times, tabulate
 
 EFFECTS = Effects(residual_sd=0.03, gap_s=0.004)

@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 
+from prism import load_job, slow_node
 from prism.analyses.placements.problem import make_problem
 from prism.analyses.placements.slack import level, slot_cost, stage_slack
-from prism.cluster.nodemap import slow_node
-from prism.jobs.job import job_from_dict, load_job
 from prism.simulation.prepare import prepare
 
 
 def pipeline(p, m, forward, backward, **parallelism):
-    return job_from_dict({
+    return load_job({
         "model": {"durations": {"forward_s": forward, "backward_s": backward}},
         "parallelism": {"pp": p, "microbatches": m, "schedule": "1f1b", "p2p": "async"}
         | parallelism,
@@ -48,7 +47,7 @@ def test_reference_pipeline():
     """8 stages, 32 microbatches: 132.0 + 0.6 s at 20 %, 199 + 2 s at 100 %, 117 without."""
     values = load_job("pipeline-8x32").model_dump(mode="json", exclude={"name", "source"})
     values["cluster"] |= {"gpus_per_node": 1, "nvlink_domain_gpus": 1}
-    job, stage = job_from_dict(values), np.arange(8)
+    job, stage = load_job(values), np.arange(8)
     times, problem = slowed(job, 0.2)
     np.testing.assert_allclose(times, 132.0 + 0.6 * stage, rtol=2e-6)
     np.testing.assert_allclose(slowed(job, 1.0)[0], 199.0 + 2.0 * stage, rtol=2e-6)

@@ -5,11 +5,12 @@ import pytest
 from place_jobs import problem_of, small
 
 import prism
+from prism import NodeSlowdown
 from prism.analyses.placements.alternatives import drop_nodes, list_alternatives, use_spares
 from prism.analyses.placements.problem import MOST_PLACED, slowest_of, worst_factor
 from prism.analyses.placements.search import find_placements
 from prism.analyses.placements.slack import level, slot_cost, stage_slack
-from prism.cluster.nodemap import NodeSlowdown, Placement
+from prism.cluster.nodemap import Placement
 
 
 def test_all_slow_nodes_are_left_out_not_only_those_placed():

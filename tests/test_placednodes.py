@@ -7,9 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_placement import EFFECTS, make_job, times
 
-from prism.cluster.nodemap import slow_node
-from prism.common.errors import PrismError
-from prism.jobs.job import job_from_dict
+from prism import PrismError, load_job, slow_node
 from prism.simulation.draws import draw_ranks, lower, seed_key
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare, prepare_variability
@@ -25,7 +23,7 @@ def with_keys(job, hosts, slowdowns, nodes=None):
     }
     blocks["cluster"] |= {"hosts": list(map(int, hosts)), "node_slowdowns": given}
     blocks["cluster"]["nodes"] = nodes or job.n_nodes
-    return job_from_dict(blocks)
+    return load_job(blocks)
 
 
 # --------------------------------------------------------------------------------- relocation
@@ -38,7 +36,7 @@ def with_keys(job, hosts, slowdowns, nodes=None):
 def test_hosts_against_the_oracle(hosts, slots, seed):
     """A rank's draws follow its GPU, everything else its place."""
     gpus, pp = (1, 3) if slots == 1 else (2, 3)
-    job = job_from_dict(
+    job = load_job(
         {
             "model": {"durations": {"forward_s": 1.0, "backward_s": [2.0, 1.9, 2.2]}},
             "parallelism": {"pp": pp, "dp": gpus, "microbatches": 4},
@@ -126,7 +124,7 @@ def seconds_of_cluster(program, cluster=0):
 def test_independent_ops_have_no_places():
     blocks = make_job(EFFECTS).model_dump(exclude={"name", "source"})
     blocks["variability"]["dependence"] = "none"
-    step = prepare(job_from_dict(blocks), 1)
+    step = prepare(load_job(blocks), 1)
     with pytest.raises(PrismError, match="forgets which node"):
         relocate(step, range(8), {})
 

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from touched import touched
 
+from prism import NodeSlowdown, PrismError, load_job, slow_node
 from prism.cluster.linkcongestion import congested_links
-from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node
-from prism.common.errors import PrismError
-from prism.jobs.job import job_from_dict, load_job
+from prism.cluster.nodemap import KINDS, Placement
 from prism.simulation.assembly import _entities, _relative_speeds
 from prism.simulation.draws import lower
 from prism.simulation.othernodes import relocate
@@ -33,7 +32,7 @@ def make_job(effects=None, parallelism=None, **cluster):
     layout = {
         "tp": 2, "pp": 2, "vpp": 2, "dp": 4, "data_parallel": "zero1", "microbatches": 4,
     } | (parallelism or {})  # fmt: skip
-    return job_from_dict(
+    return load_job(
         {
             "model": MODEL,
             "parallelism": layout,
@@ -143,7 +142,7 @@ def test_slowdowns_of_a_job_by_kind():
     assert Placement(job).slowdowns() == {
         0: NodeSlowdown(1.1), 1: NodeSlowdown(1.2, 1.2, 1.5, 1.2)
     }  # fmt: skip
-    assert job_from_dict(job.model_dump(exclude={"name", "source"})) == job
+    assert load_job(job.model_dump(exclude={"name", "source"})) == job
 
 
 @pytest.mark.parametrize(
@@ -179,7 +178,7 @@ def test_all_nodes_slow_in_everything_slow_the_step(layout):
     parallelism, cluster = LAYOUTS[layout]
     job = make_job(parallelism=parallelism, **cluster)
     if layout == "kernel resolution":
-        job = job_from_dict(
+        job = load_job(
             job.model_dump(exclude={"name", "source"})
             | {"variability": {"resolution": "kernel", "library": None, "effects": STILL}}
         )

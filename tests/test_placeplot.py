@@ -5,8 +5,8 @@ import pytest
 from matplotlib.figure import Figure
 from placement_made import place_of, placement
 
-from prism.plots.base import save_figure
-from prism.plots.place import MOST_COLUMNS, plot_alternatives, plot_slots
+from prism.plots import plot_alternatives, plot_slots, save_figure
+from prism.plots.place import MOST_COLUMNS
 
 
 def texts(ax):

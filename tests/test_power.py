@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.analyses.estimate import estimate, summarize_estimate
-from prism.analyses.sweep import summarize_sweep, sweep
-from prism.cluster.nodemap import NodeSlowdown, Placement
+import prism
+from prism import NodeSlowdown, PrismError, estimate, load_library, sweep
+from prism.cluster.nodemap import Placement
 from prism.cluster.power import (
     AMPERE,
     CURVES,
@@ -20,8 +20,6 @@ from prism.cluster.power import (
     gpu_power,
     throttled_nodes,
 )
-from prism.common.errors import PrismError
-from prism.distributions.library import load_library
 from prism.jobs.job import job_from_dict
 from prism.simulation.variability import resolve_variability
 from prism.workload.build import build_workload
@@ -191,13 +189,13 @@ def test_power_is_that_of_the_parts():
 
 def test_an_estimate_has_the_energy_of_its_run():
     result = estimate(made(), replicates=128, steps=1000, seed=1)
-    found, run = (summarize_estimate(result)[k] for k in ("energy", "time_to_train"))
+    found, run = (prism.summary(result)[k] for k in ("energy", "time_to_train"))
     assert 0.21 * 700 < found["gpu_power_w"] < 700
     for name in ("mean", "p50", "p95"):
         joules = found["gpu_power_w"] * 32 * run[name]
         assert found[f"gpu_mwh_{name}"] == pytest.approx(joules / 3.6e9)
     assert result.gpu_energy.attrs["units"] == "J"
-    assert "energy" not in summarize_estimate(estimate(made(), replicates=128, seed=1))
+    assert "energy" not in prism.summary(estimate(made(), replicates=128, seed=1))
 
 
 def test_durations_tell_of_energy_only_under_a_limit():
@@ -206,9 +204,7 @@ def test_durations_tell_of_energy_only_under_a_limit():
     jobs = (
         job_from_dict(given_s | more, "x") for more in ({}, {"cluster": {"power_limit_w": 350}})
     )
-    plain, capped = (
-        summarize_estimate(estimate(job, replicates=64, steps=10, seed=1)) for job in jobs
-    )
+    plain, capped = (prism.summary(estimate(job, replicates=64, steps=10, seed=1)) for job in jobs)
     assert "energy" not in plain
     assert capped["energy"]["gpu_power_w"] == pytest.approx(350.0, rel=0.02)
     ratio = capped["ideal_step_time"] / plain["ideal_step_time"]
@@ -217,9 +213,7 @@ def test_durations_tell_of_energy_only_under_a_limit():
 
 def test_a_sweep_says_what_a_limit_costs_and_saves():
     limits = [350, 500, 700]
-    found = summarize_sweep(
-        sweep(made(), {"cluster.power_limit_w": limits}, replicates=256, seed=2)
-    )
+    found = prism.summary(sweep(made(), {"cluster.power_limit_w": limits}, replicates=256, seed=2))
     rows = sorted(found["rows"], key=lambda row: row["cluster.power_limit_w"])
     assert [row["cluster.power_limit_w"] for row in rows] == limits
     for measure in ("p50", "p95"):

@@ -5,9 +5,7 @@ from collections import Counter
 import pytest
 from moe_jobs import make_job
 
-from prism.common.errors import PrismError
-from prism.distributions.library import load_library
-from prism.jobs.job import job_from_dict
+from prism import PrismError, load_job, load_library
 from prism.jobs.jobspec.blocks import ModelBlock
 from prism.jobs.jobspec.presets import PRESETS
 from prism.workload.build import build_workload, count_model_flop
@@ -126,7 +124,7 @@ def test_windowed_layers_take_less_attention_and_nothing_else():
 
 
 def hybrid(**model):
-    return job_from_dict(
+    return load_job(
         {
             "model": {"name": "nemotron3-nano-30b-a3b"} | model,
             "parallelism": {"dp": 8, "ep": 8, "microbatches": 2, "data_parallel": "zero1"},

@@ -8,15 +8,13 @@ import pytest
 from test_stepgraph import workload
 
 import prism
-from prism import engine
+from prism import engine, load_job, make_schedule, simulate
 from prism.distributions.tables import sample_table
-from prism.jobs.job import job_from_dict
-from prism.jobs.schedule import make_schedule
 from prism.simulation.assembly import build_program
 from prism.simulation.draws import lower
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.program import ideal_program
-from prism.simulation.steps import run_blocks, simulate
+from prism.simulation.steps import run_blocks
 from prism.workload import stepgraph as sg
 from prism.workload.build import ChunkWork, Collective, Kernel
 
@@ -44,7 +42,7 @@ def explicit(
     resolution="op",
     **parallelism,
 ):
-    return job_from_dict({
+    return load_job({
         "model": {"durations": {"forward_s": forward, "backward_s": backward}},
         "parallelism": parallelism or {"pp": 1},
         "cluster": cluster or {"gpus_per_node": 1},
@@ -136,7 +134,7 @@ def test_independence_pools_a_slow_node_into_everybody():
 
 def transformer(dependence, effects=None, cluster=None, resolution="op", **parallelism):
     layout = {"tp": 2, "pp": 2, "dp": 2, "microbatches": 4}
-    return job_from_dict({
+    return load_job({
         "model": MODEL,
         "parallelism": layout | parallelism,
         "cluster": {"nodes": 4, "gpus_per_node": 2} | (cluster or {}),
@@ -289,7 +287,7 @@ def test_every_op_has_the_same_mean_under_full_and_none(layout):
     regime = {"regime": {"probability": 0.1, "factor": 4.0}}
 
     def program(dependence):
-        return prepare(job_from_dict({
+        return prepare(load_job({
             "model": MODEL | {"n_layers": 8} | experts,
             "parallelism": {"microbatches": 4} | layout,
             "cluster": {"nodes": 8, "gpus_per_node": 2, "leaf_nodes": 1, "nvlink_domain_gpus": 2},

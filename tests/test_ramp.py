@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import prism
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.simulation.summary import model_error_time
 
 SMALL = {

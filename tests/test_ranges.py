@@ -9,10 +9,9 @@ import steps_made
 import xarray as xr
 
 import prism
-from prism.common.errors import PrismError
-from prism.common.resultfiles import save
+from prism import PrismError, load_library, save
 from prism.distributions import modelfile
-from prism.distributions.library import from_dataset, library_names, load_library, to_dataset
+from prism.distributions.library import from_dataset, library_names, to_dataset
 from prism.distributions.ranges import KINDS, figure_range
 from prism.jobs.job import job_from_dict
 from prism.models.steptimes import likelihood

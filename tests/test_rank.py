@@ -10,15 +10,12 @@ from campaign import some
 from rank_jobs import chain, sampled, small
 
 import prism
-from prism import engine
-from prism.analyses.rank import rank, summarize_rank
+from prism import PrismError, engine, load_job, rank
 from prism.analyses.rankings import shares as ranking
 from prism.analyses.rankings.freezing import freeze_effect, median_table, treat_ops
 from prism.analyses.rankings.shares import Sampler, sample_shares
-from prism.common.errors import PrismError
 from prism.distributions.distribution import gamma, lognormal, quantile_table
 from prism.distributions.tables import sample_table
-from prism.jobs.job import job_from_dict
 from prism.simulation.causes import (
     Input,
     measure_residuals,
@@ -103,7 +100,7 @@ def test_latest_of_two_has_its_analytic_shares():
     The maximum is half of the sum and half of the absolute difference; for normal x, y of unit
     variance and correlation r, Cov(|x|, |y|) = 2/pi (r asin r + sqrt(1 - r^2) - 1).
     """
-    job = job_from_dict({
+    job = load_job({
         "model": {"durations": {"forward_s": 1.0, "backward_s": 1e-9}},
         "parallelism": {"microbatches": 1, "dp": 2},
         "variability": {"library": None, "effects": {
@@ -178,7 +175,7 @@ def test_resolutions_agree_on_skewed_residuals():
     shares = {}
     for resolution in ("op", "kernel"):
         v = {"library": "h100-stressed", "resolution": resolution, "effects": off}
-        shares[resolution] = sampled(job_from_dict(data | {"variability": v}))[0]
+        shares[resolution] = sampled(load_job(data | {"variability": v}))[0]
     for name, kernel in shares["kernel"].items():
         op = shares["op"][name]
         for a, b in ((op.first, kernel.first), (op.total, kernel.total)):
@@ -194,7 +191,7 @@ def test_frozen_class_agrees_between_resolutions(monkeypatch):
     effects = {"rank": {"cv": 0.02}, "step": {"cv": 0.01}, "microbatch": {"cv": 0.03},
                "residual": {"cv": 0.05}}  # fmt: skip
     op, kernel = (
-        {r["name"]: r for r in summarize_rank(rank(small(x, **effects), seed=2))["kernels"]}
+        {r["name"]: r for r in prism.summary(rank(small(x, **effects), seed=2))["kernels"]}
         for x in ("op", "kernel")
     )
     for name in ("gemm_mlp", "gemm_attention", "attention", "tp_all_gather"):
@@ -226,7 +223,7 @@ def test_everything_frozen_does_not_vary():
 
 
 def test_faster_class_saves_what_it_takes():
-    values = summarize_rank(rank(chain(residual={"cv": 0.05}), speed_up=0.1, seed=1))
+    values = prism.summary(rank(chain(residual={"cv": 0.05}), speed_up=0.1, seed=1))
     row = values["kernels"][0]
     assert row["p50_if_faster"] == pytest.approx(0.9 * 12, rel=0.01)
     assert row["std_reduction_faster"] == pytest.approx(0.1, abs=1e-4)
@@ -241,7 +238,7 @@ def test_the_table_of_a_median():
 
 def test_noisy_class_off_the_path_ranks_last():
     """Stage 1 waits for stage 0 all the time, so its kernels may vary as they like."""
-    job = job_from_dict({
+    job = load_job({
         "model": {"durations": {"forward_s": [1.0, 0.05], "backward_s": [2.0, 0.1]}},
         "parallelism": {"pp": 2, "microbatches": 8, "dp": 1, "p2p": "async"},
         "variability": {"library": None, "effects": {"residual": {"law": "normal", "cv": 0.02}}},
@@ -320,7 +317,7 @@ def test_dataset_and_summary():
     dataset = rank(job, seed=5)
     for variable in dataset.data_vars.values():
         assert {"units", "long_name"} <= set(variable.attrs)
-    values = summarize_rank(dataset)
+    values = prism.summary(dataset)
     assert values["target"] == "step_time"
     for kind in ("kernels", "effects"):
         totals = [row["total_order"] for row in values[kind]]
@@ -346,7 +343,7 @@ def test_threads_change_nothing():
 def test_parts_make_up_the_whole(seed, target):
     """Parts are told from other draws than their total, of some clusters the same."""
     job = small(steps=100, rank={"cv": 0.03}, step={"cv": 0.01}, residual={"cv": 0.03})
-    found = summarize_rank(rank(job, target, seed=seed))
+    found = prism.summary(rank(job, target, seed=seed))
     parts = math.hypot(found["within_cluster_std"], found["between_cluster_std"])
     assert found["std"] == pytest.approx(parts, rel=1e-9)
     share = {row["name"]: row["first_order"] for row in found["effects"]}["rank"]
@@ -362,7 +359,7 @@ def test_a_run_remembers_its_cluster():
     """Over many steps the rank effect stays and the residuals average out."""
     job = small(steps=100_000, rank={"cv": 0.01}, residual={"cv": 0.1}, microbatch={"cv": 0.05})
     step, run = (
-        {r["name"]: r for r in summarize_rank(rank(job, target, seed=7))["effects"]}
+        {r["name"]: r for r in prism.summary(rank(job, target, seed=7))["effects"]}
         for target in ("step_time", "time_to_train")
     )
     assert step["rank"]["total_order"] < 0.9 < run["rank"]["total_order"] <= 1.0 + 1e-9
@@ -389,7 +386,7 @@ RUNS = {
 def test_a_ranking_is_of_the_runs_of_its_estimate(name):
     """Of the same job and seed: mean, spread and terms; causes make what steps do of it."""
     effects, run = RUNS[name]
-    job = job_from_dict({
+    job = load_job({
         "model": {"durations": {"forward_s": [1.0, 1.1], "backward_s": [2.0, 2.1]}},
         "parallelism": {"pp": 2, "microbatches": 4, "dp": 2}, "run": {"steps": 2500} | run,
         "variability": {"library": None, "effects": effects,
@@ -397,7 +394,7 @@ def test_a_ranking_is_of_the_runs_of_its_estimate(name):
     })  # fmt: skip
     whole = prism.summary(prism.estimate(job, replicates=2560, seed=3))
     for target in ("step_time", "time_to_train"):
-        found = summarize_rank(rank(job, target, seed=3))
+        found = prism.summary(rank(job, target, seed=3))
         for figure in ("mean", "std", "p95", "within_cluster_std", "between_cluster_std"):
             assert found[figure] == pytest.approx(whole[target][figure], rel=1e-12)
         causes = {r["name"]: r for kind in ("kernels", "effects") for r in found[kind]}
@@ -425,13 +422,13 @@ def test_a_run_with_a_cause_held_is_the_estimate_without_it():
     effects, run = RUNS["failures"]
 
     def build(**changed):
-        return job_from_dict({
+        return load_job({
             "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
             "parallelism": {"microbatches": 4, "dp": 4}, "run": {"steps": 2500} | run,
             "variability": {"library": None, "effects": effects | changed, "model_error": 0.01},
         })  # fmt: skip
 
-    rows = summarize_rank(rank(build(), "time_to_train", seed=3))["effects"]
+    rows = prism.summary(rank(build(), "time_to_train", seed=3))["effects"]
     held = next(row for row in rows if row["name"] == "rank")
     whole, calm = (
         prism.summary(prism.estimate(job, replicates=2560, run_replicates=4000, seed=3))
@@ -452,7 +449,7 @@ def test_faster_by_how_much_is_asked():
     job = chain(residual={"cv": 0.01})
     saved = {}
     for share in (0.1, 0.25):
-        values = summarize_rank(rank(job, speed_up=share, seed=3))
+        values = prism.summary(rank(job, speed_up=share, seed=3))
         saved[share] = values["kernels"][0]["p50_reduction_faster"]
     assert saved == pytest.approx({0.1: 0.1, 0.25: 0.25}, abs=1e-5)
 
@@ -462,7 +459,7 @@ def test_bad_requests():
         rank(chain(residual={"cv": 0.1}), "loss")
     with pytest.raises(PrismError, match="speed_up 1: expected a share"):
         rank(chain(residual={"cv": 0.1}), speed_up=1.0)
-    none = job_from_dict(chain(residual={"cv": 0.1}).model_dump(
+    none = load_job(chain(residual={"cv": 0.1}).model_dump(
         exclude={"source", "name"}, exclude_none=True) | {
         "variability": {"library": None, "dependence": "none"}})  # fmt: skip
     with pytest.raises(PrismError, match="dependence"):

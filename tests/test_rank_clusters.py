@@ -7,14 +7,12 @@ import pytest
 from pipeline_synth import Effects, Layout, as_production, make_trace
 from rank_jobs import chain, sampled, small
 
-from prism.analyses.rank import rank, summarize_rank
+import prism
+from prism import fit, load_job, rank, save
 from prism.analyses.rankings.freezing import treat_ops
 from prism.analyses.rankings.rarestalls import find_rare_stalls
 from prism.analyses.rankings.shares import Sampler
 from prism.common.attribution import cluster_variance, run_variance
-from prism.common.resultfiles import save
-from prism.jobs.job import job_from_dict, load_job
-from prism.models.fit import fit
 from prism.simulation.causes import stall_bound
 from prism.simulation.draws import cluster_times
 from prism.simulation.prepare import prepare
@@ -34,7 +32,7 @@ def test_a_fitted_trace_is_ranked(tmp_path):
     """A slow worker, as it was measured, explains the mean but not the variance."""
     job = fitted_job(tmp_path, residual_sd=0.01, step_sd=0.01, lemons={(1, 1): 1.7})
     assert not job.has_run  # a trace says nothing of the run that follows
-    values = summarize_rank(rank(job, seed=1))
+    values = prism.summary(rank(job, seed=1))
     assert {"forward", "backward", "p2p"} <= {r["name"] for r in values["kernels"]}
     assert sum(r["covariance_share"] for r in values["kernels"]) == pytest.approx(1.0)
     rows = {r["name"]: r for r in values["effects"]}
@@ -52,7 +50,7 @@ def test_a_fitted_trace_is_ranked(tmp_path):
 @pytest.mark.parametrize(("effect", "name"), [("content_sd", "microbatch"), ("step_sd", "step")])
 def test_what_a_trace_was_made_with_comes_out_on_top(tmp_path, effect, name):
     job = fitted_job(tmp_path, residual_sd=0.01, **{effect: 0.1})
-    values = summarize_rank(rank(job, seed=2))
+    values = prism.summary(rank(job, seed=2))
     best = max(values["effects"] + values["kernels"], key=lambda r: r["total_order"])
     assert best["name"] == name
     assert best["total_order"] > 0.7
@@ -68,7 +66,7 @@ def test_quiet_times_are_those_of_a_step_with_ranks_alone(dp, resolution):
     data["cluster"] = {"nodes": dp, "gpus_per_node": 4}
     calm = {k: {"cv": 0.0} for k in effects if k != "rank"}
     quiet = data | {"variability": data["variability"] | {"effects": effects | calm}}
-    noisy, quiet = (prepare(job_from_dict(d), 1).program for d in (data, quiet))
+    noisy, quiet = (prepare(load_job(d), 1).program for d in (data, quiet))
     times = cluster_times(quiet, range(2, 70), 5, 2)
     assert times.shape == (68,)
     np.testing.assert_allclose(times[:5], run_blocks(quiet, range(2, 7), 5)[0][:, 0], rtol=1e-6)
@@ -112,7 +110,7 @@ def test_stalls_too_rare_to_be_seen_have_their_share(entity, noise):
         assert abs(estimate.value - exact) < 2 * estimate.half_width
         assert 0 < estimate.half_width <= 0.06
     assert found["compute"].total.value == pytest.approx(1 - exact, abs=0.05)
-    whole = summarize_rank(rank(job, seed=1))
+    whole = prism.summary(rank(job, seed=1))
     values = {r["name"]: r for r in whole["effects"]}
     low, high = values["stall"]["std_reduction_ci"]
     assert abs(values["stall"]["std_reduction"] - (1 - math.sqrt(1 - exact))) < high - low

@@ -7,11 +7,10 @@ import pytest
 from scipy.stats import binom
 
 import prism
-from prism.analyses.estimate import estimate, reproduce
-from prism.common.errors import PrismError
-from prism.common.resultfiles import summary
+from prism import PrismError, estimate, simulate, summary
+from prism.analyses.estimate import reproduce
 from prism.jobs.job import job_from_dict
-from prism.plots.run import plot_progress
+from prism.plots import plot_progress
 from prism.simulation.prepare import prepare
 from prism.simulation.runs.build import build_run_model, mean_step
 from prism.simulation.runs.rates import stationary
@@ -23,7 +22,6 @@ from prism.simulation.runs.states import (
     find_stalls,
     stalls_in,
 )
-from prism.simulation.steps import simulate
 
 SMALL = {
     "model": {

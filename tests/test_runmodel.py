@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 from scipy.stats import ks_2samp
 
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.simulation.runs import model as runmodel
 from prism.simulation.runs.checkpointing import FailureLaw, best_interval, best_steps, expected_time
 from prism.simulation.runs.drift import decay_sum, drift_sum, drift_variance, wave_sum

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp, norm
 
-from prism import engine
-from prism.analyses.estimate import estimate, summarize_estimate
-from prism.jobs.job import job_from_dict
+import prism
+from prism import engine, estimate, load_job, simulate
 from prism.simulation.prepare import prepare
 from prism.simulation.program import make_keys, make_room
 from prism.simulation.sampledreplicas import (
@@ -18,7 +17,7 @@ from prism.simulation.sampledreplicas import (
     ignore_unseen,
     sample_replicas,
 )
-from prism.simulation.steps import run_blocks, simulate
+from prism.simulation.steps import run_blocks
 from prism.simulation.summary import spread
 from prism.simulation.unseenlaw import noise_table, widen
 
@@ -37,7 +36,7 @@ CLUSTERS = 400
 def make_job(dp, effects, **layout):
     """Build a small transformer job whose replicas meet at the end of the step."""
     layout = {"tp": 2, "pp": 2, "dp": dp, "data_parallel": "ddp", "microbatches": 4} | layout
-    return job_from_dict(
+    return load_job(
         {
             "model": {
                 "n_layers": 4, "hidden_size": 1024, "ffn_size": 4096, "n_heads": 8,
@@ -153,7 +152,7 @@ def test_noise_whose_largest_values_are_alike_ends_with_them(noise):
 
 
 def test_replicas_without_noise_take_what_the_ideal_step_does():
-    job = job_from_dict({
+    job = load_job({
         "model": {"durations": {"forward_s": 1.0, "backward_s": 0.01}},
         "parallelism": {"dp": 200, "microbatches": 2},
         "variability": {"library": None},
@@ -185,7 +184,7 @@ def test_auto_is_exact_for_few_replicas():
 
 def test_estimate_says_what_it_simulated():
     job = make_job(192, QUIET)
-    numbers = summarize_estimate(
+    numbers = prism.summary(
         estimate(job, replicates=256, run_replicates=50, steps=10, seed=1, engine="exchangeable")
     )
     assert numbers["replicas"]["engine"] == "exchangeable"
@@ -200,7 +199,7 @@ def test_estimate_says_what_it_simulated():
     )
     few = estimate(make_job(16, QUIET), replicates=64, run_replicates=10, steps=10, seed=1,
                    engine="exchangeable")  # fmt: skip
-    assert any("all 16 replicas" in text for text in summarize_estimate(few)["warnings"])
+    assert any("all 16 replicas" in text for text in prism.summary(few)["warnings"])
 
 
 def test_idle_share_is_that_of_all_replicas():

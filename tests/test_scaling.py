@@ -11,8 +11,7 @@ import functools
 import numpy as np
 import pytest
 
-from prism.jobs.job import job_from_dict
-from prism.simulation.steps import simulate
+from prism import load_job, simulate
 
 SIZES = (8, 64, 512)
 ONE = 64 * 8192  # steps of one replica: 8,192 clusters, 16 for each of 512 replicas
@@ -52,7 +51,7 @@ def make_job(path, n_replicas, effects):
     layout = path["parallelism"] | {"dp": n_replicas}
     layout["data_parallel"] = "ddp" if n_replicas > 1 else "none"
     cluster = path["cluster"] and path["cluster"] | {"nodes": n_replicas}
-    return job_from_dict(
+    return load_job(
         {
             "model": path["model"],
             "parallelism": layout,

@@ -8,14 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.common.errors import PrismError
-from prism.jobs.schedule import (
-    Action,
-    Schedule,
-    format_schedule,
-    make_schedule,
-    play_schedule,
-)
+from prism import PrismError, make_schedule
+from prism.jobs.schedule import Action, Schedule, format_schedule, play_schedule
 
 small = st.integers(1, 8)
 times = st.floats(0.1, 10.0)

@@ -10,19 +10,18 @@ from campaign import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.common.errors import PrismError
+from prism import PrismError, make_schedule
 from prism.jobs.pipelineshape import TRAITS, Action, Schedule, VirtualStages
 from prism.jobs.schedule import (
     SCHEDULES,
     Slots,
     action_times,
     format_schedule,
-    make_schedule,
     play_schedule,
     schedule_to_csv,
 )
 from prism.jobs.scheduleorders import steady_share
-from prism.plots.schedule import plot_schedule
+from prism.plots import plot_schedule
 
 SPLIT = ("zb-h1", "zb-v", "dualpipe-v")
 PAIRS = 2.0  # microbatches that DualPipeV needs for each stage

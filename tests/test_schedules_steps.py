@@ -10,18 +10,18 @@ from test_memory import job as gpt
 from test_schedules import items_of, span
 from test_stepgraph import collective, kernel, step_time, workload
 
+import prism
+from prism import PrismError, load_job, make_schedule, sweep
 from prism.analyses.placements import alternatives
 from prism.analyses.placements.problem import make_problem
-from prism.analyses.sweep import summarize_sweep, sweep
 from prism.analyses.sweeps.layouts import layouts
 from prism.analyses.sweeps.points import least_seconds
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.machine import build_cluster
 from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
-from prism.common.errors import PrismError
-from prism.jobs.job import job_from_dict, layer_split, load_job
-from prism.jobs.schedule import Slots, action_times, make_schedule, play_schedule
+from prism.jobs.job import layer_split
+from prism.jobs.schedule import Slots, action_times, play_schedule
 from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks
 from prism.workload.build import ChunkWork, build_workload, nominal_library
@@ -34,7 +34,7 @@ V = ("zb-v", "dualpipe-v")
 
 
 def pipeline(effects=None, durations=None, **parallelism):
-    return job_from_dict({
+    return load_job({
         "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0, **(durations or {})}},
         "parallelism": parallelism,
         "variability": {"library": None, "effects": effects or {}},
@@ -338,7 +338,7 @@ def test_a_layer_moves_off_the_virtual_stages_of_a_slow_node(monkeypatch):
 def test_a_schedule_varied_by_hand_brings_its_chunks():
     job = pipeline(pp=4, vpp=2, microbatches=8)
     vary = {"parallelism.schedule": ["1f1b", "interleaved", *SPLIT]}
-    found = summarize_sweep(sweep(job, vary, replicates=64, seed=1))
+    found = prism.summary(sweep(job, vary, replicates=64, seed=1))
     assert not found["refused"]
     times = {row["parallelism.schedule"]: row["p50"] for row in found["rows"]}
     assert times["zb-v"] <= times["zb-h1"] <= times["interleaved"] <= times["1f1b"]
@@ -399,6 +399,6 @@ def test_pooled_steps_keep_the_mean_and_lose_what_ops_share():
     variability = {"library": None, "dependence": "none", "effects": effects}
     blocks = job.model_dump(exclude={"name", "source"}) | {"variability": variability}
     full, none = (run_blocks(prepare(j, 2).program, range(32), 2)[0]
-                  for j in (job, job_from_dict(blocks)))  # fmt: skip
+                  for j in (job, load_job(blocks)))  # fmt: skip
     assert none.mean() == pytest.approx(full.mean(), rel=0.01)
     assert none.std() < full.std()

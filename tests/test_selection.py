@@ -8,12 +8,11 @@ from campaign import examples
 from place_jobs import case_of, problem_of, small
 from scipy import stats
 
-from prism import engine
+from prism import engine, slow_node
 from prism.analyses import selection
 from prism.analyses.placements.answer import Comparison, choose, promising
 from prism.analyses.placements.search import find_placements
 from prism.analyses.selection import MOST_SLOPE, Arm, probability_best, select, spread
-from prism.cluster.nodemap import slow_node
 from prism.simulation.draws import Lowered, cluster_times
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare

@@ -5,10 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from prism.cluster.nodemap import NodeSlowdown
-from prism.cluster.nodes.inventory import read_inventory
+from prism import NodeSlowdown, PrismError, read_inventory
 from prism.cluster.nodes.shrinkage import LIKELY, separate
-from prism.common.errors import PrismError
 
 
 def node_times(seed, n_nodes=48, repeats=5, slow=1.025, noise=0.01, spread=0.0):

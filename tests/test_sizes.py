@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 from timing import least_seconds
 
-from prism import engine
-from prism.analyses.sweep import sweep
+from prism import PrismError, engine, load_job, make_schedule, sweep
 from prism.common import sizes
-from prism.common.errors import PrismError
-from prism.jobs.job import load_job
-from prism.jobs.schedule import make_schedule
 from prism.simulation.prepare import prepare
 from prism.simulation.program import make_keys, thread_bytes
 from prism.simulation.steps import settle_call

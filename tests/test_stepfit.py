@@ -9,16 +9,13 @@ import pytest
 from campaign import examples
 from steps_made import STEP_S, TRUTH, as_times, made
 
+import prism
+from prism import PrismError, estimate, fit, load, save, validate
 from prism import __main__ as entry
-from prism.analyses.estimate import estimate
-from prism.analyses.validate import summarize_validation, validate
 from prism.common.agreement import ks_statistic
-from prism.common.errors import PrismError
-from prism.common.resultfiles import load, save
 from prism.distributions import modelfile
-from prism.models.fit import fit, summarize_fit
 from prism.models.steptimes import likelihood
-from prism.models.steptimes.estimate import estimate_steps, summarize_steps
+from prism.models.steptimes.estimate import estimate_steps
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.model import PARTS, load_step_model
 from prism.models.steptimes.predict import draw_runs, draw_steps, independent
@@ -203,20 +200,20 @@ def test_a_model_survives_its_file(files, tmp_path, monkeypatch):
 def test_held_out_runs_agree_and_independent_steps_do_not(files):
     _, test, path = files
     options = {"measured": test, "seed": 1, "replicates": 2_000}
-    figures = summarize_validation(validate(path, quantity="time_to_train", bootstrap=9, **options))
+    figures = prism.summary(validate(path, quantity="time_to_train", bootstrap=9, **options))
     assert figures["ks_p_value"] > 0.1 and 0.5 < figures["cv_ratio"] < 2.0
     assert figures["baselines"]["independent"]["cv_ratio"] < 0.5
-    alone = summarize_validation(
+    alone = prism.summary(
         validate(path, quantity="time_to_train", bootstrap=10, dependence="none", **options)
     )
     assert alone["ks_p_value"] < 0.1
-    steps = summarize_validation(validate(model=path, bootstrap=9, **options))
+    steps = prism.summary(validate(model=path, bootstrap=9, **options))
     assert steps["ks_p_value"] > 0.1 and abs(steps["p95_error"]) < 0.01
 
 
 def test_first_steps_predict_the_later_ones(files):
     train, _, _ = files
-    figures = summarize_validation(
+    figures = prism.summary(
         validate(trace=train, train="300", seed=1, bootstrap=9, replicates=2_000)
     )
     assert figures["n_train"] == 300 * 12
@@ -232,11 +229,11 @@ def test_p_values_of_a_split_are_those_of_chance_where_the_model_is_the_truth(tm
         seconds = made(truth, (60, 4), seed=s)
         path = write(tmp_path / "steps.csv", seconds)
         options = {"train": "30", "seed": s, "bootstrap": 9, "replicates": 500}
-        p.append(summarize_validation(validate(trace=path, **options))["ks_p_value"])
+        p.append(prism.summary(validate(trace=path, **options))["ks_p_value"])
         if s < 2:  # negative control: twice what one run differs from another by
             seconds[30:] *= 1.02
             path = write(tmp_path / "steps.csv", seconds)
-            control.append(summarize_validation(validate(trace=path, **options))["ks_p_value"])
+            control.append(prism.summary(validate(trace=path, **options))["ks_p_value"])
     assert 0.25 < np.mean(p) < 0.75 and np.ptp(p) > 0.5
     assert np.mean(control) < 0.15
 
@@ -255,20 +252,20 @@ def test_gaps_between_logged_steps_are_time_to_a_drift(tmp_path):
 def test_estimate_of_a_model_and_of_a_run_under_way(files, tmp_path):
     _, _, path = files
     result = estimate_steps(path, replicates=2_000, run_replicates=500, seed=1, steps=900)
-    numbers = summarize_steps(result)
+    numbers = prism.summary(result)
     assert numbers["time_to_train"]["mean"] == pytest.approx(900 * 2.004, rel=0.01)
     delays = sum(numbers["delay_by_term"].values()) + 900 * numbers["ideal_step_time"]
     assert delays == pytest.approx(numbers["time_to_train"]["mean"], rel=1e-9)
     assert sum(numbers["variance_by_term"].values()) == pytest.approx(1.0, abs=1e-6)
     completed_steps = write(tmp_path / "sofar.csv", made(seed=7, shape=(450, 1)))
-    later = summarize_steps(
+    later = prism.summary(
         estimate_steps(path, replicates=64, run_replicates=500, seed=1, steps=900,
                        completed=completed_steps, deadline=1e5, start="2025-01-01")
     )  # fmt: skip
     assert later["time_to_train"]["std"] < 0.7 * numbers["time_to_train"]["std"]
     assert later["finish_by"]["probability"] == 1.0 and "date" in later["finish_date"]
     far = write(tmp_path / "far.csv", 1.3 * made(seed=7, shape=(450, 1)))
-    other = summarize_steps(
+    other = prism.summary(
         estimate_steps(path, replicates=64, run_replicates=9, seed=1, steps=900, completed=far)
     )
     told = [" ".join(numbers["warnings"]) for numbers in (later, other)]
@@ -326,4 +323,4 @@ def test_more_than_one_duration_is_an_error_that_lists_them(tmp_path):
     with pytest.raises(PrismError, match=r"step_s \[s\], dt_s \[s\]"):
         fit(tmp_path / "two.csv")
     model = fit(tmp_path / "two.csv", 0, column="dt_s")
-    assert summarize_fit(model)["step_time"]["std"] == 0.0
+    assert prism.summary(model)["step_time"]["std"] == 0.0

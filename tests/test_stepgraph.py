@@ -10,11 +10,9 @@ from campaign import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism import engine
-from prism.common.errors import PrismError
+from prism import PrismError, engine, load_job, make_schedule
 from prism.distributions.distribution import gamma
-from prism.jobs.job import job_from_dict
-from prism.jobs.schedule import Action, make_schedule
+from prism.jobs.schedule import Action
 from prism.simulation.assembly import build_program
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.steps import run_blocks
@@ -56,7 +54,7 @@ def per_chunk(name, op_kind, durations):
 def run(work, schedule, effects=None, slow=(), **options):
     """Graph, and times [lane] of one block."""
     options = sg.GraphOptions(**options)
-    job = job_from_dict({
+    job = load_job({
         "model": {"durations": {"forward_s": 1.0, "backward_s": 1.0}},
         "parallelism": {"pp": len(schedule), "dp": options.n_replicas, "microbatches": 1},
         "cluster": {"gpus_per_node": 1, "node_slowdowns": dict(slow)},
@@ -74,7 +72,7 @@ def step_time(work, schedule, **options):
 
 
 def job_time(forward, backward, **parallelism):
-    job = job_from_dict({
+    job = load_job({
         "model": {"durations": {"forward_s": forward, "backward_s": backward}},
         "parallelism": parallelism, "variability": {"library": None},
     })  # fmt: skip
@@ -141,9 +139,9 @@ def test_blocking_steps_equal_the_oracle(schedule):
         "parallelism": {"pp": 4, "dp": 2, "microbatches": 7, "schedule": schedule},
         "variability": {"library": None, "effects": {"residual": {"law": "gamma", "cv": 1.5}}},
     }
-    free = job_from_dict(values)
+    free = load_job(values)
     values["parallelism"]["p2p"] = "blocking"
-    job = job_from_dict(values)
+    job = load_job(values)
     times, free_times = (run_blocks(prepare(j, 9).program, range(1), 9)[0][0] for j in (job, free))
     v = prepare_variability(job)
     for replicate in range(0, 64, 7):

@@ -10,17 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import prism
+from prism import PrismError, load, load_job, save, simulate, sweep
 from prism.analyses.selection import difference, pareto, probability_best
-from prism.analyses.sweep import reproduce, summarize_sweep, sweep
+from prism.analyses.sweep import reproduce
 from prism.analyses.sweeps.grid import job_at, parse_vary
 from prism.analyses.sweeps.layouts import KEYS, layouts
 from prism.analyses.sweeps.points import Bench, Point, least_seconds, simulate_points
 from prism.analyses.sweeps.rows import choose, make_rows
-from prism.common.errors import PrismError
-from prism.common.resultfiles import load, save
-from prism.jobs.job import given_values, job_from_dict, load_job
+from prism.jobs.job import given_values, job_from_dict
 from prism.jobs.layersplit import auto_split
-from prism.simulation.steps import simulate
 from prism.workload.memory import estimate_memory, memory_limit
 
 PIPELINE = """
@@ -70,7 +68,7 @@ def bare(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def all_layouts(small):
-    return summarize_sweep(sweep(small, layouts=True, replicates=16 * BLOCK, seed=1))
+    return prism.summary(sweep(small, layouts=True, replicates=16 * BLOCK, seed=1))
 
 
 def row_at(numbers, **keys):
@@ -242,7 +240,7 @@ def test_few_clusters_tell_what_rare_slow_gpus_do(small, seed):
 def test_layouts_of_other_clusters_and_microbatches(bare):
     sizes = {"cluster.nodes": [1, 2], "parallelism.microbatch_size": [1, 2, 3]}
     vary = sizes | {"parallelism.cp": [1]}
-    numbers = summarize_sweep(sweep(bare, vary, layouts=True, replicates=BLOCK, seed=1))
+    numbers = prism.summary(sweep(bare, vary, layouts=True, replicates=BLOCK, seed=1))
     for row in numbers["rows"]:
         sizes = {key: row[f"parallelism.{key}"] for key in KEYS}
         gpus = sizes["tp"] * sizes["cp"] * sizes["pp"] * sizes["dp"]
@@ -257,7 +255,7 @@ def test_layouts_of_other_clusters_and_microbatches(bare):
 
 def test_keys_of_a_layout_say_which_are_taken(small, all_layouts):
     vary = {"parallelism.cp": [1], "parallelism.pp": [1, 2]}
-    numbers = summarize_sweep(sweep(small, vary, layouts=True, replicates=BLOCK, seed=1))
+    numbers = prism.summary(sweep(small, vary, layouts=True, replicates=BLOCK, seed=1))
     asked = [row for row in all_layouts["rows"]
              if row["parallelism.cp"] == 1 and row["parallelism.pp"] in (1, 2)]  # fmt: skip
     layout = [tuple(row[f"parallelism.{key}"] for key in KEYS) for row in numbers["rows"]]
@@ -270,7 +268,7 @@ def test_keys_of_a_layout_say_which_are_taken(small, all_layouts):
 @pytest.mark.usefixtures("few_quiet")
 def test_a_setting_that_no_layout_mends_is_refused_once(small):
     vary = {"variability.library": ["h100-healthy", "h100x"], "parallelism.cp": [1]}
-    numbers = summarize_sweep(sweep(small, vary, layouts=True, replicates=BLOCK, seed=1))
+    numbers = prism.summary(sweep(small, vary, layouts=True, replicates=BLOCK, seed=1))
     wrong = [row for row in numbers["refused"] if "h100x" in row["reason"]]
     assert [row["variability.library"] for row in wrong] == ["h100x"]
 
@@ -284,7 +282,7 @@ def test_explicit_durations_have_one_layout(pipeline):
 def test_layouts_by_a_setting_varied_by_hand(bare):
     key = "variability.effects.rank.cv"
     vary = {key: [0.01, 0.08], "parallelism.cp": [1]}
-    numbers = summarize_sweep(sweep(bare, vary, layouts=True, replicates=BLOCK, seed=1))
+    numbers = prism.summary(sweep(bare, vary, layouts=True, replicates=BLOCK, seed=1))
     assert [row[key] for row in numbers["by_setting"]] == [0.01, 0.08]
     for found in numbers["by_setting"]:
         mine = [row for row in numbers["rows"] if row[key] == found[key]]
@@ -299,7 +297,7 @@ def test_layouts_by_a_setting_varied_by_hand(bare):
 # ------------------------------------------------------------------------------ figures
 def test_rows_are_what_a_simulation_says(small):
     vary = {"parallelism.microbatches": [4, 8]}
-    numbers = summarize_sweep(sweep(small, vary, replicates=2 * BLOCK, seed=5))
+    numbers = prism.summary(sweep(small, vary, replicates=2 * BLOCK, seed=5))
     for m in (4, 8):
         row = row_at(numbers, microbatches=m)
         alone = simulate(job_at(given_values(small), {"parallelism.microbatches": str(m)}, (),
@@ -320,7 +318,7 @@ def test_unequal_work_is_compared_per_token(pipeline):
     lines = PIPELINE.splitlines(keepends=True)
     pipeline.write_text("".join(line for line in lines if "effects" not in line))
     vary = {"parallelism.microbatches": [4, 8, 16]}
-    numbers = summarize_sweep(sweep(pipeline, vary, replicates=2 * BLOCK, seed=1))
+    numbers = prism.summary(sweep(pipeline, vary, replicates=2 * BLOCK, seed=1))
     for m in (4, 8, 16):
         row = row_at(numbers, microbatches=m)
         assert row["p50"] == pytest.approx(3 * (m + 3), rel=1e-6)
@@ -337,16 +335,16 @@ def test_unequal_work_is_compared_per_token(pipeline):
 
 def test_other_numbers_of_gpus_are_said(pipeline):
     vary = {"parallelism.dp": [2, 4]}
-    numbers = summarize_sweep(sweep(pipeline, vary, replicates=BLOCK, seed=1))
+    numbers = prism.summary(sweep(pipeline, vary, replicates=BLOCK, seed=1))
     assert [row["work"] for row in sorted(numbers["rows"], key=lambda r: r["work"])] == [1.0, 2.0]
     assert "different numbers of GPUs" in " ".join(numbers["notes"])
 
 
 def test_same_bits_for_any_threads_and_any_order(pipeline):
     vary = {"parallelism.microbatches": [4, 8, 12], "variability.effects.residual.cv": [0.02, 0.1]}
-    one = summarize_sweep(sweep(pipeline, vary, replicates=6 * BLOCK, seed=3, threads=1))
+    one = prism.summary(sweep(pipeline, vary, replicates=6 * BLOCK, seed=3, threads=1))
     turned = {key: values[::-1] for key, values in reversed(vary.items())}
-    two = summarize_sweep(sweep(pipeline, turned, replicates=6 * BLOCK, seed=3, threads=2))
+    two = prism.summary(sweep(pipeline, turned, replicates=6 * BLOCK, seed=3, threads=2))
     keys = ("p50", "p95", "mean", "clusters", "figures", "p95_change")
     assert [[row[k] for k in (*vary, *keys)] for row in one["rows"]] == [
         [row[k] for k in (*vary, *keys)] for row in two["rows"]
@@ -392,7 +390,7 @@ def test_how_sure_a_choice_is(pipeline):
 # ------------------------------------------------------------------------------ what is wrong
 def test_one_bad_setting_is_refused_and_the_others_run(pipeline):
     vary = {"parallelism.microbatches": [4, 6], "parallelism.schedule": ["1f1b", "interleaved"]}
-    numbers = summarize_sweep(sweep(pipeline, vary, replicates=BLOCK, seed=1))
+    numbers = prism.summary(sweep(pipeline, vary, replicates=BLOCK, seed=1))
     assert len(numbers["rows"]) + len(numbers["refused"]) == 4 and numbers["refused"]
     (told,) = numbers["warnings"]
     assert f"{len(numbers['refused'])} of 4" in told
@@ -448,9 +446,9 @@ def test_a_result_is_kept_and_rebuilds_its_call(pipeline, tmp_path):
             np.testing.assert_array_equal(kept[name], again[name])
     assert kept.parallelism_schedule.to_numpy().tolist().count("gpipe") == 2
     assert all(kept[name].attrs["units"] and kept[name].attrs["long_name"] for name in kept)
-    assert summarize_sweep(kept) == json.loads(json.dumps(summarize_sweep(made)))
+    assert prism.summary(kept) == json.loads(json.dumps(prism.summary(made)))
     per_token = (made["mean"] / made["work"]).to_numpy()
-    assert per_token[0] == per_token.min() == summarize_sweep(kept)["rows"][0]["mean_same_work"]
+    assert per_token[0] == per_token.min() == prism.summary(kept)["rows"][0]["mean_same_work"]
 
 
 @pytest.mark.usefixtures("few_quiet")
@@ -461,7 +459,7 @@ def test_chunks_follow_a_schedule_that_is_varied():
     rest = {"cluster": {"nodes": 1}, "variability": {"library": None}}
     job = job_from_dict({"model": sizes, "parallelism": layout, **rest})
     vary = {"parallelism.schedule": ["gpipe", "1f1b", "interleaved"]}
-    found = summarize_sweep(sweep(job, vary, replicates=64, seed=1))
+    found = prism.summary(sweep(job, vary, replicates=64, seed=1))
     taken = {row["parallelism.schedule"]: row["parallelism.vpp"] for row in found["rows"]}
     assert taken == {"gpipe": 1, "1f1b": 1, "interleaved": 2}
     own = [row for row in found["rows"] if row["own"]]
@@ -470,7 +468,7 @@ def test_chunks_follow_a_schedule_that_is_varied():
     split = [1, 1, 1, 1, 1, 1, 1, 1]
     layout_of = {"parallelism": {**layout, "vpp": 2, "layer_split": split}}
     chunked = job_from_dict({"model": sizes, **rest, **layout_of})
-    found = summarize_sweep(sweep(chunked, vary, replicates=64, seed=1))
+    found = prism.summary(sweep(chunked, vary, replicates=64, seed=1))
     assert {row["parallelism.vpp"] for row in found["rows"]} == {1, 2}
     assert [row["parallelism.schedule"] for row in found["rows"] if row["own"]] == ["interleaved"]
     assert not found["refused"]
@@ -478,17 +476,17 @@ def test_chunks_follow_a_schedule_that_is_varied():
     uneven = job_from_dict({
         "model": sizes, **rest, "parallelism": {**layout, "microbatches": 6}
     })  # fmt: skip
-    found = summarize_sweep(sweep(uneven, vary, replicates=64, seed=1))
+    found = prism.summary(sweep(uneven, vary, replicates=64, seed=1))
     (refused,) = found["refused"]
     assert refused["parallelism.schedule"] == "interleaved"
     assert "interleaved with 6 microbatches" in refused["reason"]
-    found = summarize_sweep(sweep(job, vary | {"parallelism.vpp": [1, 2]}, replicates=64, seed=1))
+    found = prism.summary(sweep(job, vary | {"parallelism.vpp": [1, 2]}, replicates=64, seed=1))
     assert (len(found["rows"]), len(found["refused"])) == (3, 3)
 
 
 @pytest.mark.usefixtures("few_quiet")
 def test_replicas_and_microbatches_follow_sizes_that_are_varied(bare):
-    found = summarize_sweep(sweep(bare, {"parallelism.tp": [1, 2, 4]}, replicates=64, seed=1))
+    found = prism.summary(sweep(bare, {"parallelism.tp": [1, 2, 4]}, replicates=64, seed=1))
     rows = {row["parallelism.tp"]: row for row in found["rows"]}
     assert sorted(rows) == [1, 2, 4] and not found["refused"]
     for tp, row in rows.items():
@@ -497,18 +495,18 @@ def test_replicas_and_microbatches_follow_sizes_that_are_varied(bare):
     assert [tp for tp, row in rows.items() if row["own"]] == [2]
     # sizes that are varied too do not follow, and what does not divide is refused as ever
     fixed = {"parallelism.tp": [2, 4], "parallelism.dp": [4]}
-    found = summarize_sweep(sweep(bare, fixed, replicates=64, seed=1))
+    found = prism.summary(sweep(bare, fixed, replicates=64, seed=1))
     assert (len(found["rows"]), len(found["refused"])) == (1, 1)
-    odd = summarize_sweep(sweep(bare, {"parallelism.pp": [2, 3]}, replicates=64, seed=1))
+    odd = prism.summary(sweep(bare, {"parallelism.pp": [2, 3]}, replicates=64, seed=1))
     assert [row["parallelism.pp"] for row in odd["refused"]] == ["3"]
-    nodes = summarize_sweep(sweep(bare, {"cluster.nodes": [2, 4]}, replicates=64, seed=1))
+    nodes = prism.summary(sweep(bare, {"cluster.nodes": [2, 4]}, replicates=64, seed=1))
     assert [row["world_size"] for row in nodes["rows"]] == [32, 16]
     assert {row["work"] for row in nodes["rows"]} == {1.0}
 
 
 def test_exposed_communication_is_that_of_an_estimate(small):
     found = sweep(small, {"variability.effects.step.cv": [0.0, 0.01]}, replicates=512, seed=4)
-    rows = [r for r in summarize_sweep(found)["rows"] if r["variability.effects.step.cv"] == 0.01]
+    rows = [r for r in prism.summary(found)["rows"] if r["variability.effects.step.cv"] == 0.01]
     job = job_at(given_values(small), {"variability.effects.step.cv": "0.01"}, (), small.name)
     alone = simulate(job, replicates=512, seed=4)
     assert rows[0]["exposed_communication"] == float(alone.exposed_communication) > 0.0
@@ -529,7 +527,7 @@ VARIED = {"parallelism.recompute": ["full", "none"], "parallelism.microbatch_siz
 @pytest.mark.parametrize("least", [0.5, 0.9])
 def test_what_is_not_likely_to_fit_is_not_chosen(tight, least):
     made = sweep(tight, VARIED, replicates=2 * BLOCK, seed=1, min_p_fits=least)
-    found = summarize_sweep(made)
+    found = prism.summary(made)
     rows = found["rows"]
     chances = [row["memory"]["p_fits"] for row in rows]
     np.testing.assert_array_equal(made["p_fits"], chances)
@@ -555,7 +553,7 @@ def test_layouts_and_varied_settings_are_held_to_the_same():
     }
     for least in (0.5, 0.9):
         options = {"replicates": BLOCK, "seed": 1, "min_p_fits": least}
-        found = summarize_sweep(sweep(job, keys, layouts=True, **options))
+        found = prism.summary(sweep(job, keys, layouts=True, **options))
         rows = {i: row for i, row in enumerate(found["rows"]) if not row["own"]}
         assert rows and all(row["memory"]["p_fits"] >= least for row in rows.values())
         (own,) = [row for row in found["rows"] if row["own"]]
@@ -587,5 +585,5 @@ def test_a_probability_of_fitting_is_one(pipeline, run):
         sweep(pipeline, {"run.steps": [1, 2]}, min_p_fits=90.0)
     assert run("sweep", pipeline, "--vary", "run.steps=1,2", "--min-p-fits", 90)[0] == 2
     # where no memory is known all settings may be chosen
-    found = summarize_sweep(sweep(pipeline, {"run.steps": [1, 2]}, replicates=BLOCK, min_p_fits=1))
+    found = prism.summary(sweep(pipeline, {"run.steps": [1, 2]}, replicates=BLOCK, min_p_fits=1))
     assert found["fastest"] is not None and found["rows"][0]["memory"] is None

@@ -8,11 +8,10 @@ import pytest
 import xarray as xr
 
 import prism
-from prism.analyses.sweep import summarize_sweep, sweep
+from prism import load_job, sweep
 from prism.analyses.sweeps.points import Point
 from prism.analyses.sweeps.rows import label, make_rows
-from prism.jobs.job import load_job
-from prism.plots.sweep import plot_sweep
+from prism.plots import plot_sweep
 from prism.present.answer import words
 
 JOB = """
@@ -93,7 +92,7 @@ def test_json_is_one_object_with_what_was_promised(run, job):
             "exposed_communication", *numbers["varied"]} <= set(row)  # fmt: skip
     assert {"mean", "std", "p5", "p99", "p95_ci", "between_cluster_std"} <= set(row["step_time"])
     asked = {"parallelism.schedule": ["1f1b", "gpipe"], "parallelism.microbatches": ["4", "8"]}
-    alone = summarize_sweep(sweep(job, asked, replicates=1024, seed=3))
+    alone = prism.summary(sweep(job, asked, replicates=1024, seed=3))
     assert [r["p95"] for r in alone["rows"]] == [r["p95"] for r in numbers["rows"]]
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from touched import touched
 
+from prism import load_job, load_library
 from prism.cluster.devices import DEVICES
 from prism.cluster.groups import Layout
 from prism.cluster.linkcongestion import congested_links
@@ -16,9 +17,7 @@ from prism.cluster.linktiers import Tier
 from prism.cluster.machine import Cluster, Link, build_cluster
 from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
-from prism.distributions.library import load_library
 from prism.engine import DRAW
-from prism.jobs.job import job_from_dict, load_job
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks
@@ -58,7 +57,7 @@ def make_job(tiers=None, effects=None, parallelism=None, **cluster):
     } | (parallelism or {})  # fmt: skip
     block = {"nodes": 8, "gpus_per_node": 2, "leaf_nodes": 2, "tiers": tiers or {}} | cluster
     effects = STILL if effects is None else effects
-    return job_from_dict(
+    return load_job(
         {
             "model": MODEL,
             "parallelism": layout,

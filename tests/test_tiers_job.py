@@ -5,14 +5,12 @@ import re
 import pytest
 from test_tiers import LIBRARY, make_job
 
+from prism import PrismError, load_job, simulate
 from prism.cluster.machine import build_cluster
-from prism.common.errors import PrismError
-from prism.jobs.job import job_from_dict, load_job
 from prism.present.answer import words
 from prism.present.answers.job import describe_links
 from prism.present.show import describe
 from prism.simulation.results import job_of
-from prism.simulation.steps import simulate
 
 JOB = "llama3-405b-two-sites"
 SITE = "cluster.tiers.site"
@@ -91,7 +89,7 @@ def test_a_tier_nearer_than_the_network_is_refused():
 
 def test_jobs_without_messages_have_no_tiers():
     with pytest.raises(PrismError, match="cluster.tiers.*: .*model.durations"):
-        job_from_dict(
+        load_job(
             {
                 "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
                 "parallelism": {"pp": 2, "microbatches": 4},

@@ -5,8 +5,8 @@ import json
 import xarray as xr
 from place_jobs import problem_of, small
 
-from prism.analyses.place import place, summarize_place
-from prism.cluster.nodemap import slow_node
+import prism
+from prism import place, slow_node
 from prism.present.answers.place import place_answer
 
 SITE = {"gpus": 8, "distance_km": 1000}
@@ -30,7 +30,7 @@ def test_an_answer_counts_what_goes_between_sites():
     """The worst placement takes a node of the other site into a replica; were it the best..."""
     slow = {0: slow_node(1.3), 13: slow_node(1.3)}
     job = small(dp=4, cluster={"tiers": {"site": SITE}})
-    found = summarize_place(place(job, nodes=slow, seed=5, threads=2))
+    found = prism.summary(place(job, nodes=slow, seed=5, threads=2))
     rows = {row["name"]: row for row in found["placements"]}
     assert rows["current"]["moved_between"] == {}
     assert rows["worst"]["moved_between"] == {"site": 2}

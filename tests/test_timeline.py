@@ -11,19 +11,17 @@ from job_files import job_files
 from naive import step_time as naive_step
 from trace_events import BadTrace, check_trace
 
-from prism import engine
-from prism.analyses.timeline import nearest_replicate, summarize_timeline, timeline
+import prism
+from prism import PrismError, engine, load_job, make_schedule, save, simulate, timeline
+from prism.analyses.timeline import nearest_replicate
 from prism.analyses.timelines.chrome import chrome_trace
 from prism.analyses.timelines.jobs import JobPlayer
 from prism.analyses.timelines.played import COMPUTE, JOIN
 from prism.analyses.timelines.table import texts
-from prism.common.errors import PrismError
-from prism.common.resultfiles import save
-from prism.jobs.job import job_from_dict, load_job
-from prism.jobs.schedule import make_schedule
-from prism.plots.gantt import MOST_ROWS, plot_gantt
+from prism.plots import plot_gantt
+from prism.plots.gantt import MOST_ROWS
 from prism.simulation.prepare import prepare, prepare_variability
-from prism.simulation.steps import run_blocks, simulate
+from prism.simulation.steps import run_blocks
 
 EFFECTS = {"rank": {"cv": 0.02}, "step": {"cv": 0.01}, "microbatch": {"cv": 0.02},
            "residual": {"cv": 0.02}}  # fmt: skip
@@ -35,7 +33,7 @@ MODEL = {
 
 def explicit(schedule="1f1b", effects=EFFECTS, model=None, **layout):
     durations = {"forward_s": [1.0, 1.2, 1.1, 0.9], "backward_s": 2.0} | (model or {})
-    return job_from_dict({
+    return load_job({
         "model": {"durations": durations},
         "parallelism": {"pp": 4, "microbatches": 8, "dp": 2, "schedule": schedule, **layout},
         "variability": {"library": None, "effects": effects},
@@ -45,7 +43,7 @@ def explicit(schedule="1f1b", effects=EFFECTS, model=None, **layout):
 def modelled(resolution="op", dependence="full", **layout):
     variability = {"library": None, "effects": EFFECTS, "resolution": resolution}
     gpus = int(np.prod([layout.get(k, 1) for k in ("tp", "pp", "dp")]))
-    return job_from_dict({
+    return load_job({
         "model": MODEL, "parallelism": {"microbatches": 2, **layout},
         "cluster": {"nodes": 1, "gpus_per_node": gpus},
         "variability": variability | {"dependence": dependence},
@@ -69,7 +67,7 @@ JOBS = {
 
 def check_timeline(made):
     """What holds of every timeline: rows are covered, no track overlaps, the format is right."""
-    summary = summarize_timeline(made)
+    summary = prism.summary(made)
     row, start, lane = (made[k].values for k in ("event_row", "start", "lane"))
     end, stream = start + made["duration"].values, texts(made, "stream")
     rows = [r for step in summary["steps"] for r in step["rows"]]
@@ -183,7 +181,7 @@ def test_ends_are_those_of_the_oracle(job):
 
 def test_waits_of_a_quiet_pipeline_are_its_bubble():
     """1F1B of equal stages: every stage waits (p - 1)(t_f + t_b), for other stages alone."""
-    job = job_from_dict({
+    job = load_job({
         "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
         "parallelism": {"pp": 4, "microbatches": 8}, "variability": {"library": None},
     })  # fmt: skip
@@ -195,7 +193,7 @@ def test_waits_of_a_quiet_pipeline_are_its_bubble():
 
 
 def test_a_slow_replica_is_what_the_other_waits_for():
-    slow = job_from_dict({
+    slow = load_job({
         "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
         "parallelism": {"pp": 4, "microbatches": 8, "dp": 2},
         "cluster": {"nodes": 8, "gpus_per_node": 1, "node_slowdowns": {5: 2.0}},
@@ -219,14 +217,14 @@ def test_a_slow_replica_is_what_the_other_waits_for():
 @given(job_files(), st.integers(0, 2**40))
 def test_random_jobs(tree, seed):
     try:
-        job = job_from_dict(tree)
+        job = load_job(tree)
         step = prepare(job, seed)
     except PrismError:
         assume(False)
     assume(step.graph.n_draws < 40_000)
     made = timeline(job, replicates=64, seed=seed, percentiles=[90])
     check_timeline(made)
-    replicate = summarize_timeline(made)["steps"][0]["replicate"]
+    replicate = prism.summary(made)["steps"][0]["replicate"]
     played = JobPlayer(step, seed).play(replicate)
     if step.program.stalls.entity != engine.JOB_STALL:
         check_against_graph(step, played)
@@ -257,7 +255,7 @@ def test_what_is_shown_can_be_chosen():
 
 def test_of_many_replicas_those_worth_seeing_are_shown():
     made = timeline(load_job("llama3-70b-fsdp-512"), replicates=64, seed=2, percentiles=[50])
-    rows = summarize_timeline(made)["steps"][0]["rows"]
+    rows = prism.summary(made)["steps"][0]["rows"]
     assert len(rows) in (3, 4) and "decides" in rows[0]["role"]
     assert {"typical", "fastest"} <= {row["role"] for row in rows}
 
@@ -332,7 +330,7 @@ def test_pictures_have_all_that_is_named():
     assert ax.get_xlabel() == "time since the step began [s]"
     assert len(ax.get_yticks()) == made.sizes["row"] == 16
     part = plot_gantt(timeline(JOBS["1f1b"], replicates=64, seed=3, window=(50, 60)))
-    longest = max(step["step_time"] for step in summarize_timeline(made)["steps"])
+    longest = max(step["step_time"] for step in prism.summary(made)["steps"])
     assert part.get_xlim() == pytest.approx((0.5 * longest, 0.6 * longest))
     drawn = [sum(len(group.get_paths()) for group in axes.collections) for axes in (ax, part)]
     assert 0 < drawn[1] < 0.4 * drawn[0]

@@ -10,11 +10,9 @@ import pytest
 from pipeline_synth import Effects, Layout, as_production, make_trace
 from test_timeline import check_timeline
 
-from prism.analyses.timeline import summarize_timeline, timeline
+import prism
+from prism import PrismError, fit, save, timeline
 from prism.analyses.timelines.table import texts
-from prism.common.errors import PrismError
-from prism.common.resultfiles import save
-from prism.models.fit import fit
 from prism.traces import read_trace
 
 DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -74,7 +72,7 @@ def test_replayed_events_stand_where_they_were_recorded(tmp_path, p2p):
 def test_a_step_of_a_trace_and_a_model_of_it(tmp_path):
     path = made_table(tmp_path)
     number = int(read_trace(str(path)).ops["step"].max())
-    assert summarize_timeline(timeline(path, step=number))["steps"][0]["step"] == number
+    assert prism.summary(timeline(path, step=number))["steps"][0]["step"] == number
     with pytest.raises(PrismError, match="no step 99; step takes one of"):
         timeline(path, step=99)
     with pytest.raises(PrismError, match=": replicates does not apply"):

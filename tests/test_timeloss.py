@@ -5,12 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from prism import engine
-from prism.common.resultfiles import summary
-from prism.jobs.job import job_from_dict, load_job
+from prism import engine, load_job, simulate, summary
 from prism.simulation.prepare import prepare, silence, treat_classes
 from prism.simulation.program import ideal_program
-from prism.simulation.steps import run_blocks, simulate
+from prism.simulation.steps import run_blocks
 from prism.simulation.timeloss import freed_classes
 from prism.simulation.variability import Treatment, is_communication
 from prism.workload.kernels import is_compute
@@ -28,7 +26,7 @@ def parts_of(job, replicates=64, seed=1):
 
 
 def pipeline(effects=None, **durations):
-    return job_from_dict({
+    return load_job({
         "model": {"durations": {"forward_s": F, "backward_s": B} | durations},
         "parallelism": {"pp": P, "microbatches": M, "schedule": "1f1b"},
         "variability": QUIET | ({"effects": effects} if effects else {}),
@@ -59,7 +57,7 @@ def laid_out(**parallelism):
     """A small transformer on as many GPUs of one node as its layout takes."""
     p = {"microbatches": 4, "data_parallel": "none"} | parallelism
     n = math.prod(p.get(name, 1) for name in ("tp", "cp", "pp", "dp"))
-    return job_from_dict({
+    return load_job({
         "model": {"n_layers": 4, "hidden_size": 1024, "n_heads": 8, "ffn_size": 4096,
                   "seq_len": 1024, "vocab_size": 32000},
         "parallelism": p,
@@ -108,7 +106,7 @@ def test_the_optimizer_has_its_row_and_one_stage_no_bubble(layout):
 )  # fmt: skip
 def test_the_bubble_is_the_schedules_published_one(schedule, vpp, bubble):
     own = {"schedule": schedule, "vpp": vpp, "microbatches": 2 * P}
-    job = job_from_dict({
+    job = load_job({
         "model": {"durations": {"forward_s": F, "backward_s": B}},
         "parallelism": {"pp": P} | own, "variability": QUIET,
     })  # fmt: skip

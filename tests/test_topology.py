@@ -9,9 +9,8 @@ import json
 import pytest
 
 import prism
-from prism.common.errors import PrismError
+from prism import PrismError, load_job
 from prism.jobs.importing.topology import place_job, read_topology
-from prism.jobs.job import load_job
 
 TREE = """
 # three racks under two spines

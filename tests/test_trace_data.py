@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prism.analyses.replay import replay, summarize_replay
+import prism
+from prism import replay
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.simulation.tracemodel.graph import replay as propagate
 from prism.traces import read_step_times, read_trace
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 def test_replay_and_slowdown_are_those_published(job, slowdown, tolerance):
     pytest.importorskip("pyarrow")
     dataset = replay(JOBS / f"ops_{job}.parquet")
-    summary = summarize_replay(dataset)
+    summary = prism.summary(dataset)
     assert abs(summary["mean_error"]) < 0.0005 and summary["max_abs_error"] < 0.0005
     assert summary["slowdown"] == pytest.approx(slowdown, rel=tolerance)
     trace = read_step_times(JOBS / "step_times.csv", where={"trace": job.split("_")[0]})
@@ -37,7 +38,7 @@ def test_replay_and_slowdown_are_those_published(job, slowdown, tolerance):
 
 def test_the_worker_that_was_slowed_is_the_one_found():
     pytest.importorskip("pyarrow")
-    summary = summarize_replay(replay(JOBS / "ops_AR.parquet"))
+    summary = prism.summary(replay(JOBS / "ops_AR.parquet"))
     worst = max(summary["by_worker"], key=lambda w: w["slowdown"])
     assert (worst["dp_rank"], worst["stage"]) == (0, 0) and worst["slowdown"] > 1.4
 

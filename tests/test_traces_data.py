@@ -11,7 +11,7 @@ import pytest
 from timing import least_seconds
 from traces_made import write_csv
 
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.traces import read_step_times, read_totals, read_trace, to_tidy, total_per_run
 
 DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))

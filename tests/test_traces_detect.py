@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from traces_made import pipeline_frame, write_csv
 
 import prism.traces.readers as readers
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.traces import Trace, find_recording, make_trace, read_step_times, read_trace
 
 TIDY = "op_kind,start_s,duration_s\nforward,0,1\nbackward,1,2\n"

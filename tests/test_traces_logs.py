@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from logs_made import TOOLS, log_of, maxtext, megatron, nemo, torchtitan
 
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.traces import find_recording, read_step_times
 
 VALUES = np.round(5.0 + 0.2 * np.sin(np.arange(12.0)), 1)

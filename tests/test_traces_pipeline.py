@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces_made import pipeline_frame, write_csv
 
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.traces import Trace, read_trace
 
 

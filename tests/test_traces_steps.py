@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.traces import StepTimes, read_step_times, read_totals, total_per_run
 
 

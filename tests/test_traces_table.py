@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.traces import COLUMNS, make_trace
 from prism.traces.table import Fault, impossible_durations, sound_rows
 

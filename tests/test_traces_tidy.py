@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from traces_made import pipeline_frame, write_csv
 
 import prism
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.traces import OP_KINDS, make_trace, read_trace, to_tidy
 from prism.traces.tidy import MOST_MICROBATCHES
 

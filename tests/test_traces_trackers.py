@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from events_made import block, event, events, run
 
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.traces import find_recording, read_step_times
 
 VALUES = np.round(5.0 + 0.2 * np.sin(np.arange(12.0)), 1)

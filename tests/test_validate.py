@@ -11,17 +11,13 @@ from pipeline_synth import Effects, Layout, as_production, make_trace
 from scipy.signal import lfilter
 from scipy.stats import kstest, norm
 
-from prism.analyses.validate import summarize_validation, validate
+import prism
+from prism import PrismError, fit, load_job, save, simulate, validate
 from prism.analyses.validation.hold import separation
 from prism.analyses.validation.jobs import clusters_anew, draws_anew
 from prism.analyses.validation.steps import split_steps
 from prism.common.agreement import ks_statistic
-from prism.common.errors import PrismError
-from prism.common.resultfiles import save
-from prism.jobs.job import load_job
-from prism.models.fit import fit, summarize_fit
 from prism.models.steptimes.spread import Spread, simulate_body
-from prism.simulation.steps import simulate
 
 pytestmark = pytest.mark.usefixtures("small_pools")
 SMALL = Layout(2, 1, 4, 24)
@@ -50,7 +46,7 @@ def model(tmp_path_factory, trace):
 # ------------------------------------------------------------------------------------- traces
 def test_p_values_are_those_of_chance_where_the_model_is_the_truth(tmp_path):
     p = [
-        summarize_validation(
+        prism.summary(
             validate(trace=write(tmp_path, seed=s), train="even", bootstrap=9, replicates=64,
                      seed=s, threads=1)
         )["ks_p_value"]
@@ -75,7 +71,7 @@ def test_one_run_is_said_not_to_test_which_allocation_a_job_gets(tmp_path, rank_
     lines = ["run,step,step_s", *(f"{i % runs},{i // runs},{x:.6f}" for i, x in enumerate(steps))]
     path = tmp_path / "steps.csv"
     path.write_text("\n".join(lines) + "\n")
-    found = summarize_validation(
+    found = prism.summary(
         validate(job, measured=path, replicates=640, seed=1, bootstrap=9)
     )  # fmt: skip
     assert sum("allocation" in note for note in found["notes"]) == told
@@ -85,7 +81,7 @@ def test_p_values_are_small_where_ops_depend_and_the_prediction_leaves_it_out(tm
     effects = Effects(rank_sd=0.01, step_sd=0.06, content_sd=0.01, residual_sd=0.01)
     path, p = write(tmp_path, Layout(2, 1, 6, 40), effects), {}
     for dependence in ("full", "none"):
-        figures = summarize_validation(
+        figures = prism.summary(
             validate(trace=path, train="even", dependence=dependence, bootstrap=19, replicates=512,
                            seed=1, threads=1)
         )  # fmt: skip
@@ -100,7 +96,7 @@ def test_a_job_that_changes_half_way_is_not_predicted(tmp_path):
     frame.loc[later, ["start", "duration"]] *= 1.2
     path = tmp_path / "changed.csv"
     as_production(frame).to_csv(path, index=False)
-    figures = summarize_validation(validate(trace=path, train="first-half", bootstrap=19, seed=1))
+    figures = prism.summary(validate(trace=path, train="first-half", bootstrap=19, seed=1))
     assert figures["ks"] == 1.0 and figures["ks_p_value"] == pytest.approx(1.0 / 20.0)
     assert figures["p95_error"] == pytest.approx(1 / 1.2 - 1.0, abs=0.04)
     assert figures["ks_floor"] == 1.0
@@ -109,7 +105,7 @@ def test_a_job_that_changes_half_way_is_not_predicted(tmp_path):
 def test_what_is_returned(trace):
     options = {"trace": trace, "train": "first-half", "replicates": 1000, "seed": 3}
     dataset = validate(bootstrap=5, **options)
-    figures = summarize_validation(dataset)
+    figures = prism.summary(dataset)
     json.dumps(figures, allow_nan=False)
     assert figures["n_train"] == 15 and figures["n_measured"] == 15
     assert dataset.sizes["replicate"] == 1000
@@ -124,7 +120,7 @@ def test_what_is_returned(trace):
     )
     assert again.identical(dataset)
     none = validate(bootstrap=0, **options)
-    assert summarize_validation(none)["ks_p_value"] is None
+    assert prism.summary(none)["ks_p_value"] is None
     assert np.array_equal(none.predicted, dataset.predicted)
     assert "cdf_lo" not in none
 
@@ -181,16 +177,14 @@ def step_file(folder, seconds, name="steps.csv"):
 
 def test_step_times_of_the_model_itself_and_others(model, tmp_path):
     drawn = np.asarray(simulate(load_job(model), 640, 9).step_time)[:40]
-    own = summarize_validation(
+    own = prism.summary(
         validate(model, measured=step_file(tmp_path, drawn), bootstrap=60, replicates=1024, seed=1)
     )
     json.dumps(own, allow_nan=False)
     assert own["ks_p_value"] > 0.02 and abs(own["p95_error"]) < 0.05
     assert own["n_train"] > 2 and own["baselines"]["copy"] is None and own["ks_floor"] is None
     slower = step_file(tmp_path, drawn * 1.2, "slower.csv")
-    other = summarize_validation(
-        validate(model, measured=slower, bootstrap=60, replicates=1024, seed=1)
-    )
+    other = prism.summary(validate(model, measured=slower, bootstrap=60, replicates=1024, seed=1))
     assert other["ks_p_value"] < 0.05
     assert other["p95_error"] == pytest.approx((1 + own["p95_error"]) / 1.2 - 1.0, abs=1e-6)
 
@@ -202,18 +196,18 @@ def test_totals_of_runs(model, tmp_path):
     path.write_text("run,step,step_time_s\n" + "\n".join(rows) + "\n")
     options = {"quantity": "time_to_train", "bootstrap": 5, "replicates": 512, "seed": 1}
     found = validate(model, measured=path, **options)
-    figures = summarize_validation(found)
+    figures = prism.summary(found)
     assert found.attrs["quantity"] == "time_to_train"
     assert figures["n_measured"] == 4 and len(figures["notes"]) == 1
     assert abs(figures["mean_error"]) < 0.02
     # every value the mean of ten steps: ten times the run
     header, *values = rows_of_ten = ["run,step,step_time_s,n_avg", *(f"{row},10" for row in rows)]
     path.write_text("\n".join(rows_of_ten) + "\n")
-    longer = summarize_validation(validate(model, measured=path, **options))
+    longer = prism.summary(validate(model, measured=path, **options))
     assert abs(longer["mean_error"]) < 0.02
     # runs that differ in length are said to
     path.write_text("\n".join([header, *values[:-5]]) + "\n")
-    uneven = summarize_validation(validate(model, measured=path, **options))
+    uneven = prism.summary(validate(model, measured=path, **options))
     assert any("runs have 150 to 200 steps" in note for note in uneven["notes"])
 
 
@@ -236,7 +230,7 @@ def test_a_warm_up_is_left_out_of_what_is_measured_as_fit_leaves_it_out(tmp_path
     """One step of 27 times the others made the CV 50 times that of the prediction."""
     path = measured_by_chance(tmp_path, model, first=first)
     options = {"measured": path, "bootstrap": 0, "replicates": 512, "seed": 1}
-    found = summarize_validation(validate(model, **options))
+    found = prism.summary(validate(model, **options))
     (row,) = found["changes"]
     assert (row["kind"], row["skip"], found["n_measured"]) == (
         "warm_up",
@@ -244,9 +238,9 @@ def test_a_warm_up_is_left_out_of_what_is_measured_as_fit_leaves_it_out(tmp_path
         300 - row["skip"],
     )
     assert found["cv_ratio"] == pytest.approx(1.0, abs=0.2) and len(found["warnings"]) >= 1
-    skipped = summarize_validation(validate(model, skip=len(first), **options))
+    skipped = prism.summary(validate(model, skip=len(first), **options))
     assert skipped["changes"] == [] and skipped["n_measured"] == found["n_measured"]
-    steps = summarize_fit(fit(path, 0))
+    steps = prism.summary(fit(path, 0))
     assert [r["skip"] for r in steps["changes"]] == [len(first)]
 
 
@@ -259,7 +253,7 @@ def test_steps_that_drift_are_no_more_evidence_than_independent_ones(tmp_path, m
         seconds = rng.choice(low, 60) if drift else []
         table.writelines(f"{60 + i},{s:.9f}\n" for i, s in enumerate(seconds))
     options = {"measured": path, "bootstrap": 59, "replicates": 512, "seed": 1}
-    found = summarize_validation(validate(model, **options))
+    found = prism.summary(validate(model, **options))
     assert found["ks_p_value"] > 0.05
     remembered = any("independent steps" in note for note in found["notes"])
     assert remembered == (drift > 0.0) == (found["n_effective"] < 0.5 * found["n_measured"])
@@ -272,7 +266,7 @@ def test_a_drift_that_is_long_beside_what_was_fitted_is_said(tmp_path, few_repea
         rows = "".join(f"{i},{1.0 + x:.6f}\n" for i, x in enumerate(body[:, 0]))
         path.write_text("step,step_s\n" + rows)
         options = {"trace": path, "bootstrap": 2, "replicates": 256, "seed": 1}
-        warnings = summarize_validation(validate(**options))["warnings"]
+        warnings = prism.summary(validate(**options))["warnings"]
         assert any("p-value" in text for text in warnings) == said
 
 

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from prism.plots.validation import (
-    draw_validation,
-    plot_quantiles,
-    plot_replay,
-    plot_validation,
-    plot_workers,
-)
+from prism.plots import draw_validation, plot_quantiles, plot_replay, plot_validation, plot_workers
 
 
 def validation(n=22, independent=1.0, scale=10.0, parts=True):

@@ -4,13 +4,10 @@ import math
 
 import pytest
 
-from prism import estimate, summary
-from prism.common.errors import PrismError
-from prism.distributions.library import load_library
-from prism.jobs.job import job_from_dict, load_job
+from prism import PrismError, estimate, load_job, load_library, simulate, summary
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.program import ideal_program
-from prism.simulation.steps import run_blocks, simulate
+from prism.simulation.steps import run_blocks
 
 JOB = "llama3-405b-16k"
 LEMONS = "variability.library=h100-uncurated"
@@ -115,7 +112,7 @@ def test_only_classes_with_published_jobs_have_an_error_of_their_own(
     device, parallelism, model, kind
 ):
     cluster = {"nodes": 1, "device": device}
-    job = job_from_dict({"model": {"name": model}, "parallelism": parallelism, "cluster": cluster})
+    job = load_job({"model": {"name": model}, "parallelism": parallelism, "cluster": cluster})
     library = load_library(f"{device}-healthy")
     found = prepare_variability(job).model_error
     wide = library.value("run/model_error_unmeasured")
@@ -151,7 +148,7 @@ def test_compiled_is_not_slower_than_eager():
 
 def ideal_s(values):
     """Step of a job with every effect at 1 [s]."""
-    program = ideal_program(prepare(job_from_dict(values), 1).program)
+    program = ideal_program(prepare(load_job(values), 1).program)
     return float(run_blocks(program, range(1), 1)[0][0, 0])
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import prism
-from prism.analyses.watch import Watch, summarize_watch
+from prism import Watch
 from prism.models.changes.find import changes_of_step_times, select_steps
 from prism.models.changes.spans import FEWEST
 from prism.models.steptimes import departure
@@ -53,13 +53,13 @@ def log(tmp_path):
 
 
 def test_what_is_left_is_the_steps_to_come(log):
-    found = summarize_watch(Watch(log, seed=1).look())
+    found = prism.summary(Watch(log, seed=1).look())
     assert (found["completed_steps"], found["steps"]) == (200, 1000)
     left = found["time_left"]
     assert left["p10"] < left["p50"] < left["p90"]
     assert left["p50"] == pytest.approx(800 * steps(200).mean(), rel=1e-3)
     assert not found["departure"]["departed"]
-    again = summarize_watch(Watch(log, seed=1).look())
+    again = prism.summary(Watch(log, seed=1).look())
     assert again == found
 
 
@@ -241,7 +241,7 @@ def test_rotated_cut_and_restarted_logs_go_on(log):
 
 def test_a_log_that_begins_late_counts_from_its_numbers(log):
     log.write_text(lines(steps(100), total=1000, first=601))
-    found = summarize_watch(Watch(log, seed=1).look())
+    found = prism.summary(Watch(log, seed=1).look())
     assert found["completed_steps"] == 700
     assert found["time_left"]["p50"] == pytest.approx(600.0, rel=3e-3)
 
@@ -264,7 +264,7 @@ def test_bad_input_is_told(run, log, monkeypatch, given, said):
 
 def test_failures_of_a_log_are_those_of_its_gpus(log):
     found = [
-        summarize_watch(Watch(log, seed=1, gpus=n, deadline="1h").look()) for n in (None, 80_000)
+        prism.summary(Watch(log, seed=1, gpus=n, deadline="1h").look()) for n in (None, 80_000)
     ]
     assert [row["failure_model"]["per_1000_node_days"] > 0.0 for row in found] == [False, True]
     assert found[0]["finish_by"]["probability"] == 1.0
@@ -309,7 +309,7 @@ def test_pauses_of_a_model_are_to_come(run, tmp_path, monkeypatch, few_repeats):
     found = progress(model, read_step_times("train.log"), 400, 100, 1)
     assert found.elapsed_s == pytest.approx(whole[3][:200].sum(), abs=1e-2)
     for held in ("model.nc", None):
-        numbers = summarize_watch(Watch("train.log", held, seed=1).look())
+        numbers = prism.summary(Watch("train.log", held, seed=1).look())
         assert numbers["time_left"]["mean"] == pytest.approx(200 * 2.0 + 5 * 3.0, rel=2e-3)
         assert not numbers["departure"]["departed"]
 

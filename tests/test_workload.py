@@ -9,11 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from prism import Job, PrismError, load_job, load_library
 from prism.cluster.machine import build_cluster
-from prism.common.errors import PrismError
 from prism.distributions.kerneltables import KernelTable
-from prism.distributions.library import Entry, Library, load_library
-from prism.jobs.job import Job, load_job
+from prism.distributions.library import Entry, Library
 from prism.jobs.jobspec.blocks import ModelBlock
 from prism.jobs.jobspec.presets import PRESETS
 from prism.jobs.jobspec.yaml import shipped_jobs

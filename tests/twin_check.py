@@ -9,8 +9,7 @@ import twin
 import twin_run
 
 import prism
-from prism.distributions.library import load_library
-from prism.jobs.job import Job
+from prism import Job, load_library
 from prism.workload.build import build_workload
 
 SHUFFLES = 400

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prism.jobs.job import Job, job_from_dict
+from prism import Job, load_job
 
 DENSE = {
     "n_layers": 8, "hidden_size": 1024, "ffn_size": 2816, "n_heads": 8, "vocab_size": 8000,
@@ -33,7 +33,7 @@ def make_job(
     machine = {"gpus_per_node": min(8, world), **(cluster or {})}
     machine.setdefault("nodes", world // machine["gpus_per_node"])
     spread = {"library": library, "effects": effects or {}, **variability}
-    return job_from_dict(
+    return load_job(
         {"model": model, "parallelism": layout, "cluster": machine, "variability": spread}
     )
 

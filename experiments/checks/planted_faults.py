@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,21 +50,27 @@ def read_faults(area: str | None, words: str) -> list[Fault]:
     return [fault for fault in found if words.lower() in fault.sentence.lower()]
 
 
+@cache
+def sources() -> dict[Path, str]:
+    """Read all of `prism/`."""
+    files = sorted((ROOT / "prism").rglob("*.py"))
+    return {file.relative_to(ROOT): file.read_text() for file in files}
+
+
+def why_not(fault: Fault) -> str:
+    """Say why a fault does not apply; empty where it does."""
+    n = sum(text.count(fault.old) for text in sources().values())
+    if n == 1 and fault.old != fault.new:
+        return ""
+    return (
+        f"{fault.area}: {fault.sentence}: its text is {n} times in prism/, not once:\n{fault.old}"
+    )
+
+
 def find_anchor(fault: Fault) -> tuple[Path, str]:
-    """Find the one file of `prism/` that holds the text; its path there and what it becomes."""
-    places = [
-        (file, text)
-        for file in sorted((ROOT / "prism").rglob("*.py"))
-        for text in [file.read_text()]
-        for _ in range(text.count(fault.old))
-    ]
-    if len(places) != 1:
-        raise SystemExit(
-            f"{fault.area}: {fault.sentence}: its text is {len(places)} times in prism/, not once; "
-            f"plant it anew:\n{fault.old}"
-        )
-    file, text = places[0]
-    return file.relative_to(ROOT), text.replace(fault.old, fault.new)
+    """Find the one file of `prism/` that holds the text; what it becomes."""
+    path = next(path for path, text in sources().items() if fault.old in text)
+    return path, sources()[path].replace(fault.old, fault.new)
 
 
 def plant(fault: Fault, folder: Path) -> Path:
@@ -125,8 +132,9 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=1, help="processes of each run of the tests")
     chosen = parser.parse_args()
     faults = read_faults(chosen.area, chosen.k)
-    for fault in faults:
-        find_anchor(fault)
+    stray = [error for fault in faults if (error := why_not(fault))]
+    if stray:
+        raise SystemExit("\n".join([*stray, f"{len(stray)} faults do not apply: plant them anew"]))
     if chosen.list:
         print(*(f"{fault.area}: {fault.sentence}" for fault in faults), sep="\n")
         print(f"{len(faults)} faults apply")

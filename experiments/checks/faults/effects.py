@@ -1,0 +1,94 @@
+"""Wrong changes of draws, distributions and effects."""
+
+FAULTS = [
+    (
+        "GPUs of a node differ too little: their own part has the wrong weight",
+        "own_weight = math.sqrt(max(0.0, 1.0 - ranks.node_weight**2))",
+        "own_weight = 1.0 - ranks.node_weight",
+    ),
+    (
+        "a transfer is congested only where two of its leaves are",
+        "out[lane] *= congested if n > 0 else quiet",
+        "out[lane] *= congested if n > 1 else quiet",
+    ),
+    (
+        "congestion of a link that touches many leaves is normalised by one leaf",
+        "hit = 1.0 - (1.0 - self.probability) ** n_leaves",
+        "hit = 1.0 - (1.0 - self.probability) ** np.minimum(n_leaves, 1)",
+    ),
+    (
+        "the microbatch effect loads on forward as on backward",
+        'loading = self.backward_loading if op_kind.startswith("backward") else 1.0',
+        "loading = self.backward_loading",
+    ),
+    (
+        "the loss does not follow its own microbatch loading",
+        "return loading * (self.loss_loading if kernel_class in LOSS_CLASSES else 1.0)",
+        "return loading",
+    ),
+    (
+        "memory-bound kernels follow a slow GPU as compute does",
+        "            return self.memory_loading * self.memory_spread",
+        "            return 1.0",
+    ),
+    (
+        "an effect's power is not normalised: its mean is not 1",
+        "(np.maximum(x, POSITIVE) ** power if power != 1.0 else x) / moments.norm - 1.0",
+        "(np.maximum(x, POSITIVE) ** power if power != 1.0 else x) - 1.0",
+    ),
+    (
+        "stalls all have their mean length",
+        "tables.add(lognormal(stall.duration_cv)), ptr.astype(np.int32),",
+        "tables.add(lognormal(0.0)), ptr.astype(np.int32),",
+    ),
+    (
+        "stalls of nodes come as often as those of ranks",
+        'if entity == "rank":',
+        'if entity != "job":',
+    ),
+    (
+        "work between stalls is not faster: stalls come on top of the mean step",
+        "quiet[here] = 1.0 - probability[s] / entities * length / busy_s",
+        "quiet[here] = 1.0",
+    ),
+    (
+        "an hour of stalls has 60 seconds",
+        "rate, length = stall.rate_per_hour / 3600.0, stall.duration_s",
+        "rate, length = stall.rate_per_hour / 60.0, stall.duration_s",
+    ),
+    (
+        "a lognormal's sigma is its CV",
+        "    return math.sqrt(math.log1p(params[0] * params[0]))",
+        "    return math.log1p(params[0])",
+    ),
+    (
+        "a gamma has the CV of its square",
+        "    shape = params[0] ** -2\n    return gammaincinv(shape, q) / shape",
+        "    shape = params[0] ** -1\n    return gammaincinv(shape, q) / shape",
+    ),
+    (
+        "the job's own cv of an effect gives way to the library's",
+        "return law if cv is None else law.scaled_to(cv)",
+        "return law",
+    ),
+    (
+        "stalls per node count once for the whole job",
+        'of_job += job.n_nodes * pick.value("stall", "node_rate_per_hour")',
+        'of_job += pick.value("stall", "node_rate_per_hour")',
+    ),
+    (
+        "experts are uneven within one rank too",
+        "    if job.parallelism.ep == 1:\n        return distributions.constant()\n    return pick.law",
+        "    return pick.law",
+    ),
+    (
+        "the model's error does not grow beyond the largest published job",
+        "beyond = math.log(max(1.0, job.world_size / largest))",
+        "beyond = 0.0",
+    ),
+    (
+        "a group waits for the mean of its microbatches, not the longest",
+        "x = law.ppf(ndtr(z)).reshape(draws, n, -1).max(axis=2)",
+        "x = law.ppf(ndtr(z)).reshape(draws, n, -1).mean(axis=2)",
+    ),
+]

@@ -1,0 +1,24 @@
+"""Wrong changes of what is read: traces, logs, columns, jobs."""
+
+FAULTS = [
+    (
+        "milliseconds of a column are taken as seconds",
+        'PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6,',
+        'PER_SECOND = {"s": 1.0, "ms": 1.0, "us": 1e6,',
+    ),
+    (
+        "ranks of a trace keep their own clocks",
+        "(rank.base_time_ns - first.base_time_ns) * 1e-9 + (rank.origin_us - first.origin_us) * 1e-6",
+        "0.0 * (rank.origin_us - first.origin_us)",
+    ),
+    (
+        "times of MLPerf logs are a thousandth",
+        'return _plain(event.get("time_ms")) * 1e-3, _plain(count)',
+        'return _plain(event.get("time_ms")) * 1e-6, _plain(count)',
+    ),
+    (
+        "nccl-tests' microseconds are milliseconds",
+        "seconds = 1e-6 * _number_at(words, run.times[place])",
+        "seconds = 1e-3 * _number_at(words, run.times[place])",
+    ),
+]
