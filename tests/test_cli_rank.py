@@ -12,9 +12,9 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from prism import save
 from prism.common.labels import label, short_label
-from prism.plots import plot_interventions, plot_path, plot_ranking
+from prism.common.resultfiles import save
+from prism.plots.rank import plot_interventions, plot_path, plot_ranking
 from prism.present.answer import Figure as Number
 from prism.present.answer import words
 from prism.present.answers import rank as module
@@ -109,7 +109,7 @@ def answer(monkeypatch):
     """Make the answer of a summary."""
 
     def make(numbers):
-        monkeypatch.setattr(module, "prism.summary", lambda _: numbers)
+        monkeypatch.setattr(module, "summarize_rank", lambda _: numbers)
         return rank_answer(None)
 
     return make

@@ -13,7 +13,8 @@ import pytest
 import xarray as xr
 
 import prism
-from prism import PrismError, save
+from prism.common.errors import PrismError
+from prism.common.resultfiles import save
 from prism.present.answers import fit as fit_answers
 
 FIT = {
@@ -95,7 +96,7 @@ def calls(monkeypatch):
     made = ModuleType("prism.models.fit")
     vars(made).update({"fit": stand_in("fit", "model")})
     monkeypatch.setitem(sys.modules, "prism.models.fit", made)
-    monkeypatch.setattr(fit_answers, "prism.summary", lambda _: FIT)
+    monkeypatch.setattr(fit_answers, "summarize_fit", lambda _: FIT)
     return seen
 
 

@@ -10,26 +10,20 @@ from pipeline_synth import Effects, Layout, as_production, make_trace
 from place_jobs import case_of, problem_of, small
 
 import prism
-from prism import (
-    NodeSlowdown,
-    PrismError,
-    load,
-    load_job,
-    place,
-    save,
-    simulate,
-    slow_node,
-    summary,
-)
+from prism.analyses.place import place, summarize_place
 from prism.analyses.placements import search
 from prism.analyses.placements.answer import choose
 from prism.analyses.placements.screen import op_seconds
 from prism.analyses.placements.search import exchange, find_placements, random_hosts
 from prism.analyses.placements.slack import level, slot_cost
 from prism.analyses.selection import Arm, pseudo_values
+from prism.cluster.nodemap import NodeSlowdown, slow_node
+from prism.common.errors import PrismError
+from prism.common.resultfiles import load, save, summary
+from prism.jobs.job import job_from_dict, load_job
 from prism.simulation.draws import quiet_step, run_lanes
 from prism.simulation.results import job_of
-from prism.simulation.steps import run_blocks
+from prism.simulation.steps import run_blocks, simulate
 from prism.workload.memory import estimate_memory
 
 # fewer samples than answers rest on, where the figures are not what is tested
@@ -165,7 +159,7 @@ def test_identical_nodes_swapped_give_the_same_bits():
     job = small()
     values = job.model_dump(mode="json", exclude={"name", "source"})
     values["variability"]["effects"]["rank"] = {"cv": 0.0}
-    problem = problem_of(load_job(values), {2: 1.2, 9: 1.2})
+    problem = problem_of(job_from_dict(values), {2: 1.2, 9: 1.2})
     base = run_blocks(problem.program(problem.hosts), range(2), 3)[0]
     for pair in ((0, 7), (2, 9)):
         hosts = problem.hosts.copy()
@@ -247,7 +241,7 @@ def answered():
 
 
 def test_answer_has_what_the_interface_promises(answered):
-    found = prism.summary(answered)
+    found = summarize_place(answered)
     assert json.loads(json.dumps(found)) == found
     names = [row["name"] for row in found["placements"]]
     assert len(set(names)) == len(names)
@@ -269,7 +263,7 @@ def test_answer_has_what_the_interface_promises(answered):
 
 
 def test_the_cost_of_slow_nodes_is_over_a_job_without_them(answered):
-    found = prism.summary(answered)
+    found = summarize_place(answered)
     healthy = small(dp=4, microbatches=4)
     whole = summary(simulate(healthy, replicates=64 * 8, seed=5))["step_time"]
     now = {row["name"]: row for row in found["placements"]}[found["current"]]
@@ -313,7 +307,7 @@ def test_files_of_an_inventory_say_different_things(tmp_path):
 
 
 def test_alternatives_side_by_side(answered):
-    found = prism.summary(answered)["alternatives"]
+    found = summarize_place(answered)["alternatives"]
     assert list(found) == ["all_in_one_replica", "random", "drop_nodes", "spares", "fewer_layers"]
     for name, row in found.items():
         assert row.get("impossible") or row["p50"] < row["p95"], name
@@ -331,19 +325,19 @@ def test_result_can_be_kept_and_placed_again(answered, tmp_path):
     path = tmp_path / "result.nc"
     save(answered, path)
     kept = load(path)
-    assert prism.summary(kept) == prism.summary(answered)
+    assert summarize_place(kept) == summarize_place(answered)
     hosts = kept["hosts"].sel(placement=kept.attrs["best"]).to_numpy()
     assert hosts.shape == (16,)
     assert np.unique(hosts).size == 16
     job = job_of(kept)
     assert job.cluster.nodes == 17
     assert set(job.cluster.node_slowdowns) == {
-        node["node"] for node in prism.summary(kept)["slow_nodes"]
+        node["node"] for node in summarize_place(kept)["slow_nodes"]
     }
     for name, variable in kept.data_vars.items():
         assert set(variable.attrs) >= {"units", "long_name"}, name
-    again = prism.summary(place(job, threads=2, **json.loads(kept.attrs["call"])))
-    own = prism.summary(kept)
+    again = summarize_place(place(job, threads=2, **json.loads(kept.attrs["call"])))
+    own = summarize_place(kept)
     for key in ("wall_seconds", "notes"):  # the nodes are no longer drawn
         del own[key], again[key]
     assert again == own
@@ -353,7 +347,7 @@ def test_result_can_be_kept_and_placed_again(answered, tmp_path):
 def test_same_seed_same_answer_whatever_the_threads():
     kept, job = {}, small(pp=2, microbatches=4)
     for threads in (1, 3):
-        found = prism.summary(place(job, slow_nodes=1, slowdown=1.2, seed=2, threads=threads))
+        found = summarize_place(place(job, slow_nodes=1, slowdown=1.2, seed=2, threads=threads))
         found.pop("wall_seconds")
         kept[threads] = found
     assert kept[1] == kept[3]
@@ -363,7 +357,7 @@ def test_same_seed_same_answer_whatever_the_threads():
 def test_the_jobs_own_slow_nodes_are_placed():
     cluster = {"node_slowdowns": {5: 1.3, 6: {"network": 1.2}}}
     job = small(dp=4, pp=2, microbatches=4, cluster=cluster)
-    found = prism.summary(place(job, seed=1, objective="mean"))
+    found = summarize_place(place(job, seed=1, objective="mean"))
     assert [node["node"] for node in found["slow_nodes"]] == [5, 6]
     assert found["slow_nodes"][1]["network"] == 1.2
     assert found["notes"] == []
@@ -373,7 +367,7 @@ def test_the_jobs_own_slow_nodes_are_placed():
 @pytest.mark.parametrize("objective", ["p50", "p99", "time_to_train"])
 def test_objectives(objective):
     job = small(pp=2, microbatches=4, run={"steps": 50})
-    found = prism.summary(place(job, slow_nodes=1, slowdown=1.5, seed=3, objective=objective))
+    found = summarize_place(place(job, slow_nodes=1, slowdown=1.5, seed=3, objective=objective))
     by_name = {row["name"]: row for row in found["placements"]}
     best = by_name[found["best"]]
     factor = 50.0 if objective == "time_to_train" else 1.0
@@ -388,7 +382,7 @@ def test_a_fitted_trace_finds_its_slow_worker(tmp_path):
     trace, path = tmp_path / "trace.csv", tmp_path / "lemon.nc"
     as_production(make_trace(Layout(4, 2, 4, 12), effects, 1)[0]).to_csv(trace, index=False)
     save(prism.fit(trace, 0), path)
-    found = prism.summary(place(str(path), seed=1))
+    found = summarize_place(place(str(path), seed=1))
     (slow,) = found["slow_nodes"]
     assert slow["before"]["stages"] == [0]
     assert slow["before"]["replicas"] == [1]
@@ -399,9 +393,9 @@ def test_a_fitted_trace_finds_its_slow_worker(tmp_path):
     assert "fitted trace" in found["alternatives"]["fewer_layers"]["impossible"]
     for asked in ({"slow_nodes": 1, "slowdown": 1.2}, {"nodes": {0: slow_node(1.5)}}):
         result = place(str(path), seed=1, **asked)
-        more = prism.summary(result)
+        more = summarize_place(result)
         assert len(more["slow_nodes"]) == 2
-    again = prism.summary(place(job_of(result), **json.loads(result.attrs["call"])))
+    again = summarize_place(place(job_of(result), **json.loads(result.attrs["call"])))
     assert again["placements"] == more["placements"]
     with pytest.raises(PrismError, match="leave spares out"):
         place(str(path), spares=1)
@@ -409,7 +403,9 @@ def test_a_fitted_trace_finds_its_slow_worker(tmp_path):
 
 @pytest.mark.usefixtures("few_samples")
 def test_durations_have_no_layers_to_move():
-    found = prism.summary(place("pipeline-8x32", nodes={0: slow_node(1.2)}, seed=1))["alternatives"]
+    found = summarize_place(place("pipeline-8x32", nodes={0: slow_node(1.2)}, seed=1))[
+        "alternatives"
+    ]
     assert "no layers" in found["fewer_layers"]["impossible"]
     assert "do not hold one replica" in found["drop_nodes"]["impossible"]
     assert "spares N" in found["spares"]["impossible"]
@@ -421,7 +417,7 @@ def test_what_would_no_longer_fit_is_no_alternative(monkeypatch):
     job = small(dp=4, data_parallel="fsdp", pp=1, tp=1)
     limit = estimate_memory(job).total * 1.001
     monkeypatch.setattr("prism.workload.memory.memory_limit", lambda _: limit)
-    found = prism.summary(place(job, slow_nodes=1, slowdown=1.3, seed=1))["alternatives"]
+    found = summarize_place(place(job, slow_nodes=1, slowdown=1.3, seed=1))["alternatives"]
     assert "P(fits)" in found["drop_nodes"]["impossible"]
 
 
@@ -429,7 +425,7 @@ def test_what_would_no_longer_fit_is_no_alternative(monkeypatch):
 @pytest.mark.parametrize("size, lost", [(2, 2), (4, 4)])
 def test_shard_groups_are_left_out_whole(size, lost):
     job = small(dp=8, pp=1, tp=1, data_parallel="hsdp", shard_size=size)
-    found = prism.summary(place(job, slow_nodes=1, slowdown=1.3, seed=1))["alternatives"]
+    found = summarize_place(place(job, slow_nodes=1, slowdown=1.3, seed=1))["alternatives"]
     assert f"{lost} replicas fewer" in found["drop_nodes"]["label"]
     assert found["drop_nodes"]["work"] == 1.0 - lost / 8
 
@@ -462,7 +458,7 @@ def test_independent_ops_have_no_nodes():
     values = small().model_dump(mode="json", exclude={"name", "source"})
     values["variability"]["dependence"] = "none"
     with pytest.raises(PrismError, match="dependence"):
-        place(load_job(values), slow_nodes=1, slowdown=1.2)
+        place(job_from_dict(values), slow_nodes=1, slowdown=1.2)
 
 
 def test_arm_of_a_program_runs_on(answered):

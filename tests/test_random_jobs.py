@@ -21,7 +21,8 @@ from job_files import (
 )
 from job_invariants import BUDGETS, Broken, check_estimate, check_job, check_sweep
 
-from prism import PrismError, load_job
+from prism.common.errors import PrismError
+from prism.jobs.job import job_from_dict
 from prism.jobs.jobspec.hardware import HardwareScale
 
 RANDOM = settings(
@@ -122,7 +123,7 @@ def test_most_files_are_jobs_and_some_are_not():
     @given(job_files())
     def draw(tree):
         try:
-            job = load_job(tree)
+            job = job_from_dict(tree)
         except PrismError:
             good[False] += 1
         else:

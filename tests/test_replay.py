@@ -8,7 +8,7 @@ import pytest
 from pipeline_synth import Effects, Layout, as_production, make_trace, run
 
 import prism
-from prism import replay
+from prism.analyses.replay import replay, summarize_replay
 from prism.present.answer import Figure
 
 LAYOUT = Layout(4, 4, 8, 8)
@@ -28,7 +28,7 @@ def replayed(folder, layout, effects, seed=0):
     frame, truth = make_trace(layout, effects, seed)
     as_production(frame).to_csv(folder / "ops.csv", index=False)
     dataset = replay(folder / "ops.csv")
-    return dataset, prism.summary(dataset), truth
+    return dataset, summarize_replay(dataset), truth
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_one_stage_of_a_pipeline_is_replayed_with_its_waiting(tmp_path, stage):
     frame, _ = make_trace(LAYOUT, EFFECTS, 3)
     table = as_production(frame)
     table[table["stage"] == stage].to_csv(tmp_path / "ops.csv", index=False)
-    summary = prism.summary(replay(tmp_path / "ops.csv"))
+    summary = summarize_replay(replay(tmp_path / "ops.csv"))
     assert abs(summary["mean_error"]) < 1e-3 and summary["warnings"] == []
     assert any("no other side in the trace" in note for note in summary["notes"])
 
@@ -139,7 +139,7 @@ def test_a_replay_far_off_says_so(tmp_path):
     text = "step,op_kind,name,start_s,duration_s\n"
     text += "".join(",".join(map(str, row)) + "\n" for row in rows)
     (tmp_path / "ops.csv").write_text(text)
-    summary = prism.summary(replay(tmp_path / "ops.csv"))
+    summary = summarize_replay(replay(tmp_path / "ops.csv"))
     assert summary["mean_error"] == pytest.approx(1 / 3)
     assert "+33.3 % off the measured ones" in summary["warnings"][0]
 

@@ -5,10 +5,10 @@
     python experiments/checks/planted_faults.py --tests tests/test_failures.py
 
 A fault is a sentence about behaviour, text that stands exactly once in `prism/`, and what replaces
-it (`faults/AREA.py`); the file is not named, so that moved code keeps its faults. One that no longer
-applies is an error: it is to be planted anew, not dropped. Each is tried first with the test that
-caught it last (`faults/AREA.json`), then with all tests. Left out are the tests that compare bits or
-text with a record (`RECORDS`): they say that something changed, not that it is wrong.
+it (`faults/AREA.py`); the file is not named, so that moved code keeps its faults. One that no
+longer applies is an error: it is to be planted anew, not dropped. Each is tried first with the test
+that caught it last (`faults/AREA.json`), then with all tests. Left out are the tests that compare
+bits or text with a record (`RECORDS`): they say that something changed, not that it is wrong.
 """
 
 import argparse
@@ -158,7 +158,11 @@ def main() -> int:
     with ThreadPoolExecutor(chosen.at_once) as pool:
         caught = list(pool.map(attempt, faults))
     for area in sorted(records):
-        here = [test is not None for fault, test in zip(faults, caught) if fault.area == area]
+        here = [
+            test is not None
+            for fault, test in zip(faults, caught, strict=True)
+            if fault.area == area
+        ]
         print(f"{area:12} {sum(here):3} of {len(here):3} caught")
     missed = sum(test is None for test in caught)
     print(f"{'all':12} {len(faults) - missed:3} of {len(faults):3} caught")

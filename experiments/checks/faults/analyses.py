@@ -18,8 +18,8 @@ FAULTS = [
     ),
     (
         "spares replace the least slow nodes",
-        "slow = sorted(problem.slow & used, key=lambda n: (-worst_factor(slowness(problem, n)), n))",
-        "slow = sorted(problem.slow & used, key=lambda n: (worst_factor(slowness(problem, n)), n))",
+        "key=lambda n: (-worst_factor(slowness(problem, n)), n))",
+        "key=lambda n: (worst_factor(slowness(problem, n)), n))",
     ),
     (
         "spares are taken from the slowest of them",

@@ -78,8 +78,8 @@ FAULTS = [
     ),
     (
         "experts are uneven within one rank too",
-        "    if job.parallelism.ep == 1:\n        return distributions.constant()\n    return pick.law",
-        "    return pick.law",
+        "if job.parallelism.ep == 1:\n        return distributions.constant()",
+        "if job.parallelism.ep == 0:\n        return distributions.constant()",
     ),
     (
         "the model's error does not grow beyond the largest published job",
