@@ -1,11 +1,10 @@
 """A job written out as a file is the same job."""
 
+from pathlib import Path
+
 import pytest
 
-from prism import Job, load_job
-from prism import __main__ as entry
-from prism.jobs.jobspec.yaml import shipped_jobs
-from prism.present.jobtemplate import job_yaml
+import prism
 
 RICH = [
     "variability.effects.fail_slow={rate_per_1000_node_days: 1, duration: 90min}",
@@ -21,45 +20,51 @@ RICH = [
 ]
 
 
-def reload(job, tmp_path):
-    (tmp_path / f"{job.name}.yaml").write_text(job_yaml(job))
-    return load_job(tmp_path / f"{job.name}.yaml")
+@pytest.fixture
+def written(run, tmp_path):
+    """Write a job out by the command, and read it again."""
+
+    def again(name, changes=()):
+        sets = [word for change in changes for word in ("--set", change)]
+        status, text, err = run("show", name, "--yaml", *sets)
+        assert status == 0, err
+        (tmp_path / f"{name}.yaml").write_text(text)
+        return text, prism.load_job(tmp_path / f"{name}.yaml")
+
+    return again
 
 
-@pytest.mark.parametrize("name", shipped_jobs())
-def test_a_shipped_job_comes_back(name, tmp_path):
-    job = load_job(name)
-    assert reload(job, tmp_path) == job
+def shipped():
+    folder = Path(__file__).parents[1] / "experiments" / "jobs"
+    return sorted(file.stem for file in folder.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_job_comes_back(name, written):
+    assert written(name)[1] == prism.load_job(name)
 
 
 @pytest.mark.parametrize("name", ["llama3-405b-16k", "deepseek-v3-2048"])
-def test_so_does_one_with_every_block(name, tmp_path):
-    job = load_job(name, RICH)
-    assert reload(job, tmp_path) == job
-    assert reload(job, tmp_path) != load_job(name)
+def test_so_does_one_with_every_block(name, written):
+    assert written(name, RICH)[1] == prism.load_job(name, RICH) != prism.load_job(name)
 
 
-def test_defaults_stand_as_comments_that_can_be_taken_away(tmp_path):
-    job = load_job("llama3-70b-fsdp-512")
-    text = job_yaml(job).replace("  # prefetch: 1", "  prefetch: 2")
+def test_defaults_are_comments_that_can_be_taken_away(tmp_path, written):
+    text = written("llama3-70b-fsdp-512")[0].replace("  # prefetch: 1", "  prefetch: 2")
     (tmp_path / "job.yaml").write_text(text)
-    assert load_job(tmp_path / "job.yaml").parallelism.prefetch == 2
-    assert "  # n_layers: 80  # the named model's" in text
+    assert prism.load_job(tmp_path / "job.yaml").parallelism.prefetch == 2
+    assert "  # n_layers: 80" in text
 
 
-def test_every_key_is_there():
-    text = job_yaml(load_job("pipeline-8x32"))
+def test_every_key_is_there(written):
+    text, job = written("pipeline-8x32", ["run.steps=7"])
     for block in ("parallelism", "cluster", "run"):
-        for key in type(getattr(load_job("pipeline-8x32"), block)).model_fields:
-            assert f"{key}:" in text
-    assert Job.model_fields["model"].description in text
+        assert all(f"{key}:" in text for key in type(getattr(job, block)).model_fields)
+    assert prism.Job.model_fields["model"].description in text
+    assert "  steps: 7  # --set\n" in text
 
 
-def test_the_command_writes_a_file_and_refuses_what_is_no_job(capsys):
-    assert entry.main(["show", "pipeline-8x32", "--yaml", "--set", "run.steps=7"]) == 0
-    assert "  steps: 7  # --set\n" in capsys.readouterr().out
-    assert entry.main(["show", "pipeline-8x32", "--yaml", "--json"]) == 2
-    assert entry.main(["show", "--jobs", "--yaml"]) == 2
-    assert "prism show NAME --yaml" in capsys.readouterr().err
-    assert entry.main(["show", "h100-healthy", "--yaml"]) == 2
-    assert "h100-healthy" in capsys.readouterr().err
+@pytest.mark.parametrize("words", [("pipeline-8x32", "--json"), ("--jobs",), ("h100-healthy",)])
+def test_what_is_no_job_is_refused(run, words):
+    status, out, err = run("show", *words, "--yaml")
+    assert (status, out) == (2, "") and err

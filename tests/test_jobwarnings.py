@@ -1,57 +1,53 @@
 """Warnings of jobs that run, but perhaps not as meant."""
 
+import re
+
 import pytest
 
-from prism import estimate, load_job, summary
-from prism.simulation.jobwarnings import job_doubts
-from prism.workload.memory import estimate_memory, memory_limit
+import prism
+
+SMALL = {
+    "model": {"n_layers": 2, "hidden_size": 512, "ffn_size": 2048, "n_heads": 8, "seq_len": 512,
+              "vocab_size": 8000},
+    "parallelism": {"tp": 8, "dp": 2},
+    "cluster": {"nodes": 2, "device": "h100"},
+}  # fmt: skip
 
 
-def doubts(job, *changes):
-    return list(job_doubts(load_job(job, changes)))
+def warnings(job, *changes):
+    """Give what an estimate of a job warns of, but for few replicates."""
+    made = prism.estimate(prism.load_job(job, changes), replicates=64, seed=1)
+    found = prism.summary(made)
+    return found, [text for text in found["warnings"] if "replicates" not in text]
 
 
-def test_the_jobs_that_fit_raise_none():
-    assert doubts("llama3-405b-16k") == []
-    assert doubts("pipeline-8x32") == []  # explicit durations know no memory
+def test_a_job_without_doubts_raises_none():
+    assert warnings("pipeline-8x32")[1] == []  # explicit durations know no memory
 
 
 def test_a_job_beyond_its_memory_says_so_and_what_would_help():
-    job = load_job("llama3-405b-16k", ("parallelism.tp=4", "parallelism.dp=256"))
-    memory = estimate_memory(job)
-    assert memory.total > memory_limit(job)
-    (text,) = job_doubts(job)
-    assert f"{memory.gib:.0f} GiB" in text and f"stage {memory.stage}" in text
-    assert "--layouts" in text
+    found, said = warnings("llama3-70b-fsdp-512", "parallelism.dp=16", "cluster.nodes=2")
+    memory = found["memory"]
+    assert memory["gib"] > memory["limit_gib"] and memory["p_fits"] < 0.5
+    (text,) = (text for text in said if "GiB" in text)
+    assert f"{memory['gib']:.0f} GiB" in text and "--layouts" in text
+    assert not [text for text in warnings("llama3-70b-fsdp-512")[1] if "GiB" in text]
+
+
+HSDP = "parallelism.data_parallel=hsdp"
+TIER = "cluster.tiers={{zone: {{gpus: {}, distance_km: 1}}}}"
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
-    [((), True), (("parallelism.shard_size=4",), False)],
-    ids=["no shard size", "shard size"],
-)
-def test_hsdp_that_shards_nothing_says_so(changes, said):
-    found = doubts("llama3-405b-16k", "parallelism.data_parallel=hsdp", *changes)
-    assert any(text.startswith("hsdp:") for text in found) is said
-
-
-def test_a_tier_as_large_as_the_job_says_that_it_does_nothing():
-    small, large = (f"cluster.tiers={{zone: {{gpus: {n}, distance_km: 1}}}}" for n in (256, 512))
-    assert not [text for text in doubts("gpt3-175b-512", small) if "zone" in text]
-    (text,) = (text for text in doubts("gpt3-175b-512", large) if "zone" in text)
-    assert "512 GPUs" in text and "no effect" in text
-
-
-def test_a_power_limit_of_a_device_without_a_curve_is_doubted():
-    limit = "cluster.power_limit_w=600"
-    assert doubts("llama3-405b-16k", limit) == []
-    found = doubts("llama31-405b-gb200-512", "cluster.power_limit_w=900")
-    assert [text for text in found if "power_limit_w" in text and "gb200" in text]
-    assert not [text for text in doubts("llama31-405b-gb200-512") if "power" in text]
-
-
-def test_an_estimate_tells_its_jobs_doubts():
-    job = load_job("llama3-70b-fsdp-512", ("parallelism.dp=16", "cluster.nodes=2"))
-    assert list(job_doubts(job))
-    found = summary(estimate(job, replicates=64, run_replicates=8, seed=1))["warnings"]
-    assert set(job_doubts(job)) <= set(found)
+    ("without", "with_effect", "words"),
+    [
+        ([HSDP], [HSDP, "parallelism.shard_size=2"], "hsdp"),
+        ([TIER.format(16)], [TIER.format(8)], "zone.*16"),
+        (["cluster.device=gb200", "cluster.power_limit_w=900"], ["cluster.power_limit_w=600"],
+         "power_limit_w"),
+    ],
+)  # fmt: skip
+def test_a_setting_without_effect_says_so(without, with_effect, words):
+    assert [text for text in warnings(SMALL, *without)[1] if re.search(words, text)]
+    for quiet in (with_effect, []):
+        assert not [text for text in warnings(SMALL, *quiet)[1] if re.search(words, text)]

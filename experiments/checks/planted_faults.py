@@ -29,7 +29,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).parent / "faults"
 RECORDS = ("test_golden.py", "test_snapshots.py", "test_documentation.py", "test_words.py")
-PLAIN = {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100"}
+# compiled code is named by its sources: copies with the same engine share it
+PLAIN = {
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "NUMBA_CACHE_DIR": str(Path(tempfile.gettempdir()) / "planted-faults-numba"),
+}
 
 
 class Fault(NamedTuple):

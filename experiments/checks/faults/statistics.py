@@ -24,7 +24,7 @@ FAULTS = [
     (
         "the error of exposed communication takes both runs for independent",
         "error = float(apart.std(ddof=1)) / mean / math.sqrt(n) if n > 1 else math.nan",
-        "error = math.hypot(*(float(x.std(ddof=1)) for x in (whole, rest))) / mean / math.sqrt(n)",
+        "error = math.hypot(float(whole.std()), float(rest.std())) / mean / math.sqrt(n)",
     ),
     (
         "the spread between clusters holds the noise within them",
