@@ -1,7 +1,6 @@
 """Failures of a run that says nothing of them, and checkpoints whose cost nobody states."""
 
 import csv
-import json
 import time
 from math import sqrt
 
@@ -9,9 +8,7 @@ import numpy as np
 import pytest
 
 import prism
-from prism import load_job, simulate
-from prism.simulation.prepare import prepare
-from prism.simulation.runs.build import build_run_model
+from prism import load_job
 
 RATE = 1000 * 419 / (2_048 * 54)  # of nodes of 8 GPUs, per 1,000 node-days
 FEW = {"replicates": 128, "seed": 1}
@@ -61,11 +58,9 @@ def test_the_rate_is_per_gpu():
         half = job.replace({"cluster.gpus_per_node": 4, "cluster.nodes": 4})
         assert job.failures.per_1000_node_days == pytest.approx(RATE)
         assert half.failures.per_1000_node_days == pytest.approx(RATE / 2)
-        rates = [
-            build_run_model(prepare(x, 1), simulate(x, 64, 1), 1, 1).interruptions.rate_per_s
-            for x in (job, half)
-        ]
-        assert rates[0] == pytest.approx(rates[1]) == pytest.approx(2 * RATE / 1000 / 86_400)
+        long = ["run.steps=2000000000"]
+        mean = [figures(x.replace(*long), run_replicates=1000)["failures"] for x in (job, half)]
+        assert mean[0] == pytest.approx(mean[1], rel=0.1) and mean[0] > 1.5
 
 
 def test_none_takes_failures_out():
@@ -176,14 +171,6 @@ def test_gpus_are_for_a_model_of_step_times(steps_model):
         prism.estimate("pipeline-8x32", gpus=8)
     with pytest.raises(prism.PrismError, match="gpus"):
         prism.estimate(steps_model, gpus=0)
-
-
-def test_measured_runs_are_held_against_runs_without_failures():
-    from prism.analyses.validation.hold import Call
-    from prism.analyses.validation.jobs import _runs
-
-    drawn = _runs(tiny(steps=1000), 1000, Call("time_to_train", None, 64, 0, 1, 1, None))
-    assert json.loads(drawn.attrs["failures"])["per_1000_node_days"] == 0.0
 
 
 # -------------------------------------------------------------------------------- deadlines

@@ -118,13 +118,14 @@ def test_the_step_effect_lasts_as_long_as_it_says(tau, n):
     close(found.time_to_train.values, n * STEP_S, rel=1e-3)
 
 
+@pytest.mark.parametrize("n", [400, 3000])  # drawn one by one, and in sums
 @pytest.mark.parametrize(("start", "phase"), [("15:00", 0.0), ("03:00", math.pi), ("21:00", None)])
-def test_the_daily_wave_is_at_its_hour(start, phase):
-    made = job({"steps": 400, "start": f"2026-01-05T{start}"}, {"step": {"diurnal_cv": 0.05}})
+def test_the_daily_wave_is_at_its_hour(start, phase, n):
+    made = job({"steps": n, "start": f"2026-01-05T{start}"}, {"step": {"diurnal_cv": 0.05}})
     if phase is None:  # its peak six hours later
         made, phase = made.replace("variability.effects.step.diurnal_peak_h=21"), 0.0
     found, _, _ = runs_of(made, runs=8)
-    at = phase + 2.0 * math.pi * STEP_S * np.arange(400) / DAY_S
+    at = phase + 2.0 * math.pi * STEP_S * np.arange(n) / DAY_S
     wave = 1.0 + math.sqrt(2.0) * 0.05 * np.cos(at)
     np.testing.assert_allclose(found.time_to_train, STEP_S * wave.sum(), rtol=1e-3)
 
