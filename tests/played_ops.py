@@ -16,6 +16,7 @@ class Op(NamedTuple):
     chunk: int
     start: float
     duration: float
+    critical: bool
 
     @property
     def end(self):
@@ -33,7 +34,7 @@ def play(job, ideal=True, **shown):
             int(at["replica"][rows[i]]), int(at["stage"][rows[i]]),
             str(text[at["event_name"][i]]), str(text[at["event_kind"][i]]),
             *(int(at[key][i]) for key in ("microbatch", "chunk")),
-            *(float(at[key][i]) for key in ("start", "duration")),
+            *(float(at[key][i]) for key in ("start", "duration")), bool(at["critical"][i]),
         )
         for i in mine.nonzero()[0]
         if text[at["event_stream"][i]] != "waiting"
