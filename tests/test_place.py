@@ -256,11 +256,11 @@ def test_what_is_chosen_is_best_by_the_objective_and_paired(noisy):
     assert now["saved"] == 0.0 and best["saved"] > 0.01
     for row in rows.values():
         assert row["p50"] < row["p95"] < row["p99"]
-        # on the same draws: a row's error is that of the best one, differences are far sharper
-        assert row["p95_se"] < 1.25 * min(r["p95_se"] for r in rows.values())
         assert row["objective_se"] == row["p95_se"]
-        low, high = row["saved_ci"]
-        assert low <= row["saved"] <= high and high - low < 3.5 * row["p95_se"] / row["p95"]
+        assert row["saved_ci"][0] <= row["saved"] <= row["saved_ci"][1]
+    # on the same draws: a row's error is that of the best one, differences are far sharper
+    assert now["p95_se"] < 1.2 * best["p95_se"]
+    assert np.ptp(best["saved_ci"]) < 2.5 * best["p95_se"] / best["p95"]  # of own draws: 5.5
     saved = {name: row["saved"] for name, row in (found["alternatives"] | rows).items()
              if "saved_ci" in row and name != "all_in_one_replica"}  # fmt: skip
     assert saved[found["action"]] == max(saved.values())
