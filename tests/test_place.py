@@ -259,7 +259,7 @@ def test_what_is_chosen_is_best_by_the_objective_and_paired(noisy):
         assert row["objective_se"] == row["p95_se"]
         assert row["saved_ci"][0] <= row["saved"] <= row["saved_ci"][1]
     # on the same draws: a row's error is that of the best one, differences are far sharper
-    assert now["p95_se"] < 1.2 * best["p95_se"]
+    assert now["p95_se"] < 1.5 * best["p95_se"]
     assert np.ptp(best["saved_ci"]) < 2.5 * best["p95_se"] / best["p95"]  # of own draws: 5.5
     saved = {name: row["saved"] for name, row in (found["alternatives"] | rows).items()
              if "saved_ci" in row and name != "all_in_one_replica"}  # fmt: skip
