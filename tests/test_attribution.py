@@ -52,23 +52,6 @@ def test_ishigami_function():
             assert found.half_width < 0.07
 
 
-def test_total_order_is_scipys():
-    """Jansen's formula on (A, AB), as `scipy.stats.sobol_indices` has it, and again on (B, BA)."""
-    x, y = (samples(s, 64) for s in (3, 4))
-    runs = [pick_freeze(ishigami, x, y, i) for i in range(3)]
-
-    def scipy_total(a, b, ab):
-        values = {"f_A": a.reshape(1, -1), "f_B": b.reshape(1, -1)}
-        values["f_AB"] = np.stack(ab).reshape(3, 1, -1)
-        return stats.sobol_indices(func=values, n=a.size).total_order
-
-    there = scipy_total(runs[0].a, runs[0].b, [r.ab for r in runs])
-    back = scipy_total(runs[0].b, runs[0].a, [r.ba for r in runs])
-    variance = np.concatenate([runs[0].a, runs[0].b]).var()
-    mine = [at.partial_variances(r)[1].mean() / variance for r in runs]
-    np.testing.assert_allclose(mine, 0.5 * (there + back), rtol=1e-6)
-
-
 @given(hnp.arrays(np.float64, (4, 3, 5), elements=st.floats(-10, 10, allow_subnormal=False)))
 def test_total_is_at_least_first(values):
     a, ab, b, ba = values

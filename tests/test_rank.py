@@ -41,9 +41,10 @@ def ranked(job, target="step_time", **options):
 
 
 def holds(row, name, value, times=1.5):
-    """Whether a figure's 95 % interval, that many times as wide, holds a value."""
+    """Whether a figure and its 95 % interval, that many times as wide, hold a value."""
     low, high = row[f"{name}_ci"]
-    return abs(row[name] - value) <= times * max(high - row[name], row[name] - low) + 1e-9
+    assert low - 1e-9 <= row[name] <= high + 1e-9
+    return abs(row[name] - value) <= times * (high - low) / 2.0 + 1e-9
 
 
 # ------------------------------------------------------------------------------------ shares
@@ -154,19 +155,6 @@ def test_stalls_have_their_share_however_rare(per_hour, seconds):
     assert holds(rows["stall"], "mean_reduction", rate * seconds / 3, 2.0)
     std = found["std_with_rare_stalls"] or found["std"]
     assert std == pytest.approx(math.sqrt(added + noise), rel=0.15)
-
-
-def test_intervals_of_shares_hold_them_and_no_more():
-    """Of 30 rankings at most a few miss; intervals twice as wide as needed would miss none."""
-    off = []
-    for seed in range(15):
-        rows = ranked(chain(2, step={"cv": 0.02}, residual=LOGNORMAL | {"cv": 0.05}), seed=seed)[1]
-        step, own = 0.0004, 0.0025 * 5 / 9 / 2
-        for name, part in (("step", step), ("compute", own)):
-            half = np.ptp(rows[name]["total_order_ci"]) / 2.0
-            off.append((rows[name]["total_order"] - part / (step + own)) / half)
-    assert np.mean(np.abs(off) <= 1.0) >= 0.8
-    assert all(0.0 < np.ptp(rows[name]["total_order_ci"]) <= 0.12 for name in rows)
 
 
 # -------------------------------------------------------------------------------- what it saves
