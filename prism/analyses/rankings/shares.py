@@ -160,6 +160,12 @@ class Sampler:
             self.slope = float((x * y).sum() / (x * x).sum())
         return match_spread(effects, std)
 
+    def misses(self, shares: Shares) -> bool:
+        """Tell whether an input's clusters are alike though others are not: rare slow GPUs."""
+        if not shares.is_persistent or self.control is None or self.control.variance == 0.0:
+            return False
+        return all(np.ptp(times[: len(shares.ab)]) == 0.0 for times in self.control.times)
+
     def rare_of(self, entry: Input) -> RareStalls | None:
         """Return the runs that tell of an input where it is rare stalls."""
         return self.rare if engine.STALL in entry.streams else None
@@ -263,7 +269,7 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
         drawn = {m: sampler.resample(m) for m in {len(s.ab) for s in alive}}
         for shares in alive:
             sampler.estimate(shares, drawn[len(shares.ab)])
-        wide = [s for s in alive if s.is_wide and len(s.ab) == n]
+        wide = [s for s in alive if (s.is_wide or sampler.misses(s)) and len(s.ab) == n]
         n *= 2
         cost = n * (len(wide) + 1) * sampler.program.n_draws * engine.LANES
         if not wide or n > MAX_BLOCKS or spent + cost > BUDGET:

@@ -1,0 +1,166 @@
+"""Wrong changes in rank, place, sweep, compare and validate."""
+
+FAULTS = [
+    # rank
+    (
+        "rank swaps first-order and total-order shares",
+        '"first_order": orders.first, "total_order": orders.total,',
+        '"first_order": orders.total, "total_order": orders.first,',
+    ),
+    (
+        "shares of a ranking are of the standard deviation, not of the variance",
+        "return Orders(first / whole, total / whole, np.full(first.size, np.nan))",
+        "return Orders(np.sqrt(np.abs(first) / whole), np.sqrt(total / whole),"
+        " np.full(first.size, np.nan))",
+    ),
+    (
+        "a frozen cause is held at its mean, not at its median",
+        "sample_table(table, np.array([1 << 31], np.uint32))[0]",
+        "sample_table(table, np.linspace(0, 2**32 - 1, 4096).astype(np.uint32)).mean()",
+    ),
+    (
+        "frozen congestion is held at the quiet level, not at the mean",
+        "links = engine.NO_LINKS",
+        "links = links._replace(congested=links.quiet)",
+    ),
+    (
+        "the job with a cause frozen is compared with a run of other draws",
+        "runs = sampler.run([(p, blocks, sampler.seed) for p in programs[has_first:]])",
+        "runs = sampler.run([(p, blocks, sampler.other) for p in programs[has_first:]])",
+    ),
+    (
+        "causes are sorted by their first order",
+        "np.argsort(-dataset.total_order.values",
+        "np.argsort(-dataset.first_order.values",
+    ),
+    (
+        "a class made faster by a share has its speed, not its time, changed by it",
+        "Treatment(factor=1.0 - speed_up)",
+        "Treatment(factor=1.0 / (1.0 + speed_up))",
+    ),
+    (
+        "intervals of shares and savings are of 90 %, not of 95 %",
+        "LEVEL = 0.95\nTAIL = 0.95",
+        "LEVEL = 0.90\nTAIL = 0.95",
+    ),
+    (
+        "covariance shares of the critical path are of the mean",
+        "_normalise(mean), _normalise(products.mean(axis=0)), bounds[0],",
+        "_normalise(mean), _normalise(mean), bounds[0],",
+    ),
+    # place
+    (
+        "spares replace the least slow nodes",
+        "key=lambda n: (-worst_factor(slowness(problem, n)), n))\n    slowest",
+        "key=lambda n: (worst_factor(slowness(problem, n)), n))\n    slowest",
+    ),
+    (
+        "differences of placements and of settings are not of the same cluster draws",
+        "d = a.values(measure, n) - b.values(measure, n)",
+        "d = a.values(measure, n) - np.roll(b.values(measure, n), 1)",
+    ),
+    (
+        "the slack of a stage leaves out what its beginning and end always cost",
+        "growth = times / times[0] - 1.0 - free * GRID - ROUNDING",
+        "growth = times / times[0] - 1.0 - ROUNDING",
+    ),
+    (
+        "nodes are moved for gains within the tolerance",
+        "if gain.mean <= 0.5 * case.tolerance * best.figure(measure):",
+        "if gain.mean <= 0.0:",
+    ),
+    (
+        "the probability of a correct choice counts rivals within the tolerance as better",
+        "delta = tolerance * best.figure(measure)\n    rivals",
+        "delta = -tolerance * best.figure(measure)\n    rivals",
+    ),
+    (
+        "placements are chosen by p50 whatever the objective",
+        "arms, measure = [c.arm for c in candidates], case.objective",
+        'arms, measure = [c.arm for c in candidates], "p50"',
+    ),
+    (
+        "a job without its slow nodes counts as doing the whole batch",
+        'return Alternative("drop_nodes", label, step.program, kept / n)',
+        'return Alternative("drop_nodes", label, step.program)',
+    ),
+    (
+        "what a placement saves is over its own time, not over the current one's",
+        "saved = float(1.0 - then.mean() / now.mean())",
+        "saved = float(now.mean() / then.mean() - 1.0)",
+    ),
+    # sweep
+    (
+        "sweep --layouts keeps layouts that need a quarter more than the memory",
+        "if memory is not None and all_layouts and not (own or fits):",
+        "if memory is not None and all_layouts and not (own or fits) and (\n"
+        '                memory["gib"] > 1.25 * memory["limit_gib"]\n            ):',
+    ),
+    (
+        "the robust setting of a sweep is chosen by p50",
+        'names = {"fastest": "p50", "robust": "p95", "best": objective}',
+        'names = {"fastest": "p50", "robust": "p50", "best": objective}',
+    ),
+    (
+        "rows of a sweep are sorted by p95 whatever the objective",
+        "key=lambda p: (not p.fits, p.figure(objective))",
+        'key=lambda p: (not p.fits, p.figure("p95"))',
+    ),
+    (
+        "settings that do unequal work are compared step by step",
+        "return steps / self.work",
+        "return steps",
+    ),
+    (
+        "the frontier of a sweep is of the mean and p95",
+        'figures = np.array([[point.figure(m) for m in ("p50", "p95")] for point in final])',
+        'figures = np.array([[point.figure(m) for m in ("mean", "p95")] for point in final])',
+    ),
+    # compare
+    (
+        "compare --fail-if-slower decides on the point estimate",
+        'verdict = "slower" if low > limit else',
+        'verdict = "slower" if row["relative"] > limit else',
+    ),
+    (
+        "p-values of a comparison are one-sided",
+        "p_value = 2.0 * t.sf(np.abs(ratio) / error, dof)",
+        "p_value = t.sf(np.abs(ratio) / error, dof)",
+    ),
+    (
+        "the detectable difference leaves out the power",
+        "np.expm1(error * (limit + t.isf(1.0 - POWERS[0], dof)))",
+        "np.expm1(error * limit)",
+    ),
+    (
+        "results of one seed are compared as if their draws were independent",
+        'return a, b, "cluster", notes',
+        "return a, b, None, notes",
+    ),
+    # validate
+    (
+        "the p-value of steps counts measured steps that remember each other as independent",
+        "null = clusters_anew(drawn, max(1, round(n)), call.seed, error)",
+        "null = clusters_anew(drawn, times.seconds.size, call.seed, error)",
+    ),
+    (
+        "the floor of a validation is that of the prediction",
+        "floor = measures.floor(case.training, case.measured)",
+        "floor = measures.floor(case.predicted, case.measured)",
+    ),
+    (
+        "errors of percentiles have the opposite sign",
+        "float(np.quantile(y, percentile / 100.0)), float(np.quantile(x, percentile / 100.0))",
+        "float(np.quantile(x, percentile / 100.0)), float(np.quantile(y, percentile / 100.0))",
+    ),
+    (
+        "the aligned KS distance divides both samples by one median",
+        "ks_statistic(np.float32(x / middle_x), np.float32(y / middle_y))",
+        "ks_statistic(np.float32(x / middle_x), np.float32(y / middle_x))",
+    ),
+    (
+        "first-half trains on every second step",
+        "part = np.arange(n // 2)",
+        "part = np.arange(1, n, 2)",
+    ),
+]
