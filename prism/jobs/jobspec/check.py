@@ -63,7 +63,7 @@ def _is_set(b: Blocks, key: str) -> bool | None:
     if not isinstance(block, BaseModel):
         return None
     value = getattr(block, last)
-    return bool(value) and value != type(block).model_fields[last].default
+    return value is not None and value != type(block).model_fields[last].default
 
 
 def _check_effect(b: Blocks) -> Iterator[Problem]:
