@@ -110,14 +110,14 @@ def test_means_are_fitted_and_not_medians(tmp_path):
 
 @pytest.mark.parametrize("by", ["node", "job"])
 def test_stalls_are_counted_by_node_or_by_job(tmp_path, by):
-    """Stalls of 1 to 3 s, as many of an hour in either size, or as many of a node's hour."""
+    """Stalls of 1 to 3 s, so far apart that they are not one: by hour, or by a node's hour."""
     sizes, per_hour = [], 240.0
     for name in ("work", "both"):
         job = job_of(name)
         steps = Truth(relative=0.005).steps(job, 7, 24)
         hours = steps.sum() / 3600.0
         n = round(per_hour * hours * (job.n_nodes / 2 if by == "node" else 1.0))
-        at = np.random.default_rng(n).choice(steps.size // 2, n, replace=False) * 2
+        at = np.random.default_rng(n).choice(steps.size // 4, n, replace=False) * 4
         steps.reshape(-1)[at] += np.linspace(1.0, 3.0, n)
         sizes.append((job, steps))
     found = prism.summary(fitted(tmp_path, sizes))["stalls"]
