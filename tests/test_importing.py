@@ -367,6 +367,12 @@ def test_arguments_of_megatron(read, drop: str, add: str, wanted: dict[str, Any]
          {"data_parallel": "fsdp", "dp": 8}),
         ("titan.toml", "local_batch_size = 2", "local_batch_size = 6\nglobal_batch_size = 96",
          {"microbatches": 2, "microbatch_size": 6, "global_batch": 96}),
+        # two stages, microbatches of one of the two sequences of a rank
+        ("titan.toml", "data_parallel_replicate_degree = 4",
+         "pipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 1\n"
+         "context_parallel_degree = 2\npipeline_parallel_schedule = 'Interleaved1F1B'",
+         {"pp": 2, "cp": 2, "dp": 2, "vpp": 2, "microbatch_size": 1, "microbatches": 2,
+          "schedule": "interleaved", "global_batch": 4, "data_parallel": "fsdp"}),
         ("titan.toml", "enable = true", "enable = false", {"framework": "eager"}),
         ("titan.toml", '"model", "loss"', '"loss"', {"framework": "eager"}),
         ("titan.toml", 'mode = "selective"', 'mode = "full"', {"recompute": "full"}),
@@ -407,6 +413,38 @@ def test_settings_that_are_not_modelled_are_listed(read) -> None:
     text, options = FILES["ds.json"]
     assumed = {row["key"] for row in read("ds.json", text, *options)[1]["assumed"]}
     assert "parallelism.data_parallel" in assumed  # stage 2, as the nearest
+
+
+def test_latents_and_experts_of_hugging_face(read) -> None:
+    config = {
+        "model_type": "deepseek_v2", "num_hidden_layers": 28, "hidden_size": 2048,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "intermediate_size": 10944,
+        "moe_intermediate_size": 1408, "n_routed_experts": 64, "num_experts_per_tok": 6,
+        "n_shared_experts": 2, "first_k_dense_replace": 1, "kv_lora_rank": 512,
+        "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 112,
+        "vocab_size": 102400, "max_position_embeddings": 4096, "hidden_act": "silu",
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    job, _ = read("config.json", json.dumps(config), "--gpus", 8)
+    sizes = {
+        "n_layers": 28, "hidden_size": 2048, "n_heads": 16, "ffn_size": 10944, "n_experts": 64,
+        "expert_ffn_size": 1408, "experts_per_token": 6, "n_shared_experts": 2,
+        "n_dense_layers": 1, "kv_lora_rank": 512, "q_lora_rank": 1536, "rope_head_size": 64,
+        "head_size": 192, "v_head_size": 112, "vocab_size": 102400, "seq_len": 4096,
+        "gated_mlp": True, "tied_embeddings": True,
+    }  # fmt: skip
+    check(job, {f"model.{key}": n for key, n in sizes.items()})
+
+
+def test_windows_of_hugging_face(read) -> None:
+    config = {"model_type": "gemma3_text", "num_hidden_layers": 12, "hidden_size": 1024,
+              "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+              "intermediate_size": 4096, "sliding_window": 512, "sliding_window_pattern": 6,
+              "vocab_size": 8000, "max_position_embeddings": 8192,
+              "hidden_activation": "gelu_pytorch_tanh"}  # fmt: skip
+    job, _ = read("config.json", json.dumps(config), "--gpus", 8)
+    check(job, {"model.window": 512, "model.full_attention_interval": 6, "model.head_size": 256,
+                "model.n_kv_heads": 2, "model.gated_mlp": True})  # fmt: skip
 
 
 @pytest.mark.parametrize(
