@@ -1,6 +1,6 @@
 """Random job files: any keys of the schema with plausible and edge values, most of them valid.
 
-Keys, words and bounds are read from the pydantic models, so that what is added to them is drawn as
+Keys, words and bounds are read from the schema, so that what is added to them is drawn as
 well. Sizes are built so that they fit together; a key that breaks a rule for want of others is
 mostly taken out again, as its message says. Left out: fitted models, which are files of their own.
 """
@@ -12,10 +12,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from prism import Job, PrismError, load_job
-from prism.jobs.pipelineshape import TRAITS
+import prism
 
-SCHEMA = Job.model_json_schema()
+SCHEMA = prism.Job.model_json_schema()
+CHUNKS = {"zb-v": 2, "dualpipe-v": 2, "interleaved": None}
+"""Model chunks of a stage, by schedule: two, or more; one with the others."""
+ROUNDS = {"dualpipe-v": 2}
+"""Rounds of as many microbatches as there are stages that a schedule has at least."""
 NOT_DRAWN = {"variability.model", "variability.ranks", "model.name"}
 """Keys that need a file or mean a large model; the last is drawn beside sizes."""
 PRESENT = 0.12  # of an optional key
@@ -205,15 +208,15 @@ def structures(draw: Any) -> dict[str, Any]:
     if explicit and chance(draw, 0.2):  # cheap, and more than `exchangeable` simulates
         pp, dp = pick(1, 2), pick(130, 200)
     schedule = one(draw, literals("ParallelismBlock", "schedule"))
-    traits = TRAITS[schedule]
-    vpp = 1 if pp == 1 else traits.chunks or pick(2, 3)
+    rounds = ROUNDS.get(schedule, 0)
+    vpp = 1 if pp == 1 else CHUNKS.get(schedule, 1) or pick(2, 3)
     layout = {"tp": tp, "cp": cp, "pp": pp, "dp": dp}
     layout |= {"vpp": vpp} if vpp > 1 else {}
     if pp > 1:
         more = 0 if schedule == "interleaved" else pick(0, 0, 1)
         layout |= {"schedule": schedule, "microbatches": pp * pick(1, 2, 2) + more}
-        if layout["microbatches"] < traits.rounds * pp:
-            layout["microbatches"] = traits.rounds * pp
+        if layout["microbatches"] < rounds * pp:
+            layout["microbatches"] = rounds * pp
     else:
         layout["microbatches"] = pick(1, 2, 5)
         if chance(draw, 0.1):
@@ -380,9 +383,9 @@ def mend(tree: dict[str, Any]) -> dict[str, Any]:
     """Take out the keys that a job's check names, until it passes or nothing can be taken out."""
     for _ in range(12):
         try:
-            load_job(tree)
+            prism.load_job(tree)
             return tree
-        except PrismError as error:
+        except prism.PrismError as error:
             found = re.findall(r"^job: ([\w.-]+): ", str(error), re.MULTILINE)
             if not any([drop(tree, path) for path in found]):
                 return tree

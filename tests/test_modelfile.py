@@ -1,6 +1,5 @@
-"""Models as files: the same model and the same simulated bits come back; foreign files do not."""
+"""Models as files: what was fitted comes back with the same bits; what is none is refused."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -8,173 +7,131 @@ import numpy as np
 import pytest
 import xarray as xr
 from campaign import some
-from pipeline_synth import Effects, Layout, as_trace, make_trace
+from pipeline_synth import Effects, Layout, make_trace
 
 import prism
-from prism import PrismError, save
-from prism.distributions import modelfile
-from prism.distributions.library import from_dataset
-from prism.models.pipelinetrace.build import build_trace_graph
-from prism.models.pipelinetrace.fit import fit_graph
-from prism.simulation.steps import run_blocks
-from prism.simulation.tracemodel.arrays import build_trace_graph_arrays, build_trace_program
-from prism.simulation.tracemodel.file import load_model, model_from_dataset, model_to_dataset
+
+OLD = Path(__file__).parent / "models_0_1"
+EFFECTS = Effects(
+    rank_sd=0.01, step_sd=0.02, content_sd=0.03, gap_s=0.002, lemons={(1, 0): 1.8}
+)  # of 6 traced workers one
 
 
 @pytest.fixture(scope="module")
-def model():
-    effects = Effects(
-        rank_sd=0.01, step_sd=0.02, content_sd=0.03, gap_s=0.002,
-        lemons={(1, 0): 1.8},
-    )  # fmt: skip
-    frame, _ = make_trace(Layout(3, 2, 4, 30), effects, 1)
-    fitted = fit_graph(build_trace_graph(as_trace(frame)))
-    assert fitted.lemons
-    fitted = dataclasses.replace(fitted, correlation_steps=7.5, correlation_share=0.8)
-    return dataclasses.replace(fitted, report={"a": [1.5, None]}, job={"parallelism": {"dp": 3}})
+def made(tmp_path_factory):
+    """A folder with the model of a made-up trace, and the truth."""
+    folder = tmp_path_factory.mktemp("model")
+    frame, truth = make_trace(Layout(3, 2, 4, 30), EFFECTS, 1)
+    frame = frame.rename(columns={"start": "start_s", "duration": "duration_s"})
+    frame.to_csv(folder / "trace.csv", index=False)
+    prism.save(prism.fit(folder / "trace.csv", seed=0), folder / "m.nc")
+    return folder / "m.nc", truth
 
 
-def step_times(model, measured):
-    graph = build_trace_graph_arrays(model, model.n_replicas)
-    program = build_trace_program(model, graph, measured)
-    return run_blocks(program, range(8), 5)[0]
+def job_over(path, **changes):
+    return prism.load_job(path).replace({f"variability.{k}": v for k, v in changes.items()})
 
 
-def test_a_model_comes_back_and_simulates_to_the_same_bits(model, tmp_path):
-    path = tmp_path / "model.nc"
-    save(model_to_dataset(model, {"seed": "1"}), path)
-    back = load_model(path)
-    for field in dataclasses.fields(model):
-        old, new = getattr(model, field.name), getattr(back, field.name)
-        if isinstance(old, np.ndarray):
-            assert new.dtype == old.dtype and np.array_equal(new, old), field.name
-        elif field.name not in ("groups", "content", "rank_step", "rank_law"):
-            assert new == old, field.name
-    for measured in (True, False):
-        assert np.array_equal(step_times(back, measured), step_times(model, measured))
-    again, first = model_to_dataset(back, {}), model_to_dataset(model, {})
-    xr.testing.assert_allclose(again, first, rtol=1e-12)
-    assert again.attrs == first.attrs
+def estimated(job, replicates=6400):
+    return prism.summary(prism.estimate(job, replicates=replicates, seed=1))
 
 
-def test_a_loading_has_either_sign(model, tmp_path):
-    groups = tuple(g._replace(content=-0.01, rank_step=-0.02) for g in model.groups)
-    save(model_to_dataset(dataclasses.replace(model, groups=groups), {}), tmp_path / "m.nc")
-    assert {(g.content, g.rank_step) for g in load_model(tmp_path / "m.nc").groups} == {
-        (-0.01, -0.02)
-    }
+@pytest.mark.parametrize("ranks", ["measured", "drawn"])
+def test_a_model_comes_back_and_simulates_to_the_same_bits(made, tmp_path, ranks):
+    path, _ = made
+    again = tmp_path / "again.nc"
+    prism.save(prism.load(path), again)
+    xr.testing.assert_identical(prism.load(again), prism.load(path))
+    steps = [prism.simulate(job_over(p, ranks=ranks), 256, 1).step_time.values
+             for p in (path, again)]  # fmt: skip
+    np.testing.assert_array_equal(*steps)
+    assert prism.summary(prism.load(again)) == prism.summary(prism.load(path))
 
 
-def test_distributions_lie_in_the_table_of_a_library(model):
-    entries = from_dataset(model_to_dataset(model, {}), "model").entries
-    assert entries["rank"].law.std == pytest.approx(model.rank_law.std)
-    assert entries["microbatch"].law.std == pytest.approx(model.content.std)
-    residuals = [e for name, e in entries.items() if name.startswith("residual/")]
-    assert [e.law.std for e in residuals] == pytest.approx([g.residual.std for g in model.groups])
+def test_the_job_that_a_model_describes(made):
+    job = prism.load_job(made[0])
+    p = job.parallelism
+    assert (p.pp, p.dp, p.microbatches, job.world_size) == (2, 3, 4, 6)
+    assert job.variability.model == str(made[0]) and job.variability.library is None
 
 
-def test_every_array_has_units_and_a_name(model):
-    dataset = model_to_dataset(model, {})
-    for name, variable in dataset.data_vars.items():
-        assert variable.attrs.get("units") and variable.attrs.get("long_name"), name
+def test_measured_ranks_give_the_trace_s_steps(made):
+    """`variability.model` and `ranks`: 30 measured steps, their mean to 1 %, spread to 50 %."""
+    path, truth = made
+    based = prism.load_job({"base": str(path), "run": {"steps": 5}})
+    for job in (job_over(path), job_over(path, ranks="measured"), based):
+        step = estimated(job)["step_time"]
+        assert step["mean"] == pytest.approx(truth.step_times.mean(), rel=0.01)
+        measured = truth.step_times.std() / truth.step_times.mean()
+        assert 0.5 * measured < step["cv"] < 1.5 * measured
+    found = prism.summary(prism.load(path))
+    (lemon,) = found["lemons"]
+    assert (lemon["replica"], lemon["stage"]) == (1, 0)
+    assert lemon["slowdown"] == pytest.approx(1.8, rel=0.03)
 
 
-def test_files_that_are_no_models_say_so(model, tmp_path):
-    with pytest.raises(PrismError, match=r"missing\.nc: .*prism fit "):
-        load_model(tmp_path / "missing.nc")
-    with pytest.raises(PrismError, match=f"{tmp_path}: .*prism fit "):
-        load_model(tmp_path)
-    (tmp_path / "text.nc").write_text("not netCDF")
-    (tmp_path / "empty.nc").write_bytes(b"")
-    whole = tmp_path / "whole.nc"
-    save(model_to_dataset(model, {}), whole)
-    content = whole.read_bytes()
-    for name, part in (("half.nc", content[: len(content) // 2]), ("head.nc", content[:600])):
-        (tmp_path / name).write_bytes(part)
-    for name in ("text.nc", "empty.nc", "half.nc", "head.nc"):
-        with pytest.raises(PrismError, match=f"{name}: .*read"):
-            load_model(tmp_path / name)
-    other = tmp_path / "other.nc"
-    xr.Dataset({"step_time": ("replicate", np.ones(3))}, attrs={"kind": "simulation"}).to_netcdf(
-        other, engine="h5netcdf"
-    )
-    with pytest.raises(PrismError, match=r"other\.nc: kind 'simulation'"):
-        load_model(other)
+def test_drawn_ranks_are_slow_as_often_as_the_traced_ones(made):
+    """One worker in six, each of six of the job: some are slow in 67 % of 400 cluster draws."""
+    path, truth = made
+    found = estimated(job_over(path, ranks="drawn"), 64 * 400)
+    share = 1.0 - (5.0 / 6.0) ** 6
+    error = np.sqrt(share * (1.0 - share) / 400)
+    assert found["slowdown"]["1.2"] == pytest.approx(share, abs=4.5 * error)
+    assert found["step_time"]["p50"] > 1.3 * found["ideal_step_time"]
+    same = estimated(job_over(path), 640)  # negative control: measured ones are always the same
+    assert same["step_time"]["between_cluster_std"] < 0.01 * same["step_time"]["mean"]
 
 
-def damaged(dataset, name, change):
-    """The dataset with one of its JSON texts changed."""
-    value = json.loads(str(dataset[name].values))
-    return dataset.assign({name: ((), json.dumps(change(value)), dataset[name].attrs)})
+def test_files_that_are_no_models_say_so(made, tmp_path):
+    whole = made[0].read_bytes()
+    (tmp_path / "folder.nc").mkdir()
+    for name, content in (
+        ("text.nc", b"not netCDF"), ("empty.nc", b""), ("half.nc", whole[: len(whole) // 2]),
+        ("head.nc", whole[:600]), ("flipped.nc", whole[:4000] + b"\xff" + whole[4001:]),
+    ):  # fmt: skip
+        (tmp_path / name).write_bytes(content)
+    result = xr.Dataset({"step_time": ("replicate", np.ones(3))}, attrs={"kind": "simulation"})
+    result.to_netcdf(tmp_path / "result.nc", engine="h5netcdf")
+    names = ("missing", "folder", "text", "empty", "half", "head", "flipped", "result")
+    for name in names:
+        with pytest.raises(prism.PrismError, match=f"{name}.nc"):
+            prism.simulate(prism.load_job(tmp_path / f"{name}.nc"), 64, 1)
+        use = {"variability.model": str(tmp_path / f"{name}.nc")}
+        with pytest.raises(prism.PrismError, match=f"{name}.nc"):
+            prism.simulate(prism.load_job("pipeline-8x32", use), 64, 1)
 
 
-def with_first(rows, **changes):
-    return [{**rows[0], **changes}, *rows[1:]]
+def damages(dataset):
+    """The model without a part, or with one that cannot be: name, dataset."""
+    for name, array in dataset.data_vars.items():
+        yield f"no {name}", dataset.drop_vars(name)
+        if array.dtype.kind == "f" and array.ndim and name not in ("params", "knots_q", "knots_x"):
+            for what, factor in (("not a number", np.nan), ("infinite", np.inf)):
+                yield f"{name} {what}", dataset.assign({name: dataset[name] * factor})
+        elif array.ndim == 0 and array.dtype.kind in "OU" and name != "report":
+            for text in ("{", "[]", '"x"', "[1]"):
+                yield f"{name} {text}", dataset.assign({name: ((), text, array.attrs)})
+            rows = json.loads(str(dataset[name].values))
+            yield f"{name} of one fewer", dataset.assign({name: ((), json.dumps(rows[:-1]), {})})
+    for name in ("n_replicas", "n_stages", "lemons", "job", "correlation_share"):
+        yield f"{name} of words", dataset.assign_attrs({name: "many"})
+    yield "another schema", dataset.assign_attrs(schema=99)
+    yield "lemons elsewhere", dataset.assign_attrs(lemons="[[99, 0, 2.0]]")
+    for dim in ("entry", "dp_rank", "step"):
+        yield f"{dim} fewer", dataset.isel({dim: slice(0, -1)})
 
 
-DAMAGE = {
-    "no nodes": lambda d: damaged(d, "nodes", lambda v: []),
-    "a node fewer": lambda d: damaged(d, "nodes", lambda v: v[:-1]),
-    "a field of nodes less": lambda d: damaged(
-        d, "nodes", lambda v: [{k: n[k] for k in n if k != "stages"} for n in v]
-    ),
-    "a field of nodes more": lambda d: damaged(d, "nodes", lambda v: with_first(v, colour="red")),
-    "a circle": lambda d: damaged(d, "nodes", lambda v: with_first(v, preds=[1])),
-    "a stage too many": lambda d: damaged(d, "nodes", lambda v: with_first(v, stages=[9])),
-    "no stage": lambda d: damaged(d, "nodes", lambda v: with_first(v, stages=[])),
-    "text for nodes": lambda d: damaged(d, "nodes", lambda v: "nodes"),
-    "no groups": lambda d: damaged(d, "groups", lambda v: []),
-    "a distribution without parameters": lambda d: d.assign(
-        family=("entry", np.full(d.sizes["entry"], "lognormal", object)),
-        params=np.nan * d["params"],
-    ),
-    "an unknown distribution": lambda d: d.assign(
-        family=("entry", np.full(d.sizes["entry"], "unheard", object))
-    ),
-    "no distributions": lambda d: d.isel(entry=slice(0, 0)),
-    "a distribution fewer": lambda d: d.isel(entry=slice(0, -1)),
-    "distributions of another name": lambda d: d.assign_coords(
-        entry=[f"{name}x" for name in d["entry"].values]
-    ),
-    "no JSON": lambda d: d.assign(nodes=((), "{", {})),
-    "no durations": lambda d: d.drop_vars("duration"),
-    "durations that are NaN": lambda d: d.assign(duration=d["duration"] * np.nan),
-    "negative durations": lambda d: d.assign(duration=-1.0 - d["duration"]),
-    "infinite factors": lambda d: d.assign(profile=d["profile"] * np.inf),
-    "durations of 0": lambda d: d.assign(duration=0.0 * d["duration"]),
-    "weights of 0": lambda d: d.assign(weight=0.0 * d["weight"]),
-    "unknown groups": lambda d: d.assign(group=d["group"] + 1000),
-    "groups that are no whole numbers": lambda d: d.assign(group=d["group"].astype(float)),
-    "replicas that differ": lambda d: d.isel(dp_rank=slice(0, 2)),
-    "no replicas named": lambda d: d.assign_attrs(n_replicas="many"),
-    "lemons of a kind": lambda d: d.assign_attrs(lemons="[1]"),
-    "lemons elsewhere": lambda d: d.assign_attrs(lemons="[[99, 0, 2.0]]"),
-    "job in no JSON": lambda d: d.assign_attrs(job="{"),
-}
-
-
-@pytest.mark.parametrize("change", DAMAGE.values(), ids=DAMAGE)
-def test_damaged_models_are_refused(model, tmp_path, monkeypatch, change):
-    path = tmp_path / "damaged.nc"
-    path.touch()  # whose content is given: writing each takes longer than all else
-    found = change(model_to_dataset(model, {}))
-    monkeypatch.setattr(modelfile, "read_netcdf", lambda *_: found)
-    with pytest.raises(PrismError, match=r"damaged\.nc: .*read"):
-        load_model(path)
-
-
-def test_damage_is_refused_through_a_file_too(model, tmp_path):
-    path = tmp_path / "damaged.nc"
-    for what in {*some(DAMAGE, 28), "no distributions", "durations that are NaN"}:
-        DAMAGE[what](model_to_dataset(model, {})).to_netcdf(path, engine="h5netcdf")
-        with pytest.raises(PrismError, match=r"damaged\.nc: .*read"):
-            load_model(path)
-
-
-def test_a_model_of_another_schema_is_refused(model):
-    dataset = model_to_dataset(model, {}).assign_attrs(schema=99)
-    with pytest.raises(PrismError, match=r"new\.nc: .*schema 99; .*schema 1 or 2"):
-        model_from_dataset(dataset, "new.nc")
+def test_damaged_models_are_refused(made, tmp_path):
+    taken, cases = [], list(damages(prism.load(made[0])))
+    for what, broken in some(cases, 3):
+        path = tmp_path / "damaged.nc"
+        broken.to_netcdf(path, engine="h5netcdf")
+        try:
+            prism.simulate(prism.load_job(path), 64, 1)
+            taken.append(what)
+        except prism.PrismError as error:
+            assert "damaged.nc" in str(error), what
+    assert len(cases) > 40 and not taken
 
 
 @pytest.mark.parametrize(
@@ -184,8 +141,7 @@ def test_a_model_of_another_schema_is_refused(model):
 )  # fmt: skip
 def test_models_of_the_version_before_simulate_as_they_did(name, mean, std):
     """Their figures are those of that version."""
-    path = Path(__file__).parent / "models_0_1" / f"{name}.nc"
-    found = prism.estimate(path, replicates=256, seed=1)
+    found = prism.estimate(OLD / f"{name}.nc", replicates=256, seed=1)
     assert float(found.step_time.mean()) == pytest.approx(mean, rel=1e-12)
     assert float(found.step_time.std()) == pytest.approx(std, rel=1e-9)
     parts = {part["name"]: part["mean_share"] for part in prism.summary(found)["time_loss"]}

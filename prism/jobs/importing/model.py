@@ -286,6 +286,8 @@ def _match(d: Draft, named: str | None) -> None:
         same = all(
             own[k] == preset.get(k, own[k] if k in _EXPERTS else 0) for k in keys if k in own
         )
+        if "expert_ffn_size" not in own and own.get("n_experts") and "model.ffn_size" in d.given:
+            same = same and own["ffn_size"] == preset["expert_ffn_size"]
         near = "vocab_size" not in own or abs(own["vocab_size"] / preset["vocab_size"] - 1) < 0.02
         return same and near
 
