@@ -101,6 +101,12 @@ def test_effects_come_back_with_their_shares_and_loadings(fitted):
     shares = [row["step_share"] for row in found.kernels]
     assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1.0)
     assert kernels["backward stage 1"]["n"] == 8 * 40 * 8
+    recorded = frame.query("name == 'backward-compute' and stage == 1")["duration"]
+    tail = recorded.quantile(0.99) / recorded.median()
+    spread = recorded.std(ddof=0) / recorded.mean()
+    assert kernels["backward stage 1"]["cv"] == pytest.approx(spread)
+    assert kernels["backward stage 1"]["p99_p50"] == pytest.approx(tail, rel=1e-3)
+    assert kernels["backward stage 1"]["residual_cv"] == pytest.approx(0.008, rel=0.05)
     assert kernels["backward stage 1"]["mean"] == pytest.approx(0.4 * 1.3, rel=0.01)
     busy = {name: seconds * 1.3 * 8 for name, seconds in (("forward", 0.2), ("backward", 0.4))}
     ratio = kernels["backward stage 1"]["step_share"] / kernels["forward stage 1"]["step_share"]
@@ -230,10 +236,38 @@ def test_a_model_simulates_the_traced_job(model):
     alone = load_job(found.path).replace("variability.dependence=none")
     less = prism.summary(prism.estimate(alone, replicates=256, seed=1))["step_time"]["std"]
     assert less < 0.6 * whole["step_time"]["std"]
-    # the effect that decides is the step's, which all ops of a step share
     drawn = load_job(found.path).replace("variability.ranks=drawn")
     drawn = prism.summary(prism.estimate(drawn, replicates=2048, seed=1))["step_time"]
     assert drawn["between_cluster_std"] > 2.0 * whole["step_time"]["between_cluster_std"]
+
+
+def test_a_model_is_a_job_of_the_traced_layout(model):
+    job = load_job(model[0].path)
+    p, durations = job.parallelism, job.model.durations
+    assert (p.pp, p.dp, p.microbatches, p.p2p) == (2, 4, 6, "blocking")
+    assert durations.forward_s == pytest.approx([0.2, 0.2], rel=0.02)
+    assert durations.backward_s == pytest.approx([0.4, 0.4], rel=0.02)
+    few, many = (
+        prism.summary(prism.estimate(job.replace(f"parallelism.dp={dp}"), replicates=256, seed=1))
+        for dp in (4, 16)
+    )
+    assert (few["world_size"], many["world_size"]) == (8, 32)
+    assert many["ideal_step_time"] == pytest.approx(few["ideal_step_time"], rel=1e-6)
+    assert many["step_time"]["mean"] > 1.002 * few["step_time"]["mean"]  # the slowest of more
+
+
+def test_a_ranking_of_a_model_names_the_effect_that_decides(model, few_clusters):
+    found, truth = model
+    ranked = prism.summary(prism.rank(load_job(found.path), seed=1))
+    shares = [effect["total_order"] for effect in ranked["effects"]]
+    assert shares == sorted(shares, reverse=True)
+    step, content = ranked["effects"][:2]
+    assert (step["name"], content["name"]) == ("step", "microbatch")
+    durations = {k: v / truth.step if k[0] in COMPUTE else v for k, v in truth.durations.items()}
+    frozen = run(truth.layout, truth.effects, durations)[1].std(ddof=1)
+    assert step["std_if_frozen"] == pytest.approx(frozen, rel=0.4)  # 24 steps tell 15 % of it
+    assert step["std_if_frozen"] < 0.8 * ranked["std"]
+    assert step["total_order"] == pytest.approx(1 - (frozen / ranked["std"]) ** 2, abs=0.2)
 
 
 def test_runs_of_a_model_can_hold_an_error_of_it(model):

@@ -297,23 +297,17 @@ def test_what_cannot_be_shown_is_refused(run, tmp_path, monkeypatch, arguments):
     assert (status, out) == (2, "") and (arguments[0] in err or arguments[1] in err)
 
 
-@pytest.mark.parametrize("damage", ["overlap", "flow", "thread"])
-def test_the_checker_fails_what_is_wrong(run, tmp_path, empty_pictures, damage):
+def test_the_checker_fails_what_is_wrong(run, tmp_path, empty_pictures):
     """Negative controls."""
     run("timeline", "pipeline-8x32", "--replicates", 64, "--percentiles", 50, "-o", tmp_path)
-    trace = json.loads(gzip.decompress((tmp_path / "timeline.json.gz").read_bytes()))
-    check_trace(trace)
-    events = trace["traceEvents"]
-    slices = [e for e in events if e["ph"] == "X"]
-    if damage == "overlap":
-        first, second = [e for e in slices if e["tid"] == slices[0]["tid"]][:2]
-        first["dur"] = second["ts"] + 0.5 * second["dur"] - first["ts"]
-    elif damage == "flow":
-        events.remove(next(e for e in events if e["ph"] == "f"))
-    else:
-        events.remove(next(e for e in events if e["name"] == "thread_name"))
-    with pytest.raises(BadTrace):
-        check_trace(trace)
+    content = gzip.decompress((tmp_path / "timeline.json.gz").read_bytes())
+    check_trace(json.loads(content))
+    for phase, key, factor in (("X", "dur", 1.2), ("f", "id", 10**6), ("X", "ts", float("nan"))):
+        trace = json.loads(content)
+        event = next(e for e in trace["traceEvents"] if e["ph"] == phase)
+        event[key] *= factor
+        with pytest.raises(BadTrace):
+            check_trace(trace)
 
 
 def test_the_picture_has_a_line_a_row_and_shows_a_part():
@@ -389,6 +383,36 @@ def test_replayed_events_stand_where_they_were_recorded(tmp_path, p2p):
     for wrong in ({"step": 99}, {"replicates": 64}, {"ranks": [0]}):
         with pytest.raises(PrismError):
             prism.timeline(path, **wrong)
+
+
+def test_waits_of_quiet_traces_are_known(tmp_path):
+    effects = Effects(
+        residual_sd=0.0, other_sd=0.0, transfer_s=0.05, collective_s=0.3, optimizer_s=0.4
+    )  # fmt: skip
+    found = {}
+    for stages, microbatches, gap_s in ((1, 4, 0.01), (2, 3, 0.0)):
+        layout = Layout(1, stages, microbatches, 3)
+        durations = {
+            k: np.full(3, gap_s * (k[3] > 0)) if k[0] == "gap" else v
+            for k, v in make_trace(layout, effects)[1].durations.items()
+        }
+        path = write_tidy(play(layout, effects, durations)[0], tmp_path / f"{stages}.csv")
+        found[stages] = check_timeline(prism.timeline(path))["steps"][0]
+    (row,) = found[1]["rows"]
+    assert row["busy"] == pytest.approx(4 * 0.6 + 0.4)
+    waits = {cause: wait["seconds"] for cause, wait in row["waits"].items()}
+    assert waits == pytest.approx({"communication": 4 * 0.3, "host": 12 * 0.01})
+    path = {"backward": 1.6, "forward": 0.8, "all_reduce": 0.6, "all_gather": 0.3,
+            "reduce_scatter": 0.3, "optimizer": 0.4, "launch_gap": 0.12}  # fmt: skip
+    assert found[1]["critical_path"] == pytest.approx(path)
+    # of two stages also the embedding's all-reduce, and four transfers in a row
+    path |= {"all_reduce": 0.9, "transfer": 0.2}
+    del path["launch_gap"]
+    assert found[2]["critical_path"] == pytest.approx(path)
+    for row in found[2]["rows"]:
+        assert row["busy"] == pytest.approx(3 * 0.6 + 0.4)
+        assert row["waits"]["transfer"]["seconds"] == pytest.approx(0.2)
+    assert found[2]["rows"][0]["waits"]["bubble"]["seconds"] == pytest.approx(0.6)
 
 
 def test_a_model_of_a_trace_shows_its_sampled_steps(tmp_path):

@@ -185,6 +185,8 @@ def test_the_parts_of_a_traced_step_are_those_of_the_job(tmp_path, stages, gap_s
     seconds, found = seconds_of(load_job(tmp_path / "model.nc"))
     assert found["step_time"]["mean"] == pytest.approx(times[0], rel=1e-6)
     assert sum(seconds.values()) == pytest.approx(times[0], rel=1e-6)
+    assert sum(found["critical_path"].values()) == pytest.approx(times[0], rel=1e-5)
+    assert found["critical_path"]["optimizer"] == pytest.approx(0.4, rel=1e-5)
     steps = [times[0]]
     for _, names in FREED:
         durations |= {k: 0.0 * v for k, v in durations.items() if k[0] in names}
