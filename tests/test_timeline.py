@@ -62,6 +62,13 @@ JOBS = {
     "independent": modelled(dependence="none", tp=2, pp=2, dp=2),
 }  # fmt: skip
 
+OVER_RANKS = {"communication", "replica"}
+WAITED_FOR = {
+    "job stalls": {"bubble", "replica", "stall"}, "hsdp": OVER_RANKS,
+    "fsdp": OVER_RANKS | {"bubble", "transfer"}, "independent": OVER_RANKS | {"bubble", "transfer"},
+    "kernels": OVER_RANKS | {"bubble", "transfer", "group"},
+}  # fmt: skip
+
 
 def events_of(made, step=0):
     """Events of one of the steps as a table, with what their row is."""
@@ -150,6 +157,11 @@ def test_steps_are_the_sampled_ones_op_by_op(name):
     assert found["steps"][2]["step_time"] == pytest.approx(ideal, rel=1e-6)
     if name in ("1f1b", "gpipe", "interleaved", "zb-v"):
         check_order(made, job)
+    causes = {cause for s in found["steps"] for row in s["rows"] for cause in row["waits"]}
+    assert causes == WAITED_FOR.get(name, {"bubble", "replica"})
+    if name == "job stalls":  # one of 5 s, in the slow step alone
+        assert all(row["waits"]["stall"]["seconds"] == pytest.approx(5.0)
+                   for row in found["steps"][1]["rows"])  # fmt: skip
     if "stalls" not in name:
         computes = events_of(made).query("stream == 'compute'")
         ratio = computes["duration"].sum() / computes["nominal"].sum()
