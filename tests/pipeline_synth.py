@@ -1,11 +1,12 @@
 """Pipeline traces of made-up jobs whose graph and effects are known: an oracle for replay and fit.
 
 `make_trace(layout, effects, seed)` gives a tidy table of ops as a DataFrame and the `Truth` behind
-it; `as_trace(frame)` makes it prism's `Trace`, `as_production(frame)` the columns of production
-traces. Schedules 1f1b, gpipe (p2p blocking, as Megatron batches it, or async) and interleaved
-(async), any replicas x stages x microbatches x steps. `Truth.durations` holds every op's own
-duration; `run(layout, effects, durations)` plays them through a small event loop that knows
-nothing of prism, so any change of them has a true answer. Recorded durations hold the waits.
+it; `write_tidy(frame, path)` makes it a file, `as_trace(frame)` prism's `Trace`,
+`as_production(frame)` the columns of production traces. Schedules 1f1b, gpipe (p2p blocking, as
+Megatron batches it, or async) and interleaved (async), any replicas x stages x microbatches x
+steps. `Truth.durations` holds every op's own duration; `run(layout, effects, durations)` plays
+them through a small event loop that knows nothing of prism, so any change of them has a true
+answer. Recorded durations hold the waits.
 Effects: lognormal of mean 1 per worker, step (with memory), microbatch content and op; lemons
 (factor) and delays (seconds per compute op); gaps, barriers nobody names, missing rows, steps with
 other numbers of microbatches, group names, clock jitter, float32, several ways to name transfers.
@@ -381,6 +382,12 @@ def as_trace(frame, source="made.csv"):
     from prism.traces.table import make_trace as tidy  # the only word of prism here
 
     return tidy({c: frame[c].to_numpy() for c in frame.columns}, source, "tidy")
+
+
+def write_tidy(frame, path):
+    """Write the table as a CSV that prism reads, to the last bit; returns the path."""
+    frame.rename(columns={"start": "start_s", "duration": "duration_s"}).to_csv(path, index=False)
+    return path
 
 
 def as_production(frame):

@@ -1,164 +1,408 @@
-"""`prism.fit` of pipeline traces: what it reports is what the trace was made from."""
+"""Fits of pipeline traces: known effects come back, and the model simulates the traced job."""
 
-import importlib.util
 import json
 from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from campaign import examples
-from pipeline_synth import Effects, Layout, as_production, make_trace
+from pipeline_synth import Effects, Layout, draw, make_trace, run, write_tidy
 
 import prism
-from prism import PrismError, estimate, fit, load_job, save, simulate, summary
-from prism.simulation.prepare import prepare_trace
-from prism.simulation.steps import run_blocks
-from prism.simulation.tracemodel.file import load_model
+from prism import PrismError, load_job
 
-TRUTH = Path(__file__).parents[1] / "experiments" / "verification" / "synthetic_truth.py"
-
-
-def write(folder, layout, effects, seed=1, name="trace.csv"):
-    frame, truth = make_trace(layout, effects, seed)
-    path = folder / name
-    as_production(frame).to_csv(path, index=False)
-    return path, truth
+COMPUTE = ("forward", "backward")
 
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
-    effects = Effects(
-        rank_sd=0.006, step_sd=0.012, content_sd=0.02, residual_sd=0.006, gap_s=0.002,
-        lemons={(2, 1): 1.7},
-    )  # fmt: skip
+    """Fit a table: its figures, and the path of the model where one is to be simulated."""
     folder = tmp_path_factory.mktemp("fit")
-    path, truth = write(folder, Layout(4, 2, 6, 24), effects)
-    dataset = fit(path, 0)
-    save(dataset, folder / "model.nc")
-    return dataset, truth, folder / "model.nc"
+    made = []
+
+    def call(frame, simulated=False, seed=0):
+        model = prism.fit(write_tidy(frame, folder / "ops.csv"), seed)
+        found = SimpleNamespace(**prism.summary(model))
+        json.dumps(vars(found), allow_nan=False)
+        if simulated:
+            made.append(found)
+            found.path = folder / f"{len(made)}.nc"
+            prism.save(model, found.path)
+        return found
+
+    return call
 
 
-def test_runs_of_a_fitted_trace_can_hold_an_error_of_the_model(fitted):
-    job = load_job(fitted[2])
+def with_drift(durations, sd, rng, apart=False):
+    """Let all workers of a replica drift together from step to step, or its stages apart."""
+    drift = np.exp(sd * rng.standard_normal((10, 10, next(iter(durations.values())).size)))
+    return {
+        k: v * drift[k[1], k[2] if apart else 0] if k[0] in COMPUTE else v
+        for k, v in durations.items()
+    }
+
+
+def population(layout, effects, seed=77, steps=3000):
+    """Step times of the job without anything fitted, workers' factors apart."""
+    layout = replace(layout, steps=steps)
+    durations, *_ = draw(layout, effects, np.random.default_rng(seed))
+    return run(layout, effects, durations)[1]
+
+
+# ------------------------------------------------------------------------------ known effects
+def test_effects_come_back_with_their_shares_and_loadings(fitted):
+    layout = Layout(8, 3, 8, 40)
+    effects = Effects(
+        rank_sd=0.01, step_sd=0.015, content_sd=0.03, content_last=0.5, residual_sd=0.008,
+        first_microbatch=0.97, stage=(1.0, 1.3, 1.1), gap_s=0.002,
+    )  # fmt: skip
+    rng = np.random.default_rng(5)
+    durations, rank, step, _ = draw(layout, effects, rng)
+    frame, times = run(layout, effects, with_drift(durations, 0.006, rng))
+    found = fitted(frame)
+    position = abs(np.log(0.97)) * np.sqrt(7.0) / 8.0
+    drawn_rank = np.log(rank).std(axis=0, ddof=1)  # of each stage
+    within = {"position": 0.1, "rank": 0.15, "step": 0.15, "rank_step": 0.25, "residual": 0.05}
+    for kind, power in (("forward", 1.0), ("backward", 1.5)):
+        content = 0.03 * power * np.array([1.0, 1.0, 0.5])
+        true = {
+            "position": position, "rank": np.sqrt((drawn_rank**2).mean()),
+            "step": np.log(step).std(ddof=1), "rank_step": 0.006,
+            "microbatch": np.sqrt((content**2).mean()), "residual": 0.008,
+        }  # fmt: skip
+        total = sum(std**2 for std in true.values())
+        for name, std in true.items():
+            row = found.effects[name]["by_op_kind"][kind]
+            assert row["cv"] == pytest.approx(std, rel=within.get(name, 0.05)), (kind, name)
+            assert row["ci"][0] < row["cv"] < row["ci"][1]
+            assert row["share"] == pytest.approx(std**2 / total, abs=0.03), (kind, name)
+        for stage in range(3):
+            loadings = found.loadings[f"{kind} stage {stage}"]
+            assert loadings["microbatch"] == pytest.approx(content[stage], rel=0.1)
+            assert loadings["step"] == pytest.approx(true["step"], rel=0.15)
+            assert loadings["rank_step"] == pytest.approx(0.006, rel=0.3)
+            assert loadings["residual"] == pytest.approx(0.008, rel=0.05)
+    for row in found.effects.values():  # pooled over op kinds
+        of_kinds = row["by_op_kind"].values()
+        if of_kinds:
+            mean_square = np.mean([of_kind["cv"] ** 2 for of_kind in of_kinds])
+            assert row["cv"] ** 2 == pytest.approx(mean_square)
+    whole = sum(row["cv"] ** 2 for row in found.effects.values() if row["cv"])
+    for name, row in found.effects.items():
+        if name != "call":
+            assert row["share"] == pytest.approx(row["cv"] ** 2 / whole), name
+    assert found.effects["call"]["cv"] is None and found.lemons == []
+    assert found.step_time["mean"] == pytest.approx(times.mean())
+    assert found.step_time["cv"] == pytest.approx(times.std(ddof=1) / times.mean())
+    check = found.cross_check
+    for name in ("model", "resampled"):
+        assert check[name]["mean"] == pytest.approx(times.mean(), rel=0.005)
+        assert check[name]["cv"] == pytest.approx(check["measured"]["cv"], rel=0.3)
+    kernels = {row["name"]: row for row in found.kernels}
+    shares = [row["step_share"] for row in found.kernels]
+    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1.0)
+    assert kernels["backward stage 1"]["n"] == 8 * 40 * 8
+    recorded = frame.query("name == 'backward-compute' and stage == 1")["duration"]
+    tail = recorded.quantile(0.99) / recorded.median()
+    spread = recorded.std(ddof=0) / recorded.mean()
+    assert kernels["backward stage 1"]["cv"] == pytest.approx(spread)
+    assert kernels["backward stage 1"]["p99_p50"] == pytest.approx(tail, rel=1e-3)
+    assert kernels["backward stage 1"]["residual_cv"] == pytest.approx(0.008, rel=0.05)
+    assert kernels["backward stage 1"]["mean"] == pytest.approx(0.4 * 1.3, rel=0.01)
+    busy = {name: seconds * 1.3 * 8 for name, seconds in (("forward", 0.2), ("backward", 0.4))}
+    ratio = kernels["backward stage 1"]["step_share"] / kernels["forward stage 1"]["step_share"]
+    assert ratio == pytest.approx(busy["backward"] / busy["forward"], rel=0.01)
+    assert {row["op_kind"] for row in found.kernels} >= {"transfer", "launch_gap", "optimizer"}
+
+
+def test_the_ideal_of_a_fit_is_the_step_with_every_effect_at_one(fitted):
+    layout, effects = Layout(4, 3, 6, 12), Effects(
+        rank_sd=0.005, step_sd=0.03, residual_sd=0.0, gap_s=0.01, lemons={(1, 1): 1.8}
+    )  # fmt: skip
+    frame, truth = make_trace(layout, effects, 2)
+    found = fitted(frame, simulated=True)
+    cured = {k: v / 1.8 if k[0] in COMPUTE and k[1:3] == (1, 1) else v
+             for k, v in truth.durations.items()}  # fmt: skip
+    ideal = {}
+    for key, value in cured.items():
+        alike = [v for k, v in cured.items() if (k[0], *k[2:]) == (key[0], *key[2:])
+                 and not (k[0] in COMPUTE and k[1:3] == (1, 1))]  # fmt: skip
+        ideal[key] = np.full_like(value, np.mean(alike))
+    expected = run(layout, effects, ideal)[1].mean()
+    assert found.cross_check["ideal"] == pytest.approx(expected, rel=1e-6)
+    estimated = prism.summary(prism.estimate(found.path, replicates=64, seed=1))
+    assert estimated["ideal_step_time"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "slow", [{"lemons": {(1, 0): 2.2}}, {"delays": {(1, 0): 0.3}}, {"lemons": {(1, 0): 1.1}}]
+)
+def test_lemons_are_found_and_follow_what_they_did(fitted, slow):
+    layout = Layout(5, 2, 8, 40)
+    effects = Effects(content_sd=0.05, residual_sd=0.01, gap_s=0.002, **slow)
+    found = fitted(make_trace(layout, effects, 1)[0], simulated=True)
+    (lemon,) = found.lemons
+    assert (lemon["replica"], lemon["stage"]) == (1, 0)
+    factors = list(slow.get("lemons", {}).values()) or [1 + 0.3 / 0.2, 1 + 0.3 / 0.4]
+    assert lemon["slowdown"] == pytest.approx(np.mean(factors), rel=0.01)
+    assert found.effects["rank"]["cv"] < 0.004  # the body's, undiluted
+    for kind, power in zip(COMPUTE, (1.0, 1.5), strict=True):
+        assert found.loadings[f"{kind} stage 0"]["microbatch"] == pytest.approx(
+            0.05 * power, rel=0.05
+        )
+        assert found.loadings[f"{kind} stage 0"]["residual"] == pytest.approx(0.01, rel=0.05)
+    drawn = prism.simulate(load_job(found.path), 2048, seed=1).step_time
+    true = population(layout, effects)
+    # the lemon's own mean is known to 0.4 %; a delay that followed the contents would vary more
+    assert float(drawn.mean()) == pytest.approx(true.mean(), rel=0.008)
+    assert float(drawn.std()) == pytest.approx(true.std(), rel=0.12)
+
+
+SOURCES = {
+    "residuals": Effects(residual_sd=0.1),
+    "communication": Effects(residual_sd=0.0, other_sd=0.5, collective_s=0.5, transfer_s=0.02),
+    "gaps": Effects(residual_sd=0.0, other_sd=0.0, gap_s=0.03),
+    "steps": Effects(step_sd=0.05), "contents": Effects(content_sd=0.2, content_last=0.5),
+    "drift of replicas": Effects(), "drift of workers": Effects(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_model_varies_as_its_job_whatever_it_varies_by(fitted, source):
+    layout, effects = Layout(3, 2, 4, 60), SOURCES[source]
+
+    def times(steps, seed):
+        rng = np.random.default_rng(seed)
+        shape = replace(layout, steps=steps)
+        durations, *_ = draw(shape, effects, rng)
+        if source.startswith("drift"):
+            durations = with_drift(durations, 0.04, rng, apart=source.endswith("workers"))
+        return run(shape, effects, durations)
+
+    found = fitted(times(60, 1)[0], simulated=True)
+    drawn = prism.simulate(load_job(found.path), 2048, seed=1).step_time
+    true = times(3000, 2)[1]
+    error = true.std() / np.sqrt(60)
+    assert float(drawn.mean()) == pytest.approx(true.mean(), abs=3.0 * error)
+    assert float(drawn.std()) == pytest.approx(true.std(), rel=0.3)  # 60 steps tell 10 % of it
+    check = found.cross_check["model"]
+    assert check["cv"] * check["mean"] == pytest.approx(float(drawn.std()), rel=0.1)
+
+
+def test_workers_are_drawn_from_the_traced_ones_lemons_among_them(fitted):
+    effects = Effects(residual_sd=0.0, other_sd=0.0, lemons={(3, 0): 1.5})
+    found = fitted(make_trace(Layout(16, 1, 4, 4), effects)[0], simulated=True)
+    measured = load_job(found.path)
+    steps = {
+        how: prism.simulate(measured.replace(f"variability.ranks={how}"), 64 * n, seed=1).step_time
+        for how, n in (("measured", 1), ("drawn", 400))
+    }
+    healthy, slow = 4 * 0.6, 4 * 0.6 * 1.5
+    rest = float(steps["measured"].mean()) - slow
+    assert rest == pytest.approx(4 * 0.05 + 0.02, abs=1e-4)  # what is no forward or backward
+    kinds = np.round(steps["drawn"].values - rest, 2)
+    assert np.unique(kinds).tolist() == pytest.approx([healthy, slow])
+    # one in 16 workers, 16 of them: none in 36 % of 400 clusters, of a standard error of 2.4 %
+    assert np.mean(kinds < 3.0) == pytest.approx((15 / 16) ** 16, abs=0.1)
+
+
+def test_content_that_speeds_up_where_it_slows_others_down_keeps_its_sign(fitted):
+    layout, effects = Layout(4, 4, 8, 40), Effects(residual_sd=0.004)
+    loadings = (0.03, 0.03, 0.02, -0.02)
+
+    def contents(layout, rng):
+        durations, *_ = draw(layout, effects, rng)
+        content = rng.standard_normal((4, 8, layout.steps))
+        return run(layout, effects, {
+            k: v * np.exp(loadings[k[2]] * content[k[1], k[4]]) if k[0] in COMPUTE else v
+            for k, v in durations.items()
+        })  # fmt: skip
+
+    found = fitted(contents(layout, np.random.default_rng(3))[0], simulated=True)
+    sign = np.sign(found.loadings["forward stage 0"]["microbatch"])
+    for kind in COMPUTE:
+        for stage, loading in enumerate(loadings):
+            there = sign * found.loadings[f"{kind} stage {stage}"]["microbatch"]
+            assert there == pytest.approx(loading, rel=0.1)
+    drawn = prism.simulate(load_job(found.path), 2048, seed=1).step_time
+    true = contents(replace(layout, steps=3000), np.random.default_rng(4))[1]
+    assert float(drawn.mean()) == pytest.approx(true.mean(), rel=0.001)
+    assert float(drawn.std()) == pytest.approx(true.std(), rel=0.08)
+
+
+def test_memory_over_steps_is_found_and_absent_memory_is_not(fitted):
+    layout = Layout(2, 2, 4, 120)
+    found = fitted(make_trace(layout, Effects(step_sd=0.02, step_memory=0.9), 1)[0])
+    assert 3.0 < found.step_correlation_steps < 40.0  # truth: -1 / ln 0.9 = 9.5
+    found = fitted(make_trace(layout, Effects(step_sd=0.02), 2)[0])
+    assert found.step_correlation_steps is None
+
+
+def test_intervals_of_whole_traces_cover_the_truth(fitted):
+    """Some traces of one job; the full table is experiments/verification/synthetic_truth.py."""
+    true = {"rank": 0.008, "step": 0.01, "rank_step": 0.004, "microbatch": 0.015,
+            "residual": 0.005}  # fmt: skip
+    effects = Effects(
+        rank_sd=0.008, step_sd=0.01, content_sd=0.015, residual_sd=0.005, content_backward=1.0,
+        first_microbatch=0.99, lemons={(1, 0): 2.4},
+    )  # fmt: skip
+    layout, n = Layout(4, 3, 6, 12), examples(10)
+    rows = {name: [] for name in true}
+    for seed in range(n):
+        rng = np.random.default_rng(seed)
+        durations = with_drift(draw(layout, effects, rng)[0], 0.004, rng)
+        found = fitted(run(layout, effects, durations)[0])
+        for name in true:
+            rows[name] += found.effects[name]["by_op_kind"].values()
+    for name, std in true.items():
+        low, high = np.array([row["ci"] for row in rows[name]]).T
+        # two intervals a trace, half of them independent: of 0.9, five standard errors down
+        assert np.mean((low <= std) & (std <= high)) > 0.9 - 5.0 * np.sqrt(0.09 / n), name
+        assert np.mean([row["cv"] for row in rows[name]]) == pytest.approx(std, rel=0.3), name
+        # negative control: they are no wider than to tell it from 2.5 times as much
+        assert np.mean((low <= 2.5 * std) & (2.5 * std <= high)) < 0.3, name
+
+
+# ---------------------------------------------------------------------- the model as a job
+@pytest.fixture(scope="module")
+def model(fitted):
+    effects = Effects(
+        rank_sd=0.006, step_sd=0.012, content_sd=0.02, residual_sd=0.006, gap_s=0.002
+    )  # fmt: skip
+    frame, truth = make_trace(Layout(4, 2, 6, 24), effects, 1)
+    return fitted(frame, simulated=True), truth
+
+
+def test_a_model_simulates_the_traced_job(model):
+    found, truth = model
+    sizes = (found.kind, found.steps, found.dp_size, found.stages, found.workers, found.p2p)
+    assert sizes == ("trace", 24, 4, 2, 8, "blocking")
+    mean, std = truth.step_times.mean(), truth.step_times.std(ddof=1)
+    asked = {"replicates": 1024, "run_replicates": 256, "steps": 100, "seed": 1}
+    whole = prism.summary(prism.estimate(found.path, **asked))
+    assert whole["world_size"] == 8
+    assert whole["step_time"]["mean"] == pytest.approx(mean, rel=0.005)
+    assert whole["step_time"]["std"] == pytest.approx(std, rel=0.4)  # 24 steps show 15 % of it
+    assert whole["time_to_train"]["mean"] == pytest.approx(100 * mean, rel=0.01)
+    alone = load_job(found.path).replace("variability.dependence=none")
+    less = prism.summary(prism.estimate(alone, replicates=256, seed=1))["step_time"]["std"]
+    assert less < 0.6 * whole["step_time"]["std"]
+    drawn = load_job(found.path).replace("variability.ranks=drawn")
+    drawn = prism.summary(prism.estimate(drawn, replicates=2048, seed=1))["step_time"]
+    assert drawn["between_cluster_std"] > 2.0 * whole["step_time"]["between_cluster_std"]
+
+
+def test_a_model_is_a_job_of_the_traced_layout(model):
+    job = load_job(model[0].path)
+    p, durations = job.parallelism, job.model.durations
+    assert (p.pp, p.dp, p.microbatches, p.p2p) == (2, 4, 6, "blocking")
+    assert durations.forward_s == pytest.approx([0.2, 0.2], rel=0.02)
+    assert durations.backward_s == pytest.approx([0.4, 0.4], rel=0.02)
+    few, many = (
+        prism.summary(prism.estimate(job.replace(f"parallelism.dp={dp}"), replicates=256, seed=1))
+        for dp in (4, 16)
+    )
+    assert (few["world_size"], many["world_size"]) == (8, 32)
+    assert many["ideal_step_time"] == pytest.approx(few["ideal_step_time"], rel=1e-6)
+    assert many["step_time"]["mean"] > 1.002 * few["step_time"]["mean"]  # the slowest of more
+
+
+def test_a_ranking_of_a_model_names_the_effect_that_decides(model, few_clusters):
+    found, truth = model
+    ranked = prism.summary(prism.rank(load_job(found.path), seed=1))
+    shares = [effect["total_order"] for effect in ranked["effects"]]
+    assert shares == sorted(shares, reverse=True)
+    step, content = ranked["effects"][:2]
+    assert (step["name"], content["name"]) == ("step", "microbatch")
+    durations = {k: v / truth.step if k[0] in COMPUTE else v for k, v in truth.durations.items()}
+    frozen = run(truth.layout, truth.effects, durations)[1].std(ddof=1)
+    assert step["std_if_frozen"] == pytest.approx(frozen, rel=0.4)  # 24 steps tell 15 % of it
+    assert step["std_if_frozen"] < 0.8 * ranked["std"]
+    assert step["total_order"] == pytest.approx(1 - (frozen / ranked["std"]) ** 2, abs=0.2)
+
+
+def test_runs_of_a_model_can_hold_an_error_of_it(model):
+    job = load_job(model[0].path)
     asked = {"replicates": 640, "run_replicates": 1_000, "steps": 500, "seed": 1}
     wrong, right = (
-        summary(estimate(job.replace(f"variability.model_error={x}"), **asked)) for x in (0.05, 0)
+        prism.summary(prism.estimate(job.replace(f"variability.model_error={x}"), **asked))
+        for x in (0.05, 0)
     )
     assert right["step_time"] == wrong["step_time"] and "model_error" not in right
-    run = wrong["time_to_train"]
-    assert run["model_error_std"] == pytest.approx(0.05 * run["mean"], rel=0.1)
+    of_run = wrong["time_to_train"]
+    assert of_run["model_error_std"] == pytest.approx(0.05 * of_run["mean"], rel=0.1)
     with pytest.raises(PrismError, match="variability.effects"):
-        estimate(job.replace("variability.effects.jitter.mean_s=0.1"), **asked)
+        prism.estimate(job.replace("variability.effects.jitter.mean_s=0.1"), **asked)
 
 
-def test_the_report_is_what_the_trace_was_made_from(fitted):
-    dataset, truth, _ = fitted
-    report = prism.summary(dataset)
-    json.dumps(report, allow_nan=False)
-    assert report["kind"] == "trace"
-    sizes = {k: report[k] for k in ("steps", "dp_size", "stages", "workers", "p2p")}
-    assert sizes == {"steps": 24, "dp_size": 4, "stages": 2, "workers": 8, "p2p": "blocking"}
-    assert report["step_time"]["mean"] == pytest.approx(truth.step_times.mean(), rel=1e-5)
-    ((lemon),) = report["lemons"]
-    assert (lemon["replica"], lemon["stage"]) == (2, 1)
-    assert lemon["slowdown"] == pytest.approx(1.7, rel=0.03)
-    assert any("1.7" in warning and "peers" in warning for warning in report["warnings"])
-    forward = {k: e["by_op_kind"]["forward"] for k, e in report["effects"].items() if k != "call"}
-    for name, true in (("microbatch", 0.02), ("residual", 0.006)):
-        low, high = forward[name]["ci"]
-        assert 0.9 * low < true < 1.1 * high
-        assert forward[name]["cv"] == pytest.approx(true, rel=0.15)
-    assert forward["step"]["cv"] == pytest.approx(0.012, rel=0.4)
-    assert report["effects"]["call"]["cv"] is None
-    shares = sum(e["share"] for e in forward.values())
-    assert shares == pytest.approx(1.0)
-    said = " ".join(report["not_identifiable"])
-    for word in ("tp and cp ranks", "node share", "congestion"):
-        assert word in said
-
-
-def test_kernels_are_ranked_by_time_and_gaps_are_among_them(fitted):
-    kernels = prism.summary(fitted[0])["kernels"]
-    shares = [k["step_share"] for k in kernels]
-    assert shares == sorted(shares, reverse=True)
-    assert sum(shares) == pytest.approx(1.0)
-    assert {k["op_kind"] for k in kernels} >= {"forward", "backward", "transfer", "launch_gap"}
-    (backward,) = [k for k in kernels if k["name"].startswith("backward stage 0")]
-    assert backward["n"] == 4 * 24 * 6
-    assert backward["mean"] == pytest.approx(0.4, rel=0.02)
-
-
-def test_the_cross_check_agrees_with_the_measurement(fitted):
-    check = prism.summary(fitted[0])["cross_check"]
-    for name in ("model", "resampled"):
-        assert check[name]["mean"] == pytest.approx(check["measured"]["mean"], rel=0.01)
-        assert check[name]["cv"] == pytest.approx(check["measured"]["cv"], rel=0.5)
-    assert check["ideal"] < check["measured"]["mean"]
-
-
-def test_a_fit_needs_no_luck(fitted, tmp_path):
-    path, _ = write(tmp_path, Layout(2, 2, 4, 6), Effects(content_sd=0.02))
-    drawn = fit(path)  # with a seed of its own, which gives the same again
-    assert drawn.identical(fit(path, prism.summary(drawn)["seed"]))
-    one, other = prism.summary(drawn), prism.summary(fit(path))
+def test_a_seed_gives_the_same_fit_again(tmp_path):
+    path = write_tidy(
+        make_trace(Layout(2, 2, 4, 6), Effects(content_sd=0.02))[0], tmp_path / "a.csv"
+    )
+    drawn = prism.fit(path)  # with a seed of its own, which gives the same again
+    one, other = prism.summary(drawn), prism.summary(prism.fit(path))
+    assert drawn.identical(prism.fit(path, one["seed"]))
     assert one["seed"] != other["seed"]
     assert one["cross_check"]["model"] != other["cross_check"]["model"]
 
 
-def test_the_model_s_file_simulates_the_traced_job(fitted):
-    _, truth, path = fitted
-    drawn = simulate(load_job(path), 4096, 1)
-    mean, std = truth.step_times.mean(), truth.step_times.std(ddof=1)
-    assert float(drawn.step_time.mean()) == pytest.approx(mean, rel=0.005)
-    assert float(drawn.step_time.std()) == pytest.approx(std, rel=0.4)
-    run = estimate(load_job(path), steps=100, seed=1, replicates=1024, run_replicates=256)
-    assert float(run.time_to_train.mean()) == pytest.approx(100 * mean, rel=0.01)
+# ------------------------------------------------------------------------------- small traces
+LAYOUTS = {
+    "1f1b": Layout(2, 4, 6, 10), "async": Layout(2, 3, 6, 10, p2p="async"),
+    "gpipe": Layout(2, 3, 4, 10, schedule="gpipe"),
+    "interleaved": Layout(2, 2, 4, 10, "interleaved", "async", 2),
+    "no pipeline": Layout(4, 1, 4, 10), "one replica": Layout(1, 3, 4, 10),
+    "one microbatch": Layout(4, 2, 1, 10), "two steps": Layout(2, 2, 4, 2),
+    "one worker, one microbatch": Layout(1, 1, 1, 10),
+}  # fmt: skip
 
 
-def test_few_steps_and_replicas_are_said_to_be_few(tmp_path):
-    path, _ = write(tmp_path, Layout(1, 2, 4, 4), Effects(content_sd=0.02))
-    warnings = " ".join(prism.summary(fit(path, 0))["warnings"])
-    assert "4 steps: the step effect" in warnings
-    assert "1 dp replica:" in warnings
-    path, _ = write(tmp_path, Layout(1, 1, 1, 4), Effects(), name="one.csv")
-    report = prism.summary(fit(path, 0))
-    assert report["effects"] == {} and report["loadings"] == {}
-    assert any("effects" in text and "separated" in text for text in report["warnings"])
-    json.dumps(report, allow_nan=False)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize(
+    "effects",
+    [
+        Effects(step_sd=0.02, content_sd=0.1, rank_sd=0.01, gap_s=0.002),
+        Effects(residual_sd=0.0, other_sd=0.0),
+        Effects(step_sd=0.02, missing=0.03),
+        Effects(content_sd=0.05, gap_s=1e-5, jitter_s=1e-6),
+    ],
+    ids=["effects", "zero variance", "missing", "small gaps"],
+)
+def test_no_trace_gives_nonsense(fitted, layout, effects):
+    if effects.missing and (layout.steps * layout.microbatches < 20 or layout.p2p == "async"):
+        effects = replace(effects, missing=0.0)  # messages are paired by their order
+    frame, truth = make_trace(layout, effects, 1)
+    found = fitted(frame)
+    mean = truth.step_times.mean()
+    for name in ("model", "resampled"):
+        assert found.cross_check[name]["mean"] == pytest.approx(mean, rel=0.06)
+        if effects.residual_sd == 0.0:
+            assert found.cross_check[name]["mean"] == pytest.approx(mean, rel=1e-6)
+            assert found.cross_check[name]["cv"] < 1e-6
+    if layout.steps * layout.replicas < 20:
+        assert found.warnings
+    assert bool(found.effects) == (layout.microbatches * layout.replicas > 1)
 
 
-def test_one_step_is_refused(tmp_path):
-    path, _ = write(tmp_path, Layout(2, 2, 4, 1), Effects())
-    with pytest.raises(PrismError, match="at least 2"):
-        fit(path)
+def test_a_worker_that_lacks_a_whole_step_or_an_op_everywhere(fitted):
+    frame, truth = make_trace(Layout(3, 2, 4, 10), Effects(content_sd=0.05, step_sd=0.02), 1)
+    compute = frame["op_kind"].isin(COMPUTE)
+    gone = (frame["dp_rank"] == 1) & (frame["stage"] == 0) & (frame["step"] == 4) & compute
+    forwards = (frame["name"] == "forward-compute") & (frame["microbatch"] == 3)
+    gone |= (frame["dp_rank"] == 2) & forwards
+    found = fitted(frame[~gone])
+    for name in ("model", "resampled"):
+        assert found.cross_check[name]["mean"] == pytest.approx(truth.step_times.mean(), rel=0.03)
 
 
-# --------------------------------------------------------------------- the whole chain, many times
-def truth_module():
-    spec = importlib.util.spec_from_file_location("synthetic_truth", TRUTH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def test_one_step_is_refused(fitted):
+    with pytest.raises(PrismError):
+        fitted(make_trace(Layout(2, 2, 4, 1), Effects())[0])
 
 
-def test_intervals_of_whole_traces_cover_the_truth():
-    """Some traces of one job; the full table is experiments/verification/synthetic_truth.py."""
-    truth = truth_module()
-    case = truth.CASES[1]  # with a lemon
-    small = case._replace(layout=Layout(4, 2, 6, 12))
-    n = examples(10)
-    found = truth.coverage(small, n, 7)
-    # two intervals of each, half of them independent: of 0.9, five standard errors down
-    for name, (share, ratio) in found.items():
-        assert share > 0.9 - 5.0 * np.sqrt(0.09 / n), name
-        assert abs(ratio) < 0.3, name
-    pooled = truth.coverage(small._replace(effects=truth.PLAIN), examples(4), 7, pooled=True)
-    assert pooled["rank"][0] < 0.3 and pooled["residual"][0] < 0.3  # the negative control
-
-
-def layered(tmp_path, labels):
+def layered(labels):
     """A job whose microbatch is two forward and two backward ops, all with the same content."""
     rng = np.random.default_rng(0)
     means = {("forward", "attn"): 0.01, ("forward", "mlp"): 0.03}
@@ -178,35 +422,16 @@ def layered(tmp_path, labels):
             ends.append(at)
         for rank, at in enumerate(ends):
             rows.append((step, rank, "all_reduce", "grads", at, max(ends) + 0.01 - at, -1))
-    names = ["step", "rank", "op_kind", "name", "start_s", "duration_s", "microbatch"]
-    path = tmp_path / f"{labels}.csv"
-    pd.DataFrame(rows, columns=names).to_csv(path, index=False)
-    return path
+    names = ["step", "rank", "op_kind", "name", "start", "duration", "microbatch"]
+    return pd.DataFrame(rows, columns=names)
 
 
 @pytest.mark.parametrize("labels", ["named", "none", "one"])
-def test_a_microbatch_of_several_ops_keeps_each_of_them(tmp_path, labels):
-    summary = prism.summary(fit(layered(tmp_path, labels), 0))
-    means = {k["name"]: k["mean"] for k in summary["kernels"]}
+def test_a_microbatch_of_several_ops_keeps_each_of_them(fitted, labels):
+    found = fitted(layered(labels))
+    means = {row["name"]: row["mean"] for row in found.kernels}
     assert means["attn stage 0"] == pytest.approx(0.01, rel=0.03)
     assert means["mlp_b stage 0"] == pytest.approx(0.06, rel=0.03)
-    assert summary["effects"]["microbatch"]["cv"] == pytest.approx(0.03, rel=0.15)
-    check = summary["cross_check"]
+    assert found.effects["microbatch"]["cv"] == pytest.approx(0.03, rel=0.15)
+    check = found.cross_check
     assert check["model"]["mean"] == pytest.approx(check["measured"]["mean"], rel=0.01)
-    assert any("numbered" in note for note in summary["notes"]) == (labels != "named")
-
-
-def test_exposed_communication_of_a_trace(fitted):
-    """What the step saves if the trace's messages take no time."""
-    job = load_job(str(fitted[2]))
-    drawn = simulate(job, 256, seed=2)
-    model = load_model(job.variability.model)
-    mean = model.mean.copy()
-    for i, node in enumerate(model.nodes):
-        if node.kind == "op" and node.op_kind not in ("forward", "backward", "optimizer"):
-            mean[i] = 0.0
-    free = prepare_trace(job, replace(model, mean=mean), 2)
-    rest = run_blocks(free.program, range(4), 2)[0].mean(dtype=np.float64)
-    saved = 1.0 - float(rest) / float(drawn.step_time.mean())
-    assert float(drawn.exposed_communication) == pytest.approx(saved, abs=1e-6)
-    assert 0.0 < saved < 0.5

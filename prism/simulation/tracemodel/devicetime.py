@@ -8,7 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from prism.common.launchgaps import LaunchGaps, launch_gaps
-from prism.simulation.tracemodel.graph import ARRIVAL, LATENCY, Array, TraceNode, ends_of
+from prism.simulation.tracemodel.graph import (
+    ARRIVAL,
+    LATENCY,
+    Array,
+    TraceNode,
+    ends_of,
+    start_of,
+)
 from prism.simulation.tracemodel.model import TraceModel, ideal_graph
 
 NO_DEVICE_OPS = ("launch_gap", "data_load")  # op kinds during which a device has nothing to run
@@ -58,7 +65,9 @@ def ideal_device_times(model: TraceModel) -> tuple[float, list[DeviceTime]]:
     """Step with every effect at 1 [s], and the time of each stage's device in it."""
     graph = ideal_graph(model)
     ends = ends_of(graph)
-    start, end = (ends - graph.durations)[:, 0, 0], ends[:, 0, 0]
+    # not end - duration: what takes no time has to begin no later than what waits for it
+    start = np.array([start_of(node, ends)[0, 0] for node in graph.nodes])
+    end = ends[:, 0, 0]
     each = [device_time(graph.nodes, start, end, s) for s in range(model.n_stages)]
     return float(end.max()), each
 

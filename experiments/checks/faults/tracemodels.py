@@ -1,0 +1,104 @@
+"""Wrong changes to models made of traces, to replays, timelines and where the time goes."""
+
+FAULTS = [
+    (
+        "replicas no longer wait for each other in a stage's collectives when a trace is replayed",
+        'return self.scope.name in ("stage", "world")',
+        'return self.scope.name in ("world",)',
+    ),
+    (
+        "the published straggler-free step puts computing ops at their median, not their mean",
+        "ideal[nodes] = durations[nodes].mean() if local else np.median(durations[nodes])",
+        "ideal[nodes] = np.median(durations[nodes])",
+    ),
+    (
+        "a straggler-free step of the same work keeps a share of its slow workers' slowness",
+        "    mean = model.mean.mean(axis=1)[:, None, None]",
+        "    mean = np.nan_to_num(finite_mean(simple.durations, (1, 2)))[:, None, None]",
+    ),
+    (
+        "a replay gives every worker the slowdown of its whole stage",
+        '("worker", r, s): (stage_of == s) & (replica_of == r) for r, s in places',
+        '("worker", r, s): (stage_of == s) & (replica_of >= 0) for r, s in places',
+    ),
+    (
+        "a kernel trace's ideal step takes each kernel at the median of its steps, not the mean",
+        "        mean = finite_mean(graph.durations, 2, keepdims=True)\n        times",
+        "        mean = np.nanmedian(graph.durations, 2, keepdims=True)\n        times",
+    ),
+    (
+        "an effect's share in a fit is of standard deviations, not of variances",
+        '"share": sum(r.std**2 for r in rows.values()) / max(sum(totals.values()), 1e-300),',
+        '"share": sum(r.std for r in rows.values())\n            '
+        "/ sum(s.std for spreads in kinds.values() for s in spreads.values()),",
+    ),
+    (
+        "persistent differences between workers are reported and drawn as an effect of the step",
+        '    mean, rank, parts["rank"] = estimates.ranks(position)',
+        '    mean, rank, parts["rank"] = estimates.ranks(position)\n'
+        '    parts["rank"], parts["step"] = parts["step"], parts["rank"]',
+    ),
+    (
+        "loadings of an effect are inverted: ops that follow it most are said to follow it least",
+        "loadings = signed / first if first else np.ones(signed.size)",
+        "known = signed != 0.0\n"
+        "    loadings = np.ones(signed.size)\n"
+        "    if first:\n"
+        "        loadings = np.divide(first, signed, out=np.zeros(signed.size), where=known)",
+    ),
+    (
+        "a slow worker's slowdown counts from the mean of all workers, itself among them",
+        "    away = level - finite_mean(np.where(body, level, np.nan), 1)[:, None]",
+        "    away = level - finite_mean(level, 1)[:, None]",
+    ),
+    (
+        "a step's compute is that of its median stage, not the mean over stages",
+        "    work, most = float(ideal.busy.mean()), int(ideal.busy.argmax())",
+        "    work, most = float(np.median(ideal.busy)), int(ideal.busy.argmax())",
+    ),
+    (
+        "the optimizer of a traced step counts to its compute too, and is missing from the bubble",
+        "return _Ideal(whole, float(optimizer.max()), busy - optimizer, idle, pipelined)",
+        "return _Ideal(whole, float(optimizer.max()), busy, idle, pipelined)",
+    ),
+    (
+        "what one group's communication exposes is counted again in the next group's",
+        '        parts[f"exposed_{group}"] = left - rest.astype(np.float64)',
+        '        parts[f"exposed_{group}"] = whole - rest.astype(np.float64)',
+    ),
+    (
+        "launch gaps are where the host was early, not late",
+        "(issued[order][1:] > until)",
+        "(issued[order][1:] < until)",
+    ),
+    (
+        "the mean of a collective's kernel holds its waiting for other ranks",
+        '    duration = np.where(measure == 1, transfer, ops["duration"].to_numpy())',
+        '    duration = ops["duration"].to_numpy().copy()',
+    ),
+    (
+        "the time from step to step is taken between begins on the host, not ends on the device",
+        "    between = np.diff(end)[np.diff(steps) == 1]",
+        "    between = np.diff(begin)[np.diff(steps) == 1]",
+    ),
+    (
+        "a timeline shows the replicate beside the one nearest the percentile",
+        "        played = player.play(replicate)",
+        "        played = player.play(replicate ^ 1)",
+    ),
+    (
+        "a timeline's critical path follows the earliest of what an op waited for, not the latest",
+        "            if end + lag > best.start or best.op < 0:",
+        "            if end + lag < best.start or best.op < 0:",
+    ),
+    (
+        "a timeline counts what one row waits for another replica as the pipeline's bubble",
+        '            parts.append(Wait(begin, now, "replica", before.op, before.replica))',
+        '            parts.append(Wait(begin, now, "bubble", before.op, before.replica))',
+    ),
+    (
+        "slices of a timeline's file last a thousand times too short",
+        '"dur": (end[i] - start[i]) / 1e3, "args": args,',
+        '"dur": (end[i] - start[i]) / 1e6, "args": args,',
+    ),
+]
