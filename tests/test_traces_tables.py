@@ -285,8 +285,9 @@ def test_a_pipeline_trace_is_what_the_file_says(shown, frame):
     sizes = {"n_ops": 204, "n_steps": 3, "steps": [10, 12], "n_ranks": 4, "n_dp_ranks": 2,
              "n_stages": 2, "n_microbatches": 4, "format": "pipeline", "notes": []}  # fmt: skip
     assert {name: found[name] for name in sizes} == sizes
-    kind_of = {"forward-compute": "forward", "backward-compute": "backward", "optimizer": "optimizer",
-               "forward-send": "transfer", "forward-recv": "transfer"}  # fmt: skip
+    kind_of = {"forward-compute": "forward", "backward-compute": "backward",
+               "forward-send": "transfer", "forward-recv": "transfer",
+               "optimizer": "optimizer"}  # fmt: skip
     assert kinds(found) == {
         (kind_of[name], name): (len(group), pytest.approx(group["duration"].mean(), rel=1e-9))
         for name, group in frame.groupby("optype")
