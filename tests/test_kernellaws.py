@@ -1,20 +1,31 @@
 """Libraries from HTA's kernel tables and from nccl-tests; and the samples that documents show."""
 
+import contextlib
 import hashlib
+import io
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tables_made
-from test_kineto_commands import run
 
 import prism
+from prism import __main__ as entry
 from prism.models.kernellaws.collectives import fit_line
 from prism.traces import find_recording
 from prism.traces.rare.hta import is_hta
 
 SAMPLES = Path(__file__).parents[1] / "experiments" / "samples"
+
+
+def run(*arguments):
+    """Status, JSON and messages of a command."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = entry.main([*map(str, arguments), "--json", "-q"])
+    return status, json.loads(out.getvalue()) if status == 0 else None, err.getvalue()
 
 
 @pytest.mark.parametrize("unit", ["us", "ns"])  # HTA's ns are the trace's us

@@ -1,4 +1,4 @@
-"""Step times and totals from tables and logs."""
+"""Step times and totals from tables, Megatron's and MLPerf's logs: which values, of which unit."""
 
 import json
 import re
@@ -9,214 +9,193 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism import PrismError
-from prism.traces import StepTimes, read_step_times, read_totals, total_per_run
+import prism
 
 
 @pytest.fixture
-def read(tmp_path):
-    """Read a text as step times."""
+def shown(run, tmp_path):
+    """What `prism show` says of a text: its JSON, or the message of a refusal."""
 
-    def read_text(text, **options):
+    def show(text, *options):
         path = tmp_path / "steps.csv"
         path.write_text(text)
-        return read_step_times(path, **options)
+        status, out, err = run("show", path, "--json", *options)
+        assert status in (0, 2) and (status == 0) == bool(out), err
+        return json.loads(out) if status == 0 else err
 
-    return read_text
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "seconds"),
-    [
-        ("step_s", "1.5", 1.5),
-        ("step_ms", "1500", 1.5),
-        ("step_us", "15", 15e-6),
-        ("step_time_s", "2", 2.0),
-        ("delta_ms", "111", 0.111),
-        ("time_seconds", "3", 3.0),
-        ("Step_MS", "1", 0.001),
-    ],
-)
-def test_the_unit_is_the_last_word_of_the_name(read, column, value, seconds):
-    times = read(f"{column}\n{value}\n{value}\n")
-    assert list(times.seconds) == [seconds, seconds]
-    assert times.column == column and times.mean_over == 1 and len(times.notes) == 1
-    assert list(times.step) == [0, 1] and list(times.run) == ["", ""]
+    return show
 
 
-def test_runs_and_steps(read):
-    times = read("run,step,step_s\nb,2,1\na,1,2\nb,1,3\na,2,4\n")
-    assert list(times.run) == ["b", "b", "a", "a"]
-    assert list(times.step) == [1, 2, 1, 2]
-    assert list(times.seconds) == [3, 1, 2, 4]
-    assert total_per_run(times) == {"b": 4.0, "a": 6.0}
-    assert list(total_per_run(times)) == ["b", "a"]
+def where(**choices):
+    return [x for name, value in choices.items() for x in ("--where", f"{name}={value}")]
 
 
-def test_steps_are_numbered_per_run_where_they_are_not(read):
-    times = read("run_id,step_s\n01,1\n1,2\n01,3\n")
-    assert list(times.run) == ["01", "01", "1"]  # not the same run
-    assert list(times.step) == [0, 1, 0]
-
-
-def test_several_durations_are_listed_with_the_groups(read):
-    text = "t_s,step_s,system\n0,1,x\n1,2,y\n2,3,x\n3,4,y\n"
-    with pytest.raises(
-        PrismError, match=r"t_s \[s\], step_s \[s\]; .*--column .*--where .*system: x, y"
-    ):
-        read(text)
-    times = read(text, column="step_s", where={"system": "y"})
-    assert list(times.seconds) == [2, 4]
-
-
-def test_several_groups_are_listed_with_their_values(read):
-    text = "trace,gpu kind,step_s\n" + "A,h 100,1\nA,h 100,2\nB,a100,3\nB,h 100,4\n" * 3
-    with pytest.raises(PrismError, match="trace: A, B; gpu kind: a100, h 100; .*--where"):
-        read(text)
-    assert list(read(text, where={"trace": "A"}).seconds) == [1, 2] * 3
-    with pytest.raises(PrismError, match=": gpu kind: a100, h 100; "):
-        read(text, where={"trace": "B"})
-    assert len(read(text, where={"trace": "*", "gpu kind": "*"}).seconds) == 12
-
-
-def test_remarks_of_single_rows_are_no_groups(read):
-    rows = "".join(f"{i},file{i}.log\n" for i in range(1, 9))
-    assert len(read("step_s,file\n" + rows).seconds) == 8
+def figures(found):
+    """Values, runs, steps of a value, mean [s]."""
+    return found["n"], found["n_runs"], found["mean_over"], pytest.approx(found["mean"])
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("column", "second", "unit"),
     [
-        ({"column": "step"}, "'step' .*unit"),
-        ({"column": "stepp_s"}, "'stepp_s'.* mean step_s"),
-        ({"where": {"syst": "a"}}, "'syst'.* mean system"),
-        ({"where": {"system": "c"}}, "--where system=c: .* a, b"),
-        ({"where": {"system": "a", "step": "2"}}, "--where system=a --where step=2: "),
+        ("step_s", 1.0, "s"), ("step_ms", 1e-3, "ms"), ("step_us", 1e-6, "us"),
+        ("step_ns", 1e-9, "ns"), ("step_time_s", 1.0, "s"), ("delta_ms", 1e-3, "ms"),
+        ("time_seconds", 1.0, "s"), ("Step_MS", 1e-3, "ms"), ("seconds", 1.0, "s"),
+        ("Sec", 1.0, "s"), ("ms", 1e-3, "ms"), ("step_minutes", 60.0, "min"),
+        ("time_per_step_s", 1.0, "s"),
     ],
-)
-def test_choices_that_are_not_there(read, options, message):
-    with pytest.raises(PrismError, match=message):
-        read("step,step_s,system\n1,1,a\n2,1,b\n3,1,a\n4,1,b\n", **options)
+)  # fmt: skip
+def test_the_unit_is_the_last_word_of_the_name(shown, column, second, unit):
+    found = shown(f"{column}\n12\n18\n")
+    assert figures(found) == (2, 1, 1, 15.0 * second)
+    assert found["taken"]["column"] == column and found["taken"]["unit"] == unit
+    given = shown("step,x\n1,12\n2,18\n", "--column", "x", "--unit", unit)
+    assert figures(given) == (2, 1, 1, 15.0 * second)
 
 
-@pytest.mark.parametrize(("name", "per_second"), [("seconds", 1.0), ("Sec", 1.0), ("ms", 1e3)])
-def test_a_unit_alone_is_a_name(read, name, per_second):
-    np.testing.assert_allclose(read(f"step,{name}\n1,2\n2,4\n").seconds * per_second, [2, 4])
-    with pytest.raises(PrismError, match=rf": {name} \[m?s\], step_s \[s\]"):
-        read(f"step,{name},step_s\n1,2,3\n2,4,5\n")
-
-
-def test_a_minimum_is_no_duration(read):
-    assert list(read("min,step_s\n1,2\n1,4\n").seconds) == [2, 4]
-    with pytest.raises(PrismError, match="'min' .*unit; .*--unit .* min_s "):
-        read("min,step_s\n1,2\n1,4\n", column="min")
-
-
-@pytest.mark.parametrize("name", ["tokens_per_s", "train/samples_per_second", "Tokens per sec"])
-def test_a_rate_is_no_duration(read, name):
-    """Tokens in a second are not a step of so many seconds."""
-    assert list(read(f"step,{name},step_s\n1,9,2\n2,9,4\n").seconds) == [2, 4]
-    for options in ({}, {"column": name}):
-        with pytest.raises(PrismError, match=f"{name}.* rate.* step_s"):
-            read(f"step,{name}\n1,2\n2,4\n", **options)
-    assert list(read("step,time_per_step_s\n1,2\n2,4\n").seconds) == [2, 4]
-
-
-def test_choices_are_compared_as_numbers_where_no_text_is_equal(read):
-    text = "gpus,warm,step_s\n512,True,1\n1024,False,2\n512,False,3\n"
-    assert list(read(text, where={"gpus": "512.0"}).seconds) == [1, 3]
-    assert list(read(text, where={"warm": "false"}).seconds) == [2, 3]
+@pytest.mark.parametrize("seed", range(3))
+def test_the_spread_is_that_of_the_values_as_written(shown, seed):
+    ms = np.random.default_rng(seed).lognormal(6.0, 0.2, 200)
+    found = shown("step_ms\n" + "\n".join(map(repr, ms.tolist())))
+    assert found["std"] == pytest.approx(1e-3 * ms.std(ddof=1))
+    for q in (5, 50, 95, 99):
+        assert found[f"p{q}"] == pytest.approx(1e-3 * np.quantile(ms, 0.01 * q))
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "choices", "expected"),
     [
-        ("step_s\n1\nx\n2\n", r"steps\.csv:3: step_s .*'x'"),
-        ("step_s\n1\n-1\n2\n", r"steps\.csv:3: step_s .*1e-09 and 1e\+09 s;.*unit.* 1 of 3"),
-        ("step_s\n1\n2e9\n2\n", r"steps\.csv:3: step_s .*1e\+09 s"),
-        ("step_us\n1\n1e-4\n2\n", r"steps\.csv:3: step_us .*1e-09"),
-        ("step,step_s\n1,1\n1.5,1\n", r"steps\.csv:3: step .*1\.5,"),
-        ("a,b\n1,2\n", "duration .* a, b"),
-        ("step_s\n", "and no rows"),
-        ("n_avg,step_s\n1,2\n10,2\n", "n_avg, .* 1, 10"),
-        ("run,step,step_s\na,1,1\na,1,2\na,2,3\na,2,4\n", r"steps\.csv:3: .*twice; (?!.*--where)"),
-        ("gpus,step,step_s\n8,1,1\n9,1,2\n8,2,3\n9,2,4\n", "--where .*gpus"),
-        ("step,min\n1,1\n2,1\n", "duration .* step, min; .* seconds"),
-        ('{"step_s": 1}', "JSON"),
+        ("run,step,step_s\nb,2,1\na,1,2\nb,1,3\na,2,6\n", {}, (4, 2, 1, 3.0)),
+        ("run,step,step_s\nb,2,1\na,1,2\nb,1,3\na,2,6\n", {"run": "a"}, (2, 1, 1, 4.0)),
+        ("run_id,step_s\n01,1\n1,2\n01,3\n", {"run_id": "01"}, (2, 1, 1, 2.0)),
+        ("t_s,step_s,system\n0,1,x\n1,2,y\n2,3,x\n3,4,y\n", {"system": "y"}, None),
+        ("gpus,kind,step_s\n512,a,1\n1024,a,2\n512,a,3\n512,b,8\n", {"gpus": "512", "kind": "a"},
+         (2, 1, 1, 2.0)),
+        ("gpus,kind,step_s\n512,a,1\n1024,a,2\n512,a,3\n512,b,8\n", {"kind": "a", "gpus": "512"},
+         (2, 1, 1, 2.0)),
+        ("gpus,warm,step_s\n512,True,1\n1024,False,2\n512,False,3\n", {"gpus": "512.0",
+         "warm": "*"}, (2, 1, 1, 2.0)),
+        ("gpus,warm,step_s\n512,True,1\n1024,False,2\n512,False,4\n", {"warm": "false"},
+         (2, 1, 1, 3.0)),
+        ("trace,step_s\nA,1\nB,2\nA,1\nB,2\n", {"trace": "*"}, (4, 1, 1, 1.5)),
+        ("min,step_s\n1,2\n1,4\n", {}, (2, 1, 1, 3.0)),  # a minimum is no duration
+        ("tokens_per_s,step,step_s\n9,1,2\n9,2,4\n", {}, (2, 1, 1, 3.0)),  # nor a rate
+        ("step,samples_per_second,global_batch_size\n1,4,8\n2,8,8\n", {}, (2, 1, 1, 1.5)),
+        ("step,tokens_per_s,tokens_per_step\n1,4,8\n2,8,8\n", {}, (2, 1, 1, 1.5)),
+        ("step,tokens_per_s,global_batch_size,seq_len\n1,4,2,4\n2,8,2,4\n", {}, (2, 1, 1, 1.5)),
+        ("step,steps_per_second\n1,4\n2,8\n", {}, (2, 1, 1, 0.1875)),
+        ("mean_over,step_s\n10,2\n10,3\n", {}, (2, 1, 10, 2.5)),
+        ("step,iteration-time\n10,5\n20,6\n30,7\n50,8\n", {}, (4, 1, 10, 6.5)),
+        ("step,train_step_timing in s\n10,5\n20,6\n30,7\n", {}, (3, 1, 1, 6.0)),
+        ("step_s,file\n" + "".join(f"{i},f{i}.log\n" for i in range(1, 9)), {}, (8, 1, 1, 4.5)),
     ],
-)
-def test_broken_tables(read, text, message):
-    with pytest.raises(PrismError, match=message):
-        read(text)
+)  # fmt: skip
+def test_rows_runs_and_counts(shown, text, choices, expected):
+    found = shown(text, *where(**choices))
+    if expected is None:  # two durations
+        assert "t_s [s], step_s [s]" in found and "system" not in found.split("--where")[0]
+        found = shown(text, *where(**choices), "--column", "step_s")
+        expected = (2, 1, 1, 3.0)
+    assert figures(found) == expected
 
 
-def test_few_bad_values_are_dropped_and_copies_too(read):
+@pytest.mark.parametrize(
+    ("options", "mean", "n"),
+    [
+        (["--skip", "2"], (3 + 4 + 30 + 40) / 4, 4), (["--steps", "2:3"], (2 + 3 + 20 + 30) / 4, 4),
+        (["--steps", ":1"], 5.5, 2), (["--steps", "4:"], 22.0, 2),
+        (["--steps", "2:", "--skip", "1", "--where", "run=b"], 35.0, 2),
+    ],
+)  # fmt: skip
+def test_steps_that_are_left_out_are_so_in_every_run(shown, options, mean, n):
+    rows = [f"a,{i},{i}" for i in range(1, 5)] + [f"b,{i},{10 * i}" for i in range(1, 5)]
+    found = shown("\n".join(["run,step,step_s", *rows, ""]), *options)
+    assert (found["n"], found["mean"]) == (n, pytest.approx(mean))
+
+
+def test_first_steps_of_means_are_those_of_their_steps(shown):
+    text = "mean_over,step,step_s\n" + "".join(f"10,{10 * i},{i}\n" for i in range(1, 7))
+    assert shown(text, "--skip", "20")["mean"] == pytest.approx(np.mean([3, 4, 5, 6]))
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        ("step_s\n1\nx\n2\n", (), ["steps.csv:3: step_s", "'x'"]),
+        ("step_s\n1\n-1\n2\n", (), ["steps.csv:3: step_s", "1 of 3"]),
+        ("step_s\n1\n2e9\n2\n", (), ["steps.csv:3: step_s"]),
+        ("step_us\n1\n1e-4\n2\n", (), ["steps.csv:3: step_us"]),
+        ("step,step_s\n1,1\n1.5,1\n", (), ["steps.csv:3: step", "1.5,"]),
+        ("a,b\n1,2\n", (), ["steps.csv"]),
+        ("step_s\n", (), ["steps.csv"]),
+        ("n_avg,step_s\n1,2\n10,2\n", (), ["n_avg", "1, 10"]),
+        ("run,step,step_s\na,1,1\na,1,2\na,2,3\na,2,4\n", (), ["steps.csv:3: "]),
+        ("gpus,step,step_s\n8,1,1\n9,1,2\n8,2,3\n9,2,4\n", (), ["--where", "gpus"]),
+        ("step,tokens_per_s\n1,2\n2,4\n", (), ["tokens_per_s"]),
+        ("step,x\n1,500\n2,600\n", ("--column", "x"), ["--unit"]),
+        ("step,step time\n1,500\n2,600\n", (), ["--unit ms"]),  # seconds beyond any step
+        ("step,ms,step_s\n1,2,3\n2,4,5\n", (), ["ms [ms], step_s [s]"]),
+        ("kind,step_s\na,1\nb,2\n", (), ["kind: a, b", "--where"]),
+        ("step,step_s,kind\n1,1,a\n2,1,b\n", ("--column", "stepp_s"), ["'stepp_s'", "step_s?"]),
+        ("step,step_s,kind\n1,1,a\n2,1,b\n", where(kin="a"), ["'kin'", "kind?"]),
+        ("step,step_s,kind\n1,1,a\n2,1,b\n", where(kind="c"), ["kind=c", "a, b"]),
+        ("step,step_s,kind\n1,1,a\n2,1,b\n", where(kind="a", step="2"), ["kind=a", "step=2"]),
+        ("step,t_s\n" + "".join(f"{i},{i}\n" for i in range(1, 20)), (), ["'t_s'"]),  # a clock
+    ],
+)  # fmt: skip
+def test_tables_and_choices_that_are_wrong(shown, text, options, words):
+    found = shown(text, *options)
+    assert isinstance(found, str) and all(word in found for word in words)
+
+
+def test_few_bad_values_are_dropped_and_copies_too(shown):
     rows = [f"{i},{1 + i / 1000}" for i in range(300)]
+    seconds = [1 + i / 1000 for i in range(300) if i not in (7, 9)]
     rows[7] = "7,-1"
     rows[9] = "9,"
-    times = read("\n".join(["step,step_s", *rows, *rows[100:110]]))
-    assert times.seconds.size == 298
-    dropped = [re.match(r"(\d+) of 310 rows", note)[1] for note in times.notes[:-1]]
-    assert dropped == ["1", "1", "10"]
+    found = shown("\n".join(["step,step_s", *rows, *rows[100:110]]))
+    assert figures(found) == (298, 1, 1, np.mean(seconds))
+    counts = [re.match(r"(\d+) of 310 ", note) for note in found["notes"]]
+    assert [int(c[1]) for c in counts if c] == [1, 1, 10]
 
 
-def test_means_over_steps_count_as_many(read):
-    times = read("mean_over,step_s\n10,2\n10,3\n")
-    assert times.mean_over == 10 and "10 steps" in times.notes[0]
-    assert total_per_run(times) == {"": 50.0}
-
-
-def line(step, ms):
+# ---------------------------------------------------------------------------------------- logs
+def line(step, ms, unit="ms"):
     return (
-        f" iteration {step:8d}/    1000 | consumed samples: 8 | elapsed time per iteration (ms): "
-        f"{ms} | learning rate: 1.5E-04 | number of skipped iterations:   0 |\n"
+        f" iteration {step:8d}/    1000 | consumed samples: 8 | elapsed time per iteration "
+        f"({unit}): {ms} | learning rate: 1.5E-04 | number of skipped iterations:   0 |\n"
     )
 
 
-def test_megatron_every_step(read):
-    times = read("preamble\n" + "".join(line(i, 100 + i) + "time (ms)\n" for i in (1, 2, 3)))
-    assert times.seconds == pytest.approx([0.101, 0.102, 0.103])
-    assert list(times.step) == [1, 2, 3] and times.mean_over == 1 and set(times.run) == {""}
-    assert times.taken["unit"] == "ms" and len(times.notes) == 1
+def lines(*steps):
+    return "".join(line(step, 100 + step) for step in steps)
 
 
-def test_megatron_log_interval_is_the_difference_of_steps(read):
-    times = read("".join(line(10 * i, 50) for i in (1, 2, 3, 5, 6)))
-    assert times.mean_over == 10
-    assert "10, 20 steps apart" in times.notes[0] and "sqrt(10) = 3.2" in times.notes[1]
-    assert total_per_run(times)[""] == pytest.approx(5 * 10 * 0.05)
-
-
-def test_megatron_one_line_takes_the_interval_from_the_arguments(read):
-    assert read("  log_interval .................... 25\n" + line(25, 50)).mean_over == 25
-    assert "taken as 1" in read(line(25, 50)).notes[0]
-
-
-def test_megatron_newer_lines_seconds_and_prefixes(read):
-    text = (
-        "0: [2024-01-01 00:00:00] iteration 5/ 10 | elapsed time per iteration (s): 2.5 | x\n"
-        "0: [2024-01-01 00:00:02] iteration 6/ 10 | elapsed time per iteration (s): 2.25 | x\n"
-    )
-    assert list(read(text).seconds) == [2.5, 2.25]
-
-
-def test_megatron_restarts_are_runs_and_copies_are_left_out(read):
-    steps = [1, 2, 3, 3, 2, 3, 4]
-    times = read("".join(line(step, 10) for step in steps))
-    assert list(times.run) == ["0"] * 3 + ["1"] * 3
-    assert list(times.step) == [1, 2, 3, 2, 3, 4]
-    assert "1 line " in times.notes[0] and "csv:5" in times.notes[1] and "2 runs" in times.notes[1]
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        ("preamble\n" + lines(1, 2, 3).replace("|\n", "|\ntime (ms)\n"), (), (3, 1, 1, 0.102)),
+        (lines(10, 20, 30, 50, 60), (), (5, 1, 10, 0.134)),  # the log interval, one line lost
+        (lines(10, 30, 40, 50, 60), (), (5, 1, 10, 0.138)),
+        ("  log_interval .................... 25\n" + line(25, 50), (), (1, 1, 25, 0.05)),
+        (line(25, 50), (), (1, 1, 1, 0.05)),
+        (line(5, 2.5, "s") + line(6, 2.25, "s"), (), (2, 1, 1, 2.375)),
+        (lines(1, 2, 3, 3, 2, 3, 4), (), (6, 2, 1, 0.1025)),  # copied, then begun anew
+        (lines(1, 2, 3, 3, 2, 3, 4), where(run="1"), (3, 1, 1, 0.103)),
+    ],
+)  # fmt: skip
+def test_megatron_s_lines(shown, text, options, expected):
+    found = shown(text, *options)
+    assert figures(found) == expected
+    assert found["taken"]["unit"] == ("s" if "(s)" in text else "ms")
 
 
 @pytest.mark.parametrize("value", ["fast", "-1.0", "nan", "inf", ""])
-def test_megatron_bad_number_names_its_line(read, value):
-    with pytest.raises(PrismError, match=rf"steps\.csv:3: .*'{value}', .*1e-09"):
-        read("x\n" + line(1, 10) + line(2, value))
-
-
-def test_logs_have_no_columns(read):
-    with pytest.raises(PrismError, match="log.*column"):
-        read(line(1, 10), column="step_s")
+def test_a_bad_number_of_a_log_names_its_line(shown, value):
+    assert f"steps.csv:3: the step time is '{value}'" in shown("x\n" + line(1, 10) + line(2, value))
+    assert "column" in shown(line(1, 10), "--column", "step_s")
+    event = {"key": "tracked_stats", "value": {"train_step_timing": value}}
+    assert "steps.csv:2: " in shown("\n:::MLLOG " + json.dumps(event))
 
 
 def mllog(key, value, time_ms=0, **metadata):
@@ -236,144 +215,90 @@ def mlperf(n_values, every=1, value=0.5, unit=8 * 16, key="train_step_timing"):
     return text
 
 
-@pytest.mark.parametrize("unit", [8 * 16, 8, 1])
-def test_mlperf_steps(read, unit):
-    times = read(mlperf(12, unit=unit))
-    assert list(times.seconds) == [0.5] * 12 and times.column == "train_step_timing"
-    assert list(times.step) == list(range(1, 13))
-    assert times.mean_over == 1 and "1 step (" in times.notes[0]
+@pytest.mark.parametrize("unit", [8 * 16, 8, 1])  # steps, samples or tokens are counted
+def test_mlperf_s_lines(shown, unit):
+    found = shown(mlperf(12, unit=unit))
+    assert figures(found) == (12, 1, 1, 0.5) and found["column"] == "train_step_timing"
+    assert shown(mlperf(12, unit=unit), "--steps", "3:6")["n"] == 4
+    found = shown(mlperf(12, every=10, key="train_step_time"), "--steps", "30:60")
+    assert figures(found) == (4, 1, 10, 0.5)
+    text = mlperf(3) + ':::MLLOG {"key": "tracked_st\n' + mlperf(4, value=0.7)
+    found = shown(text)
+    assert figures(found) == (7, 2, 1, (1.5 + 2.8) / 7)
+    assert figures(shown(text, *where(run="1"))) == (4, 1, 1, 0.7)
+    assert any(note.startswith("1 broken") for note in found["notes"])
+    assert "throughput" in shown(mllog("tracked_stats", {"throughput": 3.0}))
 
 
-def test_mlperf_values_over_several_steps(read):
-    times = read(mlperf(12, every=10, key="train_step_time"))
-    assert times.mean_over == 10 and "10 steps (" in times.notes[0]
-    assert list(times.step) == list(range(10, 130, 10))
+# -------------------------------------------------------------------------------------- totals
+@pytest.mark.parametrize("mean_over", [1, 10])
+def test_the_offset_is_what_totals_have_beyond_the_steps(run, tmp_path, mean_over):
+    rng = np.random.default_rng(1)
+    steps = pd.DataFrame({"run_id": np.repeat([7, 8, 9], 40), "mean_over": mean_over,
+                          "step_ms": 500.0 * (1.0 + 0.01 * rng.standard_normal(120))})  # fmt: skip
+    sums = 1e-3 * mean_over * steps.groupby("run_id")["step_ms"].sum()
+    beyond = {9: 30.0, 7: 32.0, 8: 34.0}
+    total = [sums[run] + more for run, more in beyond.items()]
+    totals = pd.DataFrame({"run_id": [*beyond, 6], "total_s": [*total, 5.0], "n": 1})
+    steps.to_csv(tmp_path / "steps.csv", index=False)
+    totals.to_csv(tmp_path / "runs.csv", index=False)
 
+    def offset(column="total_s"):
+        spec = f"{tmp_path / 'runs.csv'}:{column}"
+        status, out, err = run("fit", tmp_path / "steps.csv", "--totals", spec, "--json")
+        return json.loads(out)["offset"]["mean_s"] if status == 0 else err
 
-def test_mlperf_runs_and_broken_lines(read):
-    text = mlperf(3) + ':::MLLOG {"key": "tracked_st\n' + mlperf(4)
-    times = read(text)
-    assert list(times.run) == ["0"] * 3 + ["1"] * 4
-    assert list(times.step) == [1, 2, 3, 1, 2, 3, 4]
-    assert any("1 broken :::MLLOG" in note for note in times.notes)
-
-
-def test_mlperf_without_step_times_says_what_it_has(read):
-    with pytest.raises(PrismError, match="tracked_stats .*throughput; .*train_step_tim"):
-        read(mllog("tracked_stats", {"throughput": 3.0}))
-    with pytest.raises(PrismError, match="no tracked_stats"):
-        read(mllog("run_start", None))
-
-
-@pytest.mark.parametrize("value", ["fast", -1, None, True, [1]])
-def test_mlperf_bad_value_names_its_line(read, value):
-    with pytest.raises(PrismError, match=r"steps\.csv:2: .*1e-09"):
-        read("\n" + mllog("tracked_stats", {"train_step_timing": value}))
-
-
-@pytest.fixture
-def runs(tmp_path):
-    frame = pd.DataFrame({"run_id": [7, 8, 9], "total_s": [10.0, 12.0, np.nan], "n": [1, 2, 3]})
-    frame.to_csv(tmp_path / "runs.csv", index=False)
-    return tmp_path / "runs.csv"
-
-
-def test_totals(runs):
-    assert read_totals(f"{runs}:total_s") == {"7": 10.0, "8": 12.0}
-    assert read_totals(f"{runs}:total_s", {"run_id": "8", "trace": "A"}) == {"8": 12.0}
-
-
-def test_totals_and_steps_name_runs_alike(runs, read):
-    times = read("run_id,step_ms\n7,10\n8,11\n")
-    assert set(total_per_run(times)) == set(read_totals(f"{runs}:total_s"))
+    assert offset() == pytest.approx(32.0, abs=0.5)
+    totals.assign(total_ms=1e3 * totals["total_s"]).to_csv(tmp_path / "runs.csv", index=False)
+    assert offset("total_ms") == pytest.approx(32.0, abs=0.5)
+    for column, word in (("total", "total_s?"), ("n", "'n'"), ("", "FILE:COLUMN")):
+        assert word in offset(column)
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("text", "words"),
     [
-        ("{}", "expected FILE:COLUMN"),
-        ("{}:", "expected FILE:COLUMN"),
-        ("{}:total", "'total'.* mean total_s"),
-        ("{}:n", "'n' .*unit"),
-        ("{}x:total_s", "runs.csvx: "),
+        ("run,t_s\na,1\na,2\n", ["t.csv:3: run a"]),
+        ("run,sys,t_s\na,x,1\na,y,2\n", ["run a", "--where", "sys: x, y"]),
+        ("run,t_s\na,-1\n", ["t.csv:2: t_s", "-1, "]),
+        ("t_s\n1\n2\n", ["2 totals"]),
+        ("run,t_s\na,\n", ["t_s"]),
     ],
 )
-def test_totals_that_are_not_there(runs, spec, message):
-    with pytest.raises(PrismError, match=message):
-        read_totals(spec.format(runs))
+def test_broken_totals(run, tmp_path, text, words):
+    (tmp_path / "t.csv").write_text(text)
+    (tmp_path / "steps.csv").write_text("run,step_s\n" + "a,1\na,1.1\n" * 8 + "b,1\nb,1.1\n" * 8)
+    status, _, err = run("fit", tmp_path / "steps.csv", "--totals", f"{tmp_path / 't.csv'}:t_s")
+    assert status == 2 and all(word in err for word in words)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("run,t_s\na,1\na,2\n", r"t\.csv:3: run a .*second total; (?!.*--where)"),
-        ("run,sys,t_s\na,x,1\na,y,2\n", "run a .*second total; .*--where .*sys: x, y"),
-        ("run,t_s\na,-1\n", r"t\.csv:2: t_s .*-1, .* 0"),
-        ("t_s\n1\n2\n", "2 totals .*run or run_id"),
-        ("run,t_s\na,\n", "t_s .*empty"),
-    ],
-)
-def test_broken_totals(tmp_path, text, message):
-    path = tmp_path / "t.csv"
-    path.write_text(text)
-    with pytest.raises(PrismError, match=message):
-        read_totals(f"{path}:t_s")
-
-
+# ---------------------------------------------------------------------------------------- any
 PIECES = st.sampled_from(
     [
-        "iteration 1/ 9 |",
-        " iteration 20/ 9 | elapsed time per iteration (ms): 5.5 |",
-        "elapsed time per iteration (s): ",
-        "elapsed time per iteration (",
-        ":::MLLOG ",
+        "iteration 1/ 9 |", " iteration 20/ 9 | elapsed time per iteration (ms): 5.5 |",
+        "elapsed time per iteration (s): ", ":::MLLOG ", line(3, 5.5), line(4, 5.25),
         mllog("tracked_stats", {"train_step_timing": 1.5}, 3, step=4).strip(),
         mllog("tracked_stats", {"train_step_timing": 1e300}, 1e300, samples_count=-7).strip(),
-        mllog("global_batch_size", 0).strip(),
-        mllog("run_start", [1]).strip(),
+        mllog("run_start", [1]).strip(), mllog("global_batch_size", 0).strip(),
         ':::MLLOG {"key": "tracked_stats", "value": 3, "metadata": []}',
         ':::MLLOG {"key": ["a"], "time_ms": NaN, "value": {"train_step_timing": Infinity}}',
-        "9" * 400,
-        "\n",
-        "\n",
-        " 12 ",
-        "é",
+        "9" * 400, "\n", "\n", " 12 ", "é",
     ]
+)  # fmt: skip
+CELL = st.sampled_from(["", "0", "1", "2", "1.5", "a", "b", "nan", "inf", "-1", "True", "é"])
+TABLES = st.lists(st.lists(CELL, min_size=4, max_size=4), min_size=1, max_size=8).map(
+    lambda rows: "\n".join(["run,step,step_s,trace", *(",".join(row) for row in rows)])
 )
 
 
-@given(st.lists(PIECES, max_size=12).map("".join))
-def test_any_log_gives_step_times_or_an_error(tmp_path_factory, text):
-    path = tmp_path_factory.mktemp("log") / "log"
+@given(st.lists(PIECES, max_size=12).map("".join) | TABLES)
+def test_any_text_gives_an_answer_or_a_reason(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("any") / "steps"
     path.write_text(text)
     try:
-        times = read_step_times(path)
-    except PrismError as error:
+        found = prism.summary(prism.fit(path, seed=1))
+    except prism.PrismError as error:
         assert str(path) in str(error)
     else:
-        assert isinstance(times, StepTimes) and (times.seconds > 0).all()
-        assert times.seconds.shape == times.step.shape == times.run.shape
-
-
-CELL = st.sampled_from(["", "0", "1", "2", "1.5", "a", "b", "nan", "inf", "-1", "True", "é"])
-
-
-@given(st.lists(st.lists(CELL, min_size=4, max_size=4), min_size=1, max_size=8), st.booleans())
-def test_any_table_gives_step_times_or_an_error(tmp_path_factory, rows, choose):
-    path = tmp_path_factory.mktemp("table") / "steps.csv"
-    path.write_text("\n".join(["run,step,step_s,trace", *(",".join(row) for row in rows)]))
-    try:
-        times = read_step_times(path, where={"trace": "a"} if choose else None)
-    except PrismError as error:
-        assert str(path) in str(error)
-    else:
-        assert (times.seconds > 0).all() and np.isfinite(times.seconds).all()
-        assert times.seconds.shape == times.step.shape == times.run.shape
-        assert sum(total_per_run(times).values()) == pytest.approx(times.seconds.sum())
-
-
-@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=20))
-def test_values_come_back_as_written(tmp_path_factory, milliseconds):
-    path = tmp_path_factory.mktemp("table") / "steps.csv"
-    pd.DataFrame({"step_ms": milliseconds}).to_csv(path, index=False)
-    assert list(read_step_times(path).seconds) == [value / 1000 for value in milliseconds]
+        json.dumps(found, allow_nan=False)
+        assert found["step_time"]["mean"] > 0.0

@@ -122,7 +122,9 @@ class RawTable:
 
 
 def as_text(cell: object) -> str:
-    """Write a cell as a user would name it: 40 for 40.0."""
+    """Write a cell as a user would name it: 40 for 40.0, no spaces around it."""
+    if isinstance(cell, str):
+        return cell.strip()
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
     return str(cell)
