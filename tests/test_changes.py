@@ -7,20 +7,34 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from changes_made import during, noise, step_times, trace
 
 import prism
-from prism import PrismError
-from prism.models.changes.find import changes_of_step_times, changes_of_trace, choose_steps
-from prism.models.changes.fit import fit_steps
-from prism.models.changes.segments import find_edges, outliers
-from prism.models.steptimes.model import PAUSE, model_from_dataset, model_to_dataset
-from prism.models.steptimes.predict import draw_runs, draw_steps
-from prism.traces import StepTimes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments" / "verification"))
 import pauses
 from changes import CASES, STATIONARY, is_found, rows_of
+from changes_made import during, noise
+
+STEP_S = 2.0
+
+
+@pytest.fixture
+def recorded(tmp_path, few_repeats):
+    """Fit steps of 2 s times factors [step] and noise: what `fit` finds, and its model."""
+
+    def fit(factors, seed=1, runs=1, **options):
+        rng, n = np.random.default_rng(seed), len(factors)
+        kind = {key: options.pop(key) for key in ("memory", "sd") if key in options}
+        seconds = STEP_S * np.asarray(factors)[:, None] * noise(rng, (n, runs), **kind)
+        table = {"step": np.tile(np.arange(n), runs), "step_s": seconds.T.ravel()}
+        if runs > 1:
+            table["run"] = np.repeat([f"r{i}" for i in range(runs)], n)
+        path = tmp_path / "steps.csv"
+        pd.DataFrame(table).to_csv(path, index=False)
+        model = prism.fit(path, 0, **options)
+        return prism.summary(model), model, path
+
+    return fit
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -36,45 +50,6 @@ def test_what_does_not_change_raises_no_alarm(name):
     assert rows_of(STATIONARY[name](np.random.default_rng([1, 2]))) == []
 
 
-def test_ratios_are_those_put_in():
-    rng = np.random.default_rng(1)
-    slow = changes_of_step_times(step_times(during(120, (40, 80, 1.5)), rng))[0][0]
-    assert slow["ratio"] == pytest.approx(1.5, rel=0.02) and slow["n_steps"] == 40
-    assert slow["duration_s"] == pytest.approx(40 * 3.0, rel=0.02)
-    spread = rows_of(CASES["another spread"][0](np.random.default_rng([2, 1])))[0]
-    assert spread["ratio"] == pytest.approx(4.0, rel=0.2)
-    pause = changes_of_step_times(CASES["evaluation every 25 steps"][0](rng))[0][0]
-    assert (pause["interval_steps"], pause["n"]) == (25, 8)
-    assert pause["duration_s"] == pytest.approx(4.0, rel=0.05)
-
-
-def test_pauses_are_in_runs_and_not_in_the_noise_of_steps():
-    """Two intervals, the first hidden in noise: a run's total is the sum that was measured."""
-    rng, n = np.random.default_rng(5), 1000
-    factors = np.ones(n)
-    factors[4::10] += 0.04
-    factors[99::100] += 2.0
-    times = step_times(factors, rng)
-    model = fit_steps(times, None, None, 0, 0)
-    assert np.sort(model.pause_interval).tolist() == [10.0, 100.0]
-    assert np.sort(model.pause_s) == pytest.approx([0.08, 4.0], rel=0.1)
-    assert model.spread.white == pytest.approx(0.02, rel=0.1)
-    assert sorted(model.pause_first.tolist()) == [5.0, 100.0]
-    for whole in (4, 5, 99, 100, 537, 1000):  # one by one
-        each = sum(
-            s * ((i - f) % k == 0 and i >= f)
-            for i in range(1, whole + 1)
-            for k, f, s in zip(model.pause_interval, model.pause_first, model.pause_s, strict=True)
-        )
-        assert model.paused_s(np.array(whole)) == pytest.approx(each, rel=1e-12, abs=1e-12)
-    drawn = draw_runs(model, n, 200, 1)
-    assert drawn.total.mean() == pytest.approx(times.seconds.sum(), rel=1e-3)
-    assert drawn.terms["pauses"].tolist() == [model.paused_s(np.array(n))] * 200
-    drawn_steps = draw_steps(model, np.arange(n), 4, 1)
-    at = np.argsort(drawn_steps.mean(axis=0))[-10:]
-    assert sorted(at.tolist()) == list(range(99, n, 100))
-
-
 @pytest.mark.parametrize("name", pauses.CASES)
 def test_pauses_are_found_with_interval_and_length(name):
     make, truth = pauses.CASES[name]
@@ -86,129 +61,98 @@ def test_no_pauses_are_found_where_there_are_none(name):
     assert pauses.pauses_of(pauses.WITHOUT[name](np.random.default_rng([0, 6]))) == []
 
 
-def test_a_model_from_before_pauses_loads():
-    model = fit_steps(step_times(np.ones(60), np.random.default_rng(6)), None, None, 0, 0)
-    old = model_to_dataset(model, {}).drop_vars(list(PAUSE)).assign_attrs(schema=3)
-    assert model_from_dataset(old, "old.nc").paused_s(np.array(60)) == 0.0
-    with pytest.raises((PrismError, KeyError)):
-        model_from_dataset(old.assign_attrs(schema=4), "old.nc")
+def test_ratios_are_those_put_in(recorded):
+    (slow,) = recorded(during(120, (40, 80, 1.5)))[0]["changes"]
+    assert slow["ratio"] == pytest.approx(1.5, rel=0.02) and slow["n_steps"] == 40
+    assert slow["duration_s"] == pytest.approx(40 * 3.0, rel=0.02)
+    factors = np.ones(200)
+    factors[24::25] += 2.0
+    (pause,) = recorded(factors)[0]["changes"]
+    assert (pause["interval_steps"], pause["n"]) == (25, 8)
+    assert pause["duration_s"] == pytest.approx(4.0, rel=0.05)
 
 
-def test_what_was_averaged_is_left_out():
+def test_pauses_are_in_runs_and_not_in_the_noise_of_steps(recorded, tmp_path):
+    """Two intervals, the first hidden in noise: a run's total is the sum that was measured."""
+    factors = np.ones(1000)
+    factors[4::10] += 0.04
+    factors[99::100] += 2.0
+    found, model, path = recorded(factors, 5)
+    rows = {row["interval_steps"]: row["duration_s"] for row in found["changes"]}
+    assert rows.keys() == {10, 100}
+    assert [rows[10], rows[100]] == pytest.approx([0.08, 4.0], rel=0.1)
+    assert found["effects"]["white"]["cv"] == pytest.approx(0.02, rel=0.1)
+    prism.save(model, tmp_path / "m.nc")
+    for n in (4, 99, 100, 537, 1000):
+        run = prism.estimate(tmp_path / "m.nc", replicates=64, run_replicates=200, steps=n, seed=1)
+        expected = (n // 10 + (n % 10 >= 5)) * rows[10] + n // 100 * rows[100]
+        pauses_s = run.run_term_time.sel(term="pauses").values
+        assert pauses_s == pytest.approx(np.full(200, expected), rel=1e-6)
+    measured = pd.read_csv(path).step_s.sum()
+    assert float(run.time_to_train.mean()) == pytest.approx(measured, rel=1e-3)
+
+
+def test_what_was_averaged_is_left_out(recorded):
     """Slow for a third of the steps: p50 was 14 % high; two phases: a CV of 28 %."""
-    rng = np.random.default_rng(3)
-    slow = fit_steps(step_times(during(120, (40, 80, 1.5)), rng), None, None, 0, 0)
-    assert slow.step_s == pytest.approx(2.0, rel=0.01)
-    assert slow.report["step_time"]["cv"] == pytest.approx(0.02, rel=0.3)
-    assert slow.report["fail_slow"]["factor"] == pytest.approx(1.5, rel=0.02)
-    assert slow.report["fail_slow"]["duration"] == pytest.approx(120.0, rel=0.02)
-    phases = fit_steps(step_times(during(120, (0, 60, 0.55)), rng), None, None, 0, 0)
-    assert phases.step_s == pytest.approx(2.0, rel=0.01)
-    assert phases.report["step_time"]["cv"] == pytest.approx(0.02, rel=0.3)
+    slow = recorded(during(120, (40, 80, 1.5)), 3)[0]
+    phases = recorded(during(120, (0, 60, 0.55)), 3)[0]
+    for found in (slow, phases):
+        assert found["step_time"]["mean"] == pytest.approx(2.0, rel=0.01)
+        assert found["step_time"]["cv"] == pytest.approx(0.02, rel=0.3)
+    assert slow["fail_slow"]["factor"] == pytest.approx(1.5, rel=0.02)
+    assert slow["fail_slow"]["duration"] == pytest.approx(120.0, rel=0.02)
 
 
-def test_a_warm_up_is_the_beginning_of_a_run_or_left_out():
-    rng = np.random.default_rng(4)
-    strong = fit_steps(step_times(np.r_[6, 3, 2.5, 2, 2, np.ones(115)], rng), None, None, 0, 0)
-    assert strong.report["changes"][0]["kept"] == "beginning" and strong.beginning_s.shape[1] == 5
-    assert strong.report["step_time"]["cv"] == pytest.approx(0.02, rel=0.3)
-    weak = fit_steps(step_times(during(300, (0, 30, 1.06)), rng), None, None, 0, 0)
-    row = weak.report["changes"][0]
-    assert (row["kind"], row["kept"], row["skip"]) == ("warm_up", None, 30)
-    assert weak.steps[0] == 30 and weak.step_s == pytest.approx(2.0, rel=0.01)
+def test_a_warm_up_is_the_beginning_of_a_run_or_left_out(recorded):
+    strong = recorded(np.r_[6, 3, 2.5, 2, 2, np.ones(115)], 4)[0]
+    assert strong["changes"][0]["kept"] == "beginning" and strong["beginning"]["steps"] == 5
+    assert strong["step_time"]["cv"] == pytest.approx(0.02, rel=0.3)
+    weak = recorded(during(300, (0, 30, 1.06)), 4)[0]
+    row = weak["changes"][0]
+    assert (row["kind"], row["kept"]) == ("warm_up", None) and abs(row["skip"] - 30) <= 1
+    assert weak["step_time"]["mean"] == pytest.approx(2.0, rel=0.01)
+    (first,) = recorded(np.r_[np.full(6, 1.3), np.full(12, 0.9), np.ones(222)], 8)[0]["changes"]
+    assert (first["kind"], first["skip"]) == ("warm_up", 18)
+    assert first["ratio"] == pytest.approx(1.3, rel=0.05)
 
 
-def test_a_beginning_that_is_slow_then_fast_has_its_largest_ratio():
-    factors = np.r_[np.full(6, 1.3), np.full(12, 0.9), np.ones(222)]
-    rows, *_ = changes_of_step_times(step_times(factors, np.random.default_rng(8)))
-    assert (rows[0]["kind"], rows[0]["skip"]) == ("warm_up", 18)
-    assert rows[0]["ratio"] == pytest.approx(1.3, rel=0.05)
+def test_nothing_is_left_out_where_too_little_would_remain(recorded):
+    found = recorded(during(12, (0, 6, 3.0)), 5, sd=0.002)[0]
+    assert found["changes"][0]["kept"] == "too_few" and found["n"] == 12
 
 
-def test_nothing_is_left_out_where_too_little_would_remain():
-    times = step_times(during(12, (0, 6, 3.0)), np.random.default_rng(5), sd=0.002)
-    rows, _, out, _ = changes_of_step_times(times)
-    assert rows and rows[0]["kept"] == "too_few" and not out.any()
+def test_steps_are_taken_by_number(recorded):
+    ones = np.ones(40)
+    assert recorded(ones, 8, 3, skip=5)[0]["n"] == 3 * 35
+    for steps, n in (("5:19", 15), ("5:", 35), (":9", 10)):
+        assert recorded(ones, 8, 3, steps=steps)[0]["n"] == 3 * n
+    assert recorded(ones, 8, 3, skip=2, steps="5:")[0]["n"] == 3 * 33
+    for wrong in ({"skip": 40}, *({"steps": x} for x in ("900:", "5", ":", "a:b"))):
+        with pytest.raises(prism.PrismError, match=next(iter(wrong))):
+            recorded(ones, 8, 3, **wrong)
 
 
-def test_steps_of_a_trace_are_left_out():
-    made = trace(np.random.default_rng(6), factors=during(80, (30, 50, 1.5, 5), workers=8))
-    rows, out = changes_of_trace(made)
-    assert out.tolist() == list(range(130, 150))
-    assert rows[0]["ratio"] == pytest.approx(1.5, rel=0.03)
-
-
-def test_pauses_between_steps_of_a_trace_are_counted():
-    made = trace(np.random.default_rng(7), 60, 2, 1)
-    later = 5.0 * ((made.ops["step"].to_numpy() - 100) // 10)
-    made.ops["start"] = made.ops["start"] + later
-    rows = changes_of_trace(made)[0]
-    assert [(row["kind"], row["interval_steps"], row["n"]) for row in rows] == [("pause", 10, 5)]
-    assert rows[0]["duration_s"] == pytest.approx(5.0, rel=0.01)
-
-
-def test_the_first_steps_are_skipped_on_request():
-    rng = np.random.default_rng(8)
-    times = choose_steps(step_times(np.ones(20), rng, 3), 5)
-    assert times.seconds.size == 45 and times.step.min() == 5
-    assert np.unique(choose_steps(trace(rng, 10), 4).ops["step"]).tolist() == list(range(104, 110))
-    for recording in (times, trace(rng, 10)):
-        with pytest.raises(prism.PrismError, match="skip"):
-            choose_steps(recording, 20)
-
-
-def test_a_slow_first_step_hides_no_memory(tmp_path, run, few_repeats):
+def test_a_slow_first_step_hides_no_memory(recorded, run):
     """`show` said 1,500 independent steps for a series whose first step took 27 times as long."""
-    times = step_times(np.r_[27.0, np.ones(799)], np.random.default_rng(1), memory=0.9)
-    path = tmp_path / "steps.csv"
-    pd.DataFrame({"step": times.step, "step_s": times.seconds}).to_csv(path, index=False)
+    fitted, _, path = recorded(np.r_[27.0, np.ones(799)], memory=0.9)
     shown = json.loads(run("show", path, "--json")[1])
-    fitted = json.loads(run("fit", path, "--json", "--seed", 0)[1])
     assert shown["n_effective"] == pytest.approx(fitted["n_effective"])
     assert 10.0 < shown["n_effective"] < 150.0  # 799 / 19 independent ones
     assert [row["kind"] for row in shown["changes"]] == ["warm_up"]
 
 
-def test_a_steady_rise_is_no_warm_up():
+def test_a_steady_rise_is_no_warm_up(recorded):
     """Steps of a host that runs further and further ahead: 22 of 30 would have been left out."""
-    seconds = 2.0 * np.arange(1, 31) + 0.05 * np.random.default_rng(1).standard_normal(30)
-    times = StepTimes(seconds, np.arange(30), np.full(30, ""), "made", "s")
-    assert changes_of_step_times(times)[0] == []
+    assert recorded(np.arange(1, 31), 1, sd=0.001)[0]["changes"] == []
 
 
-def test_steps_are_taken_by_number():
-    rng = np.random.default_rng(8)
-    times, ops = step_times(np.ones(20), rng, 3), trace(rng, 10)
-    for steps, first, last in (("5:9", 5, 9), ("5:", 5, 19), (":9", 0, 9)):
-        found = choose_steps(times, steps=steps).step
-        assert (found.min(), found.max(), found.size) == (first, last, 3 * (last - first + 1))
-    assert choose_steps(times, 2, "5:9").step.min() == 7
-    assert np.unique(choose_steps(ops, 1, "103:106").ops["step"]).tolist() == [104, 105, 106]
-    for recording in (times, ops):
-        for steps in ("900:", "5", ":", "a:b"):
-            with pytest.raises(prism.PrismError, match="steps"):
-                choose_steps(recording, steps=steps)
+def test_edges_of_long_series_are_placed_to_the_step(recorded):
+    (row,) = recorded(during(5000, (1234, 3456, 1.35)), 10)[0]["changes"]
+    assert row["n_steps"] == pytest.approx(2222, abs=2)
 
 
-def test_outliers_are_no_segments_and_a_warm_up_is_no_outlier():
-    values = np.log(noise(np.random.default_rng(9), (60, 1)))
-    values[[20, 21, 40]] += 3.0
-    values[:2] += 1.0
-    odd, middle = outliers(values, warm=True)
-    assert np.flatnonzero(odd).tolist() == [20, 21, 40]
-    assert find_edges(np.where(odd, middle, values), 1)[0] == [[2]]
-
-
-def test_edges_of_long_series_are_placed_to_the_step():
-    values = np.log(noise(np.random.default_rng(10), (5000, 1)))
-    values[1234:3456] += 0.3
-    assert find_edges(values)[0][0] == pytest.approx([1234, 3456], abs=1)
-
-
-def test_the_commands_warn_and_have_the_changes(tmp_path, run, few_repeats):
-    path = tmp_path / "steps.csv"
-    times = step_times(during(120, (0, 60, 0.55)), np.random.default_rng(11))
-    pd.DataFrame({"step": times.step, "step_s": times.seconds}).to_csv(path, index=False)
+def test_the_commands_warn_and_have_the_changes(recorded, run):
+    _, _, path = recorded(during(120, (0, 60, 0.55)), 11)
     _, out, err = run("fit", path, "--json", "--seed", 0)
     numbers = json.loads(out)
     assert [row["kind"] for row in numbers["changes"]] == ["phase"]
