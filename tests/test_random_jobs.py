@@ -18,7 +18,6 @@ from job_files import (
 )
 from job_invariants import BUDGETS, Broken, check_estimate, check_job, check_sweep
 
-
 RANDOM = settings(
     deadline=None, database=None, derandomize=True, phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
