@@ -177,20 +177,6 @@ def test_nothing_is_sent_where_a_v_turns_or_ends(name, back):
     assert sent == expected
 
 
-def test_transfers_of_both_directions_share_a_link():
-    """GPipe sends one way at a time, a V both ways: 1F1B as often as forwards alternate."""
-
-    def transfer(schedule, m):
-        job = sized(pp=4, microbatches=m, schedule=schedule)
-        return np.mean([op.duration for op in of_kind(play(job), "transfer")])
-
-    one, both = transfer("gpipe", 8), transfer("zb-v", 8)
-    for m in (4, 8, 16):
-        share = 1.0 - 0.5 * 3 / m  # arXiv:2104.04473, section 2.2: (p - 1) / 2 warm up
-        for name in ("1f1b", "zb-h1"):
-            assert transfer(name, m) == pytest.approx(one + share * (both - one), rel=1e-4)
-
-
 # ------------------------------------------------------------------- split backwards of a model
 @cache
 def chunk_seconds(schedule, pp=4, **layout):
