@@ -131,13 +131,6 @@ def test_sending_to_more_ranks_takes_no_less_time():
     assert sent[0] < sent[1] < sent[2]
 
 
-def test_steps_vary_where_experts_are_on_tensor_parallel_ranks():
-    effects = {"rank": {"cv": 0.02}, "expert": {"cv": 0.05}, "microbatch": {"cv": 0.02}}
-    found = prism.simulate(make_job(effects, **OVER_TP), replicates=256, seed=1)
-    assert float(found.step_time.mean()) > float(found.ideal_step_time)
-    assert float(found.step_time.std()) > 0.0
-
-
 @pytest.mark.parametrize(
     ("layout", "fits"),
     [

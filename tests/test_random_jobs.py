@@ -4,24 +4,19 @@ import json
 from collections import Counter
 
 import pytest
-from campaign import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from job_files import (
-    MANY,
     NOT_DRAWN,
     SCHEMA,
     STRUCTURE,
     entries,
     job_files,
-    mend,
     resolved,
     structures,
     values,
 )
 from job_invariants import BUDGETS, Broken, check_estimate, check_job, check_sweep
-
-import prism
 
 RANDOM = settings(
     deadline=None, database=None, derandomize=True, phases=[Phase.generate],
@@ -112,40 +107,6 @@ def test_every_key_of_the_schema_can_be_drawn():
     assert drawn
     for path in strategies:
         assert all(each[path] is not None for each in drawn), f"{path}: its kind has no values"
-
-
-def test_most_files_are_jobs_and_some_are_not():
-    good, words, share, n_files = Counter(), set(), Counter(), examples(200)
-
-    @settings(RANDOM, max_examples=n_files)
-    @given(job_files())
-    def draw(tree):
-        try:
-            job = prism.load_job(tree)
-        except prism.PrismError:
-            good[False] += 1
-        else:
-            good[True] += 1
-            p = job.parallelism
-            words.update((p.schedule if p.pp > 1 else "", p.data_parallel, job.cluster.placement))
-            share["experts"] += p.ep > 1
-            share["tiers"] += bool(job.cluster.tiers)
-            share["split"] += p.splits
-            share["many"] += p.dp > MANY
-            share["scaled"] += job.cluster.scale != type(job.cluster.scale)()
-
-    draw()
-    assert 0.7 * n_files < good[True] < n_files
-    assert words >= {"gpipe", "1f1b", "interleaved", "ddp", "zero1", "fsdp", "hsdp", "megatron"}
-    assert words >= {"zb-h1", "zb-v", "dualpipe-v"}
-    assert all(n > 0.02 * good[True] for n in share.values()), share
-
-
-def test_mending_leaves_a_good_file_alone():
-    tree = {"model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}}, "run": {"steps": 3}}
-    assert mend(json.loads(json.dumps(tree))) == tree
-    wrong = tree | {"parallelism": {"prefetch": 3}}
-    assert mend(wrong) == tree | {"parallelism": {}}
 
 
 def test_the_checks_fail_what_is_wrong(run, tmp_path):
