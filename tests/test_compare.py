@@ -100,6 +100,15 @@ def test_figures_are_numpys_and_ks_is_scipys(tmp_path):
     ks = stats.ks_2samp(a.ravel(), b.ravel()).statistic
     assert steps["ks"]["distance"] == pytest.approx(ks) and steps["ks"]["p_value"] < 0.01
     assert steps["ks"]["units"] == 16
+    # quantile by quantile: B less A, within a band that is at most as narrow as at one level
+    result = prism.compare(tmp_path / "a.csv", tmp_path / "b.csv", seed=0)
+    at = result["quantile"].to_numpy()
+    shift = np.quantile(b, at) - np.quantile(a, at)
+    np.testing.assert_allclose(result["step_time_shift"], shift, rtol=1e-6)
+    np.testing.assert_allclose(result["step_time_quantile_a"], np.quantile(a, at), rtol=1e-7)
+    middle = int(np.abs(at - 0.5).argmin())
+    band = float((result["step_time_shift_hi"] - result["step_time_shift_lo"])[middle])
+    assert band > np.ptp(steps["figures"]["p50"]["difference_ci"]) > 0.0
     # Holm: the k-th smallest of n p-values times n + 1 - k, never less than one before
     tests = {name: row["p_value"] for name, row in steps["figures"].items()}
     tests["ks"] = steps["ks"]["p_value"]

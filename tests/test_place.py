@@ -231,6 +231,22 @@ def test_a_job_without_its_slow_nodes_is_the_smaller_job(noisy):
     assert rows[found["current"]]["p95"] == pytest.approx(float(np.quantile(steps, 0.95)), rel=0.01)
 
 
+def test_a_layer_of_the_slow_stage_goes_to_the_stage_with_least_work():
+    """Beside embedding and loss of the ends; the slow node where it costs least."""
+    job = small(2, 4, 2, effects={name: {"cv": 0.0} for name in NOISE})
+    at = [step_of(job.replace({"cluster.node_slowdowns": {s: 1.5}})) for s in range(4)]
+    stage = int(np.argmin(at))
+    steps = []
+    for target in (1, 2):
+        split = [2, 2, 2, 2]
+        split[stage], split[target] = 1, 3
+        keys = {"parallelism.layer_split": split, "cluster.node_slowdowns": {stage: 1.5}}
+        steps.append(step_of(job.replace(keys)))
+    row = placed(job, nodes=slow(n3=1.5))[0]["alternatives"]["fewer_layers"]
+    assert row["p50"] == pytest.approx(steps[0], rel=1e-5) or stage in (1, 2)
+    assert row["saved"] == pytest.approx(1.0 - row["p95"] / at[3], rel=1e-4)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_shard_groups_are_left_out_whole(size):
     job = small(8, 1, 1, data_parallel="hsdp", shard_size=size)

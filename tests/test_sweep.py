@@ -356,6 +356,13 @@ def test_fastest_robust_and_best_are_each_by_their_own_figure(trade, objective):
     for name, figure in (("fastest", "p50"), ("robust", "p95"), ("best", objective)):
         assert rows[found[name]][figure] == min(row[figure] for row in rows)
         assert 0.0 <= found["p_correct"][name] <= 1.0
+    for row in rows:  # independent steps of 24 s, by cluster draws of 64
+        seconds = 16 + 8 * row["model.durations.forward_s"]
+        std = seconds * row["variability.effects.step.cv"]
+        assert row["mean"] == pytest.approx(seconds, abs=5 * std / row["replicates"] ** 0.5)
+        assert row["mean_se"] == pytest.approx(std / row["replicates"] ** 0.5, rel=0.7)
+        assert row["step_time"]["std"] == pytest.approx(std, rel=0.2)
+        assert row["replicates"] == 64 * row["clusters"]
     median = 8 * 3 / (1 + 0.3**2) ** 0.5
     assert rows[found["fastest"]]["p50"] == pytest.approx(median, rel=0.03)
     # the frontier is what no setting beats, by the first figure

@@ -160,6 +160,11 @@ def test_errors_are_of_the_prediction_over_the_measurement(tmp_path, factor):
     assert found["ks_p_value"] == pytest.approx(1 / 20)  # the least that can be
     assert found["wasserstein"] == pytest.approx(12 * abs(1 - factor), rel=0.02)
     assert found["cv_ratio"] == pytest.approx(1.0, abs=0.05)
+    # p95 of a hundred values is on average below that of the law
+    of_hundred = np.random.default_rng(6).standard_normal((4_000, 100))
+    expected = 12.0 + SPREAD * np.quantile(of_hundred, 0.95, axis=1).mean()
+    same_n = expected / np.quantile(values, 0.95) - 1.0
+    assert found["p95_error_same_n"] == pytest.approx(same_n, abs=0.002)
     density = stats.norm.pdf(1.645) / SPREAD
     error = np.sqrt(0.05 * 0.95 / 100) / density / (12 + 1.645 * SPREAD)
     assert found["p95_measured_se"] == pytest.approx(error, rel=0.5)
