@@ -170,6 +170,18 @@ def test_steps_logged_as_means_of_several_are_those_of_single_ones(tmp_path):
     assert found["factors"]["compute"]["value"] == pytest.approx(1.1, rel=0.02)
 
 
+def test_a_drift_s_correlation_time_is_found(tmp_path):
+    """An AR(1) series of 20 steps' memory over 8 runs of 1,000 steps: to 13 %."""
+    rng, job, r = np.random.default_rng(8), job_of("both"), np.exp(-1 / 20)
+    drift = rng.standard_normal((1000, 8))
+    for i in range(1, 1000):
+        drift[i] = r * drift[i - 1] + np.sqrt(1.0 - r**2) * drift[i]
+    steps = 0.09 * (1.0 + 0.02 * drift.T + 0.002 * rng.standard_normal((8, 1000)))
+    found = prism.summary(fitted(tmp_path, [(job, steps)]))
+    assert found["step"]["correlation_time_s"] == pytest.approx(20 * 0.09, rel=0.4)
+    assert found["sizes"][0]["within_run_cv"] == pytest.approx(0.02, rel=0.1)
+
+
 def spread_holds(z):
     """Whether deviations have mean square 1, and 90 % of them lie within 1.645, but for chance."""
     low, high = chi2.ppf([RARE, 1.0 - RARE], z.size) / z.size
@@ -223,6 +235,25 @@ def test_a_model_is_named_in_any_place(made, tmp_path, way):
     true = STEPS.steps(plain, 21)
     assert np.median(one) == pytest.approx(np.median(true), rel=0.02)
     assert abs(np.median(base) / np.median(true) - 1.0) > 0.1  # negative control
+
+
+@pytest.mark.parametrize("name", ["third", "both"])
+def test_factors_are_those_of_hardware_as_much_slower(made, report, name):
+    """As `cluster.scale`, but for what messages beside compute slow it: to 1 %; all else stays."""
+    use = job_of(name).replace({"variability.model": str(made / "m.nc")})
+    a, b = ({"time": report["factors"][x]["value"]} for x in ("compute", "communication"))
+    scale = {"compute": a, "memory": a, "nvlink": b, "network": b}
+    alike = job_of(name).replace({"cluster.scale": scale})
+    found, wanted, plain = (
+        prism.summary(prism.estimate(job, replicates=64, seed=1))
+        for job in (use, alike, job_of(name))
+    )
+    assert found["ideal_step_time"] == pytest.approx(wanted["ideal_step_time"], rel=0.01)
+    assert found["ideal_step_time"] > 1.1 * plain["ideal_step_time"]
+    for key in ("memory", "tokens_per_step", "world_size", "global_batch"):
+        assert found[key] == plain[key]
+    flop = [x["model_flops_per_gpu"] * x["step_time"]["mean"] for x in (found, plain)]
+    assert flop[0] == pytest.approx(flop[1])
 
 
 def test_what_a_job_sets_itself_wins(made):
