@@ -208,6 +208,16 @@ def test_workers_are_drawn_from_the_traced_ones_lemons_among_them(fitted):
     assert np.mean(kinds < 3.0) == pytest.approx((15 / 16) ** 16, abs=0.1)
 
 
+def test_drawn_workers_differ_as_the_traced_ones_do(fitted):
+    effects = Effects(residual_sd=0.001, other_sd=0.0, rank_sd=0.01)
+    found = fitted(make_trace(Layout(16, 1, 4, 10), effects, 3)[0], simulated=True)
+    job = load_job(found.path).replace("variability.ranks=drawn")
+    slowest = (prism.simulate(job, 6400, seed=1).step_time.values - 4 * 0.05 - 0.02) / (4 * 0.6)
+    # the largest of 16 normal numbers is 1.77 above their mean, of a bounded body somewhat less
+    spread = found.effects["rank"]["cv"]
+    assert slowest.mean() - 1.0 == pytest.approx(1.7 * spread, rel=0.2)
+
+
 def test_content_that_speeds_up_where_it_slows_others_down_keeps_its_sign(fitted):
     layout, effects = Layout(4, 4, 8, 40), Effects(residual_sd=0.004)
     loadings = (0.03, 0.03, 0.02, -0.02)
