@@ -178,7 +178,7 @@ def ends_apart(number, later_us):
     return second
 
 
-@pytest.mark.parametrize("later_us", [1_500.0, 1e5])
+@pytest.mark.parametrize("later_us", [600.0, 1e5])
 def test_collectives_that_do_not_overlap_are_told_apart(tmp_path, later_us):
     """The last one of the second rank begins when the first rank's has ended."""
     rows = kernels(write(tmp_path, DOCUMENTS[0], ends_apart(-1, later_us)))
@@ -245,12 +245,10 @@ def test_messages_of_one_size_are_those_of_as_many_bytes(tmp_path, dtypes, eleme
 
 def test_an_activity_is_of_the_step_that_launched_it(tmp_path):
     late = copy.deepcopy(DOCUMENTS[0])
-    kernel = [e for e in late["traceEvents"] if e["cat"] == "kernel" and e["name"][:6] == "void m"]
-    at = next(i for i, e in enumerate(kernel) if e["args"]["correlation"]
-              == kernel[8]["args"]["correlation"])  # fmt: skip
-    kernel[-1]["ts"] += 1e5  # after the end of all steps
+    last = [e for e in late["traceEvents"] if e["name"].startswith("void multi")][-1]
+    last["ts"] += 1e5  # after the end of all steps
     _, spans = replayed(write(tmp_path, late) / "0.json")
-    assert spans[13, 0] == pytest.approx(1e-6 * TIMES.span(3, 0) + 0.1, abs=2e-5) and at == 8
+    assert spans[13, 0] == pytest.approx(1e-6 * TIMES.span(3, 0) + 0.1, abs=2e-5)
     assert spans[12, 0] == pytest.approx(1e-6 * TIMES.span(2, 0), abs=2e-9)
     made = Recorder()
     for step in range(3):  # the second kernel runs in the next step, launched in this one
@@ -357,21 +355,19 @@ def test_what_cannot_be_true_is_dropped_and_counted(run, tmp_path):
     assert kept == 4 * len(ACTIVE) - 5
     assert found["step_span_mean"] == pytest.approx(whole["step_span_mean"], rel=0.05)
     numbers = told(found["notes"])
-    assert [4] in numbers and any(
-        n[0] == 1 and n[1] == 4 * len(ACTIVE) - 4 for n in numbers if n[1:]
-    )
+    assert [4] in numbers and any(n[:2] == [1, 4 * len(ACTIVE) - 4] for n in numbers)
 
 
 def test_broken_events_are_mended_or_dropped_and_counted(run, tmp_path):
     text = json.dumps(DOCUMENTS[0])
     whole, _ = shown(run, write(tmp_path, text) / "0.json")
     broken = text.replace('"ph": "X", "cat": "kernel"', '"ph": "X", "cat" "kernel"', 4)
-    broken = broken.replace('"name": "ampere', '"name": "am\x01pere', 3).encode()
+    broken = broken.replace('"name": "void mu', '"name": "void \x01mu', 3).encode()
     broken = broken.replace(b'"name": "void at', b'"name": "void \xff', 2)
     found, ops = shown(run, write(tmp_path, b"\xef\xbb\xbf" + broken) / "0.json")
     n = sum(row["n"] for key, row in ops.items() if key[0] != "launch_gap")
     assert n == 4 * len(ACTIVE) - 4
-    assert any(numbers[:2] == [4 + 1, 4] or numbers[1:2] == [4] for numbers in told(found["notes"]))
+    assert any(numbers[:2] == [2, 4] for numbers in told(found["notes"])), found["notes"]
     assert ops["optimizer", "optimizer"]["n"] == 12 and whole["steps"] == found["steps"]
     bare, _ = shown(run, write(tmp_path, DOCUMENTS[0]["traceEvents"]) / "0.json")
     assert (bare["n_ops"], bare["n_ranks"]) == (whole["n_ops"], 1)

@@ -1,4 +1,4 @@
-"""The engine's program of a fitted trace against plain NumPy draws and replays."""
+"""A fitted trace: the engine's program against plain NumPy draws and replays, and these."""
 
 import dataclasses
 from functools import cache
@@ -27,6 +27,7 @@ from prism.simulation.tracemodel.graph import COMPUTE, TraceNode, replay
 from prism.simulation.tracemodel.model import (
     conditioned,
     draw_durations,
+    independent_graph,
     score_law,
     synthetic_graph,
 )
@@ -311,3 +312,94 @@ def test_drifts_of_stages_are_drawn_apart():
 def _normal_scores():
     z = ndtri((np.arange(400) + 0.5) / 400)
     return score_law(z / z.std())
+
+
+# ------------------------------------------------------------------ draws in plain NumPy
+@pytest.fixture(scope="module")
+def model():
+    effects = Effects(rank_sd=0.01, step_sd=0.03, content_sd=0.03, lemons={(1, 0): 1.8})
+    return fitted(Layout(4, 2, 4, 12), effects)
+
+
+def with_memory(model, steps, length=20.0, share=0.9):
+    """The same model, its measured steps (fast to slow) at these numbers."""
+    return dataclasses.replace(
+        model, steps=np.asarray(steps), correlation_steps=length, correlation_share=share
+    )
+
+
+def test_neighbouring_steps_decide_as_far_as_steps_remember(model):
+    assert model.correlation_steps == 0.0
+    assert conditioned(model, np.array([3, 4])) is model
+    assert model.weight == pytest.approx(1.0 / 12.0)
+    # measured: a fast stretch at 0..50, a slow one at 1000..1050
+    remembering = with_memory(model, np.r_[np.arange(6) * 10, 1000 + np.arange(6) * 10])
+    for steps, share in (([25], 0.92), ([1025], 0.08), ([25, 1025], 0.5), ([10**6], 0.5)):
+        weight = conditioned(remembering, np.array(steps)).weight
+        assert weight.sum() == pytest.approx(1.0) and (weight >= 0.0).all()
+        assert weight[:6].sum() == pytest.approx(share, abs=0.1)
+    spread = [
+        float(conditioned(with_memory(model, np.arange(12) * 10, 100.0, share), np.array([35]))
+              .weight.max()) for share in (0.3, 0.6, 0.9, 1.0)
+    ]  # fmt: skip
+    assert spread == sorted(spread) and spread[-1] > 2.0 * spread[0]
+
+
+def test_conditioning_predicts_better_than_the_marginal_where_steps_remember():
+    """Half of the steps, by turns, tell of the others; the negative control has no memory."""
+    effects = Effects(step_sd=0.03, step_memory=0.97)
+    errors = {"remembering": [], "marginal": []}
+    for seed in range(6):
+        frame, _ = make_trace(Layout(2, 2, 2, 60), effects, seed)
+        graph = build_trace_graph(as_trace(frame))
+        fitted = fit_graph(graph.select(np.arange(0, 60, 2)))
+        assert fitted.correlation_steps > 0.0
+        total = np.einsum("i,ik->k", fitted.mean.mean(axis=1), fitted.profile[fitted.group, 0])
+        for t in range(1, 60, 8):
+            near = conditioned(fitted, graph.steps[[t]])
+            for name, weight in (("remembering", near.weight), ("marginal", fitted.weight)):
+                guess = float(weight @ total / total.mean()) * graph.measured.mean()
+                errors[name].append((guess / graph.measured[t] - 1.0) ** 2)
+    assert np.mean(errors["remembering"]) < 0.4 * np.mean(errors["marginal"])
+
+
+def test_draws_have_every_op_s_mean_and_are_equal_for_ops_that_all_wait_for(model):
+    drawn = draw_durations(model, np.arange(3000) * 10**6, np.random.default_rng(1))
+    expected = np.array(model.mean)
+    for i, node in enumerate(model.nodes):
+        kind = model.rank_index(node)
+        if kind >= 0:
+            expected[i] = expected[i] * model.rank[kind, node.stages[0]]
+        if node.is_global:
+            assert (drawn[i] == drawn[i, :1]).all()
+    assert drawn.mean(axis=2) == pytest.approx(expected, rel=0.02, abs=1e-9)
+    assert (drawn >= 0.0).all()
+
+
+def test_steps_remember_over_their_gaps(model):
+    remembering = with_memory(model, model.steps, 10.0, 1.0)
+    rng = np.random.default_rng(1)
+    near = synthetic_graph(remembering, np.arange(4000), rng).measured
+    apart = synthetic_graph(remembering, np.arange(4000) * 1000, rng).measured
+    lag = [float(np.corrcoef(x[:-1], x[1:])[0, 1]) for x in (near, apart)]
+    assert lag[0] > 0.4 and abs(lag[1]) < 0.07
+    assert near.std() == pytest.approx(apart.std(), rel=0.15)
+
+
+def test_independent_draws_keep_variances_and_lose_what_is_shared(model):
+    steps = np.arange(1500) * 10**6
+    full = synthetic_graph(model, steps, np.random.default_rng(1))
+    none = independent_graph(model, steps, np.random.default_rng(1))
+    nodes = [i for i, n in enumerate(model.nodes) if n.op_kind == "forward"]
+    for i in nodes:
+        a, b = full.durations[i].ravel(), none.durations[i].ravel()
+        assert b.mean() == pytest.approx(a.mean(), rel=0.02)
+        assert b.std() == pytest.approx(a.std(), rel=0.06)
+    one = nodes[0]
+    other = next(
+        i for i in nodes if model.nodes[i].stages == (1,) and model.nodes[i].microbatch == 0
+    )
+    shared = [np.corrcoef(g.durations[one, 0], g.durations[other, 0])[0, 1]
+              for g in (full, none)]  # fmt: skip
+    assert shared[0] > 0.5 and abs(shared[1]) < 0.13
+    assert none.measured.mean() < 0.95 * full.measured.mean()  # nobody is always slow any more

@@ -316,6 +316,12 @@ def test_csv_parquet_and_tidy_tables_replay_alike(tmp_path):
         assert list(found["step"]) == list(truth.steps)
         assert found["measured_step_time"].values == pytest.approx(truth.step_times, rel=1e-5)
         assert found["replayed_step_time"].values == pytest.approx(truth.step_times, rel=1e-3)
+    times = prism.summary(prism.fit(tmp_path / "tidy", seed=1))["step_time"]
+    assert times["n"] == 6 and times["mean"] == pytest.approx(truth.step_times.mean())
+    for q in (50, 95):
+        assert times[f"p{q}"] == pytest.approx(np.quantile(truth.step_times, 0.01 * q))
+    cv = truth.step_times.std(ddof=1) / truth.step_times.mean()
+    assert times["cv"] == pytest.approx(cv, rel=1e-3)
 
 
 def test_ops_that_are_not_known_are_kept(shown, frame):

@@ -1,16 +1,15 @@
 """Step times in TensorBoard's files and in tables that W&B and MLflow export."""
 
 import gzip
+import json
 
 import numpy as np
 import pandas as pd
 import pytest
-from events_made import block, event, events, run
+from events_made import block, event, events
+from events_made import run as scalars
+from test_traces_logs import VALUES, same
 
-from prism import PrismError
-from prism.traces import find_recording, read_step_times
-
-VALUES = np.round(5.0 + 0.2 * np.sin(np.arange(12.0)), 1)
 TAGS = {
     "iteration-time": (1.0, True), "train/iteration-time": (1.0, True),
     "time_metrics/end_to_end(s)": (1.0, True), "train_step_timing in s": (1.0, False),
@@ -19,72 +18,76 @@ TAGS = {
 
 
 @pytest.fixture
-def read(tmp_path):
-    """Read bytes or a table as step times."""
+def shown(run, tmp_path):
+    """What `prism show` says of bytes, a table or a folder; the message of a refusal."""
 
-    def read_it(data, **options):
-        path = tmp_path / "file"
-        if isinstance(data, pd.DataFrame):
-            data = data.to_csv(index=False).encode()
-        path.write_bytes(data)
-        return read_step_times(path, **options)
+    def show(what, *options):
+        path = what if not isinstance(what, bytes | pd.DataFrame) else tmp_path / "file"
+        if isinstance(what, pd.DataFrame):
+            what = what.to_csv(index=False).encode()
+        if isinstance(what, bytes):
+            path.write_bytes(what)
+        status, out, err = run("show", path, "--json", *options)
+        assert status in (0, 2) and (status == 0) == bool(out), err
+        return json.loads(out) if status == 0 else err
 
-    return read_it
+    return show
 
 
 @pytest.mark.parametrize("tag", TAGS)
 @pytest.mark.parametrize("every", [1, 10])
-def test_events_by_the_names_of_the_tools(read, tmp_path, tag, every):
+def test_events_by_the_names_of_the_tools(shown, tag, every):
     unit, is_mean = TAGS[tag]
-    times = read(events(run(tag, VALUES, every, unit=unit)))
-    assert find_recording(tmp_path / "file").reader.name == "tensorboard"
-    assert times.seconds == pytest.approx(VALUES, rel=1e-6)
-    assert list(times.step) == list(range(every, 13 * every, every))
-    assert times.mean_over == (every if is_mean else 1) and times.column == tag
+    data = events(scalars(tag, VALUES, every, unit=unit))
+    over = every if is_mean else 1
+    assert same(shown(data), VALUES, mean_over=over) and shown(data)["column"] == tag
+    some = shown(data, "--steps", f"{4 * every}:{9 * every}")
+    assert same(some, VALUES[3:9], mean_over=over)
 
 
 @pytest.mark.parametrize("kind", ["simple", "tensor", "double"])
-def test_scalars_however_they_are_written(read, kind):
-    rows = [(i, 5.0 * i, "step_s", 5.0, kind) for i in range(1, 9)]
-    assert read(events(rows)).seconds == pytest.approx(np.full(8, 5.0))
-    assert read(gzip.compress(events(rows))).seconds.size == 8
+def test_scalars_however_they_are_written(shown, kind):
+    rows = [(i, 5.0 * i, "step_s", 4.5 + i % 3, kind) for i in range(1, 9)]
+    for data in (events(rows), gzip.compress(events(rows))):
+        assert same(shown(data), [4.5 + i % 3 for i in range(1, 9)])
 
 
-def test_files_of_a_folder_are_restarts_where_steps_come_again(tmp_path):
+def test_files_of_a_folder_are_restarts_where_steps_come_again(shown, tmp_path):
     folder = tmp_path / "tb"
     folder.mkdir()
-    (folder / "events.1").write_bytes(events(run("iteration-time", VALUES)))
-    (folder / "events.0").write_bytes(events(run("iteration-time", VALUES, first=12)))
+    (folder / "events.1").write_bytes(events(scalars("iteration-time", VALUES)))
+    later = scalars("iteration-time", VALUES + 1, first=12)
+    (folder / "events.0").write_bytes(events(later))
     (folder / "args.txt").write_text("x")
-    times = read_step_times(folder)
-    assert times.seconds.size == 24 and set(times.run) == {""}
-    (folder / "events.2").write_bytes(events(run("iteration-time", VALUES, first=20)))
-    times = read_step_times(folder)
-    assert list(dict.fromkeys(times.run)) == ["0", "1"]
-    assert any("step 21" in note for note in times.notes)
+    assert same(shown(folder), np.r_[VALUES, VALUES + 1])
+    (folder / "events.2").write_bytes(events(scalars("iteration-time", VALUES + 3, first=20)))
+    found = shown(folder)
+    assert same(found, np.r_[VALUES, VALUES + 1, VALUES + 3], n_runs=2)
+    assert same(shown(folder, "--where", "run=1"), VALUES + 3)
+    assert any("step 21" in note for note in found["notes"])
 
 
-def test_events_that_are_cut_damaged_or_without_step_times(read):
-    whole = events(run("iteration-time", VALUES))
-    times = read(whole[:-20])
-    assert times.seconds.size == 11 and "inside a record" in times.notes[0]
-    assert read(whole + event(2e9, 13, b"\xff\xff")).seconds.size == 12
-    with pytest.raises(PrismError, match="file: no scalar.*iteration-time.*log-timers"):
-        read(events(run("lm loss", VALUES)))
-    with pytest.raises(PrismError, match=r"a_ms \[ms\], b_s \[s\]; .*--column"):
-        read(events(run("b_s", VALUES) + run("a_ms", VALUES)))
-    two = events(run("b_s", VALUES) + run("a_ms", VALUES, first=12, unit=1e3))
-    assert read(two, column="b_s").seconds == pytest.approx(VALUES)
-    with pytest.raises(PrismError, match="--unit"):
-        read(two, column="lm loss")
-    with pytest.raises(PrismError, match="--column"):
-        read(two, column="c_s")
-    assert read(events([]) + event(1.7e9, 1, block(9, b"x")) + whole).seconds.size == 12
+def test_events_that_are_cut_or_damaged(shown):
+    whole = events(scalars("iteration-time", VALUES))
+    assert same(shown(whole[:-20]), VALUES[:11])
+    assert len(shown(whole[:-20])["notes"]) == len(shown(whole)["notes"]) + 1
+    for data in (whole + event(2e9, 13, b"\xff\xff"),
+                 events([]) + event(1.7e9, 1, block(9, b"x")) + whole):  # fmt: skip
+        assert same(shown(data), VALUES)
 
 
-def test_a_wrong_unit_is_found_by_the_clock(read):
-    with pytest.raises(PrismError, match="off by"):
-        read(events(run("iteration-time", VALUES, unit=1e3)))
+def test_scalars_to_choose_among(shown):
+    assert "iteration-time" in shown(events(scalars("lm loss", VALUES)))
+    both = events(scalars("b_s", VALUES) + scalars("a_ms", VALUES + 1, first=12, unit=1e3))
+    found = shown(both)
+    assert "a_ms [ms], b_s [s]" in found and "--column" in found
+    assert same(shown(both, "--column", "b_s"), VALUES)
+    assert same(shown(both, "--column", "a_ms"), VALUES + 1)
+    assert "'c_s'" in shown(both, "--column", "c_s")
+    loss = events(scalars("b_s", VALUES) + scalars("x", VALUES))
+    assert "--unit" in shown(loss, "--column", "x")
+    assert same(shown(loss, "--column", "x", "--unit", "s"), VALUES)
+    assert "off by" in shown(events(scalars("iteration-time", VALUES, unit=1e3)))
 
 
 def history(values, tag="train_step_timing in s", first=0):
@@ -100,65 +103,66 @@ def history(values, tag="train_step_timing in s", first=0):
     })  # fmt: skip
 
 
-def test_history_of_a_run_by_wandb(read, tmp_path):
-    times = read(history(VALUES))
-    assert find_recording(tmp_path / "file").reader.name == "export"
-    assert times.seconds == pytest.approx(VALUES) and list(times.step) == list(range(12))
-    again = pd.concat([history(VALUES), history(VALUES, first=5)])
-    assert list(dict.fromkeys(read(again).run)) == ["0", "1"]
-    with pytest.raises(PrismError, match="off by"):
-        read(history(1e3 * VALUES).assign(_timestamp=np.repeat(np.cumsum(VALUES), 2)))
-    with pytest.raises(PrismError, match=r"file:5: .*-1"):
-        read(history([5.0, -1.0, 5.0, 5.0]))
+def test_history_of_a_run_by_wandb(shown):
+    assert same(shown(history(VALUES)), VALUES)
+    assert same(shown(history(VALUES), "--steps", "3:8"), VALUES[3:9])
+    again = pd.concat([history(VALUES), history(VALUES + 1, first=5)])
+    assert same(shown(again), np.r_[VALUES, VALUES + 1], n_runs=2)
+    slow = history(1e3 * VALUES).assign(_timestamp=np.repeat(np.cumsum(VALUES), 2))
+    assert "off by" in shown(slow)
+    assert "file:5: " in shown(history([5.0, -1.0, 5.0, 5.0]))
 
 
 def chart(runs, metric="iteration-time", every=10):
     """Export of a chart: a column for each run, with the least and the largest of its bin."""
     table = pd.DataFrame({"Step": every * (np.arange(len(VALUES)) + 1)})
     for name, values in runs.items():
-        table[f"{name} - _step"] = table["Step"]
         for end in ("", "__MIN", "__MAX"):
             table[f"{name} - _step{end}"] = table["Step"]
             table[f"{name} - {metric}{end}"] = values
     return table
 
 
-def test_chart_of_several_runs_by_wandb(read):
+def test_chart_of_several_runs_by_wandb(shown):
     table = chart({"brisk-pond-1": VALUES, "a - b": VALUES + 1})
-    times = read(table)
-    assert list(dict.fromkeys(times.run)) == ["brisk-pond-1", "a - b"] and times.mean_over == 10
-    assert times.seconds == pytest.approx(np.r_[VALUES, VALUES + 1])
-    assert read(table, where={"run": "a - b"}).seconds == pytest.approx(VALUES + 1)
-    assert not any("__MIN" in note for note in times.notes)
-    table["a - b - iteration-time__MAX"] += 0.5
-    assert any("12 values" in note for note in read(table).notes)
-    assert set(read(chart({"x": VALUES})).run) == {""}
+    assert same(shown(table), np.r_[VALUES, VALUES + 1], n_runs=2, mean_over=10)
+    assert same(shown(table, "--where", "run=a - b"), VALUES + 1, mean_over=10)
+    notes = shown(table)["notes"]
+    table["a - b - iteration-time__MAX"] += 0.5  # a point is the mean of several
+    more = shown(table)
+    assert same(more, np.r_[VALUES, VALUES + 1], n_runs=2, mean_over=10)
+    assert [note[:3] for note in more["notes"] if note not in notes] == ["12 "]
+    assert same(shown(chart({"x": VALUES})), VALUES, mean_over=10)
 
 
-def test_metrics_by_mlflow(read):
-    def metric(run_id, key, values, scale=1e3):
-        return pd.DataFrame({
-            "run_id": run_id, "key": key, "value": values, "step": np.arange(len(values)),
-            "timestamp": np.rint(1.7e12 + scale * np.cumsum(values)).astype(np.int64),
-        })  # fmt: skip
-
-    step = metric("a1", "perf/step_time_seconds", VALUES)
-    times = read(pd.concat([metric("a1", "loss", VALUES), step]))
-    assert times.seconds == pytest.approx(VALUES) and set(times.run) == {""}
-    both = pd.concat([step, metric("b2", "perf/step_time_seconds", VALUES + 1)])
-    times = read(both)
-    assert list(dict.fromkeys(times.run)) == ["a1", "b2"]
-    assert read(both, where={"run_id": "b2"}).seconds == pytest.approx(VALUES + 1)
-    with pytest.raises(PrismError, match="off by"):
-        read(metric("a1", "perf/step_time_seconds", 1e3 * VALUES, scale=1.0))
-    with pytest.raises(PrismError, match="no duration.*loss"):
-        read(metric("a1", "loss", VALUES))
+def mlflow(run_id, key, values, scale=1e3):
+    return pd.DataFrame({
+        "run_id": run_id, "key": key, "value": values, "step": np.arange(len(values)),
+        "timestamp": np.rint(1.7e12 + scale * np.cumsum(values)).astype(np.int64),
+    })  # fmt: skip
 
 
-def test_a_plain_table_by_the_names_of_the_tools(read):
+def test_metrics_by_mlflow(shown):
+    step = mlflow("a1", "perf/step_time_seconds", VALUES)
+    assert same(shown(pd.concat([mlflow("a1", "loss", VALUES), step])), VALUES)
+    both = pd.concat([step, mlflow("b2", "perf/step_time_seconds", VALUES + 1)])
+    assert same(shown(both), np.r_[VALUES, VALUES + 1], n_runs=2)
+    assert same(shown(both, "--where", "run_id=b2"), VALUES + 1)
+    assert "off by" in shown(mlflow("a1", "perf/step_time_seconds", 1e3 * VALUES, scale=1.0))
+    assert "loss" in shown(mlflow("a1", "loss", VALUES))
+
+
+def test_a_scalar_by_tensorboard(shown):
+    clock = 1.7e9 + 10 * np.cumsum(VALUES)
+    table = pd.DataFrame({"Wall time": clock, "Step": 10 * np.arange(1, 13), "Value": VALUES})
+    found = shown(table, "--column", "Value", "--unit", "s")
+    assert same(found, VALUES)
+    assert "off by" in shown(table.assign(Value=1e4 * VALUES), "--column", "Value", "--unit", "s")
+
+
+def test_a_plain_table_by_the_names_of_the_tools(shown):
     table = pd.DataFrame({
         "step": 10 * np.arange(1, 13), "iteration-time": VALUES, "data_loading_ms": 3.0,
     })  # fmt: skip
-    times = read(table)
-    assert times.seconds == pytest.approx(VALUES) and times.mean_over == 10
-    assert read(table.rename(columns={"iteration-time": "train_step_timing in s"})).mean_over == 1
+    assert same(shown(table), VALUES, mean_over=10)
+    assert same(shown(table.rename(columns={"iteration-time": "train_step_timing in s"})), VALUES)
