@@ -33,17 +33,14 @@ def pytest_collection_finish():
 @pytest.fixture
 def free_beside(monkeypatch):
     """Transfers that take nothing of the compute beside them, for what is told by closed forms."""
-    from prism.workload import build
-
-    monkeypatch.setattr(build, "_contended", lambda cost, again, group, work, *beside: work)
+    free = "prism.workload.build._contended"
+    monkeypatch.setattr(free, lambda cost, again, group, work, *beside: work)
 
 
 @pytest.fixture
 def small_pools(monkeypatch):
     """Pooled distributions of ops as fine as a few thousand steps need."""
-    from prism.simulation import independent
-
-    monkeypatch.setattr(independent, "POOL_SAMPLES", 1 << 13)
+    monkeypatch.setattr("prism.simulation.independent.POOL_SAMPLES", 1 << 13)
 
 
 @pytest.fixture
