@@ -117,6 +117,26 @@ def test_a_normal_residual_has_no_skew():
     assert x.std() == pytest.approx(0.15, rel=0.015)
 
 
+@pytest.mark.parametrize("n", [64, 4096])
+@pytest.mark.parametrize(
+    ("law", "quantile"),
+    [
+        ("normal", lambda q: 1.0 + 0.1 * stats.norm.ppf(q)),
+        ("lognormal", stats.lognorm(s=S2**0.5, scale=math.exp(-S2 / 2)).ppf),
+        ("gamma", stats.gamma(100.0, scale=0.01).ppf),
+    ],
+)
+def test_a_step_waits_for_the_slowest_of_many_ranks(law, quantile, n):
+    """Of n replicas: the mean of their maximum, a quantile near 1 - 1 / n."""
+    q = (np.arange(20_000) + 0.5) / 20_000
+    slowest = quantile(q ** (1.0 / n))
+    cluster = {"nodes": n // 8, "gpus_per_node": 8}
+    residual = {"residual": {"law": law, "cv": 0.1}}
+    x = times(made(residual, dp=n, seconds=(1.0, 0.0), cluster=cluster), 1280)
+    assert x.mean() == pytest.approx(slowest.mean(), abs=5 * x.std() / x.size**0.5 + 1e-3)
+    assert x.std() == pytest.approx(slowest.std(), rel=0.2)
+
+
 def test_families_that_reach_below_zero_are_refused():
     for effects in (
         {"residual": {"law": "normal", "cv": 0.5}}, {"rank": {"cv": 1.0}},
