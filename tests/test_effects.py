@@ -117,6 +117,30 @@ def test_a_normal_residual_has_no_skew():
     assert x.std() == pytest.approx(0.15, rel=0.015)
 
 
+@pytest.mark.parametrize("n", [64, 4096])
+@pytest.mark.parametrize(
+    ("law", "quantile"),
+    [
+        ("normal", lambda q: 1.0 + 0.1 * stats.norm.ppf(q)),
+        ("lognormal", stats.lognorm(s=S2**0.5, scale=math.exp(-S2 / 2)).ppf),
+        ("gamma", stats.gamma(100.0, scale=0.01).ppf),
+    ],
+)
+def test_a_step_waits_for_the_slowest_of_many_ranks(law, quantile, n):
+    """Of n replicas: the mean of their maximum, a quantile near 1 - 1 / n."""
+    q = (np.arange(20_000) + 0.5) / 20_000
+    slowest = quantile(q ** (1.0 / n))
+    cluster = {"nodes": n // 8, "gpus_per_node": 8}
+    residual = {"residual": {"law": law, "cv": 0.1}}
+    job = made(residual, dp=n, seconds=(1.0, 0.0), cluster=cluster)
+    found = prism.simulate(job, replicates=1280, seed=1, engine="exact")
+    x = found.step_time.to_numpy().astype(float)
+    assert x.mean() == pytest.approx(slowest.mean(), abs=5 * x.std() / x.size**0.5)
+    assert x.std() == pytest.approx(slowest.std(), rel=0.15)
+    # some replicas stand for all
+    assert times(job, 1280).mean() == pytest.approx(slowest.mean(), rel=0.01)
+
+
 def test_families_that_reach_below_zero_are_refused():
     for effects in (
         {"residual": {"law": "normal", "cv": 0.5}}, {"rank": {"cv": 1.0}},
@@ -377,7 +401,7 @@ def test_congestion_that_lasts_keeps_the_mean_of_runs_and_widens_them():
     assert prism.summary(long)["variance_by_term"]["congestion"] > 0.9
 
 
-# ------------------------------------------------------------------ the library, and what a job sets
+# ---------------------------------------------- a library, and what a job sets
 def on_library(name="h100-uncurated", effects=None, cluster=None, **layout):
     """A transformer on one GPU, of which nothing but GPUs, as all kernels follow them, varies."""
     off = {key: {"cv": 0.0} for key in ("step", "call", "residual", "microbatch", "run")}

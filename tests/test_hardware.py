@@ -1,263 +1,343 @@
-"""Hardware variants (`cluster.scale`): means and spreads of a part of the machine, each apart."""
+"""Hardware variants (`cluster.scale`), power limits and heat: means, spreads and energy."""
+
+import functools
+import json
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import prism
-from prism import PrismError, load_job, load_library, place, rank, sweep
-from prism.analyses.placements.screen import Screen
-from prism.distributions import distribution as laws
-from prism.jobs.job import job_from_dict
-from prism.models.calibration.model import with_factors, with_spreads
-from prism.simulation.prepare import prepare
-from prism.simulation.program import ideal_program
-from prism.simulation.steps import run_blocks
-from prism.simulation.variability import residual_part, resolve_variability
-from prism.workload.build import build_workload
-from prism.workload.memory import estimate_memory
 
 PARTS = ("compute", "memory", "nvlink", "network")
 OFF = {"rank": {"cv": 0.0, "lemon_fraction": 0.0}, "step": {"cv": 0.0}, "microbatch": {"cv": 0.0},
        "call": {"cv": 0.0}, "residual": {"cv": 0.0}, "regime": {"probability": 0.0},
        "stall": {"rate_per_hour": 0.0}}  # fmt: skip
+ONE_GPU = {"tp": 1, "pp": 1, "dp": 1, "data_parallel": "none", "microbatches": 1}
+NODES = {"nodes": 4}
+WAIT, MEMORY = 0.21, 0.57  # of the TDP: what a GPU draws that waits, or moves bytes
 
 
-def made(scale=None, effects=None, **more):
-    """A small transformer over two nodes with every kind of kernel and message."""
-    values = {
+@functools.cache
+def _job(text):
+    return prism.load_job(json.loads(text))
+
+
+def made(scale=None, effects=None, cluster=None, parallelism=None, variability=None):
+    """A small transformer over four nodes with every kind of kernel and message."""
+    layout = {"tp": 4, "pp": 2, "dp": 4, "microbatches": 4, "data_parallel": "zero1"}
+    nodes = NODES if cluster is None else cluster
+    return _job(json.dumps({
         "model": {"n_layers": 4, "hidden_size": 2048, "ffn_size": 8192, "n_heads": 16,
                   "vocab_size": 32000, "seq_len": 2048},
-        "parallelism": {"tp": 4, "pp": 2, "dp": 4, "microbatches": 4, "data_parallel": "zero1"},
-        "cluster": {"nodes": 4, **({} if scale is None else {"scale": scale})},
-        "variability": {"effects": OFF | (effects or {})},
-    }  # fmt: skip
-    for block, given in more.items():
-        values[block] = values[block] | given
-    return job_from_dict(values, "made")
+        "parallelism": layout | (parallelism or {}),
+        "cluster": nodes | ({} if scale is None else {"scale": scale}),
+        "variability": {"library": "h100-healthy", "effects": OFF | (effects or {})}
+        | (variability or {}),
+    }))  # fmt: skip
+
+
+def lasting(cluster=None, effects=None, **layout):
+    """Stages that take 1 s forward and 2 s backward."""
+    return _job(json.dumps({
+        "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}}, "parallelism": layout,
+        "cluster": cluster or {}, "variability": {"library": "none", "effects": effects or {}},
+    }))  # fmt: skip
+
+
+@functools.cache
+def figures(job):
+    return prism.summary(prism.simulate(job, replicates=64, seed=1))
 
 
 def ideal(job):
-    program = ideal_program(prepare(job, 0).program)
-    return float(Screen(program, 1).times([program])[0])
+    return figures(job)["ideal_step_time"]
 
 
-def steps(job, n=8, seed=3):
-    return run_blocks(prepare(job, seed).program, range(n), seed, 1)[0].astype(np.float64)
+def steps(job, n=640):
+    return prism.simulate(job, replicates=n, seed=3).step_time.to_numpy().astype(float)
 
 
-def kernels(job):
-    work = build_workload(job, load_library("h100-healthy"))
-    return [k for row in work.chunks for c in row for k in (*c.forward, *c.backward)]
+def spread(job, n=4096):
+    x = steps(job, n)
+    return x.std() / x.mean()
 
 
+# ------------------------------------------------------------------------------------------ means
 @pytest.mark.parametrize("resolution", ["op", "kernel"])
 def test_a_machine_with_all_parts_alike_scales_the_step(resolution):
-    more = {"variability": {"effects": OFF, "resolution": resolution}}
-    plain = ideal(made(**more))
-    every = {part: {"time": 0.5} for part in PARTS}
+    more = {"variability": {"resolution": resolution}}
+    plain, every = ideal(made(**more)), {part: {"time": 0.5} for part in PARTS}
     assert ideal(made(every, **more)) == pytest.approx(0.5 * plain, rel=1e-6)
-    # a step takes what its noise-free program takes
-    assert steps(made(every, **more), 1) == pytest.approx(0.5 * plain, rel=1e-6)
+    assert steps(made(every, **more), 64) == pytest.approx(0.5 * plain, rel=1e-6)
     # negative control: each part alone brings less, and something
     alone = [plain - ideal(made({part: {"time": 0.5}}, **more)) for part in PARTS]
     assert all(0.0 < saved < 0.5 * plain for saved in alone)
-    # nothing waits longer for the other's half than for both
-    assert sum(alone) < 0.5 * plain * 1.05
-
-
-def test_a_part_scales_its_own_durations_alone():
-    plain = {(k.name, i): k for i, k in enumerate(kernels(made()))}
-    for part in ("compute", "memory"):
-        other = kernels(made({part: {"time": 4.0}}))
-        ratio = np.array([k.duration for k in other]) / [k.duration for k in plain.values()]
-        own = np.array([residual_part(k.law, False) == part for k in plain.values()])
-        link = np.array([k.group == "tp" for k in plain.values()])
-        assert ratio[own] == pytest.approx(4.0)
-        # a product that was bound by compute may become bound by its memory traffic
-        assert ((ratio[~own & ~link] >= 1.0) & (ratio[~own & ~link] < 4.0)).all()
-        assert [k.law for k in other] == [k.law for k in plain.values()]  # spreads stay
-    work = [build_workload(made(scale), load_library("h100-healthy"))
-            for scale in (None, {"network": {"time": 3.0}}, {"nvlink": {"time": 3.0}})]  # fmt: skip
-    transfer = [w.transfer.duration for w in work]
-    assert transfer[1] / transfer[0] == pytest.approx(3.0)  # stages lie on different nodes
-    assert transfer[2] == transfer[0]
-    reduce = [w.layernorm_reduce.duration for w in work]  # inside a node
-    assert reduce[1] == reduce[0]
-    assert reduce[2] / reduce[0] == pytest.approx(3.0)
+    assert sum(alone) < 0.5 * plain * 1.05  # nothing waits longer for the other's half than both
 
 
 @pytest.mark.parametrize(
-    ("part", "effects"),
+    ("part", "own", "other"),
     [
-        ("compute", {"rank": {"cv": 0.01, "lemon_fraction": 0.0}}),
-        ("compute", {"residual": {"cv": 0.02}}),
-        ("network", {"regime": {"probability": 0.2, "factor": 2.0}}),
+        ("compute", "attention", "memory"), ("memory", "memory", "attention"),
+        ("nvlink", "tp_all_gather", "p2p"), ("network", "p2p", "tp_all_gather"),
     ],
-)
-def test_the_step_spreads_by_the_factor_of_its_only_effect(part, effects):
-    layout = {"tp": 1, "pp": 1, "dp": 1, "data_parallel": "none", "microbatches": 1}
-    nodes = {"nodes": 1, "gpus_per_node": 1}
-    if part == "network":  # every step waits for messages between two nodes
-        layout |= {"dp": 16, "data_parallel": "zero1"}
-        nodes = {"nodes": 2}
-    still = {other: {"cv": 0.0} for other in PARTS if other != part}
+)  # fmt: skip
+def test_a_part_scales_its_own_durations_alone(part, own, other):
+    def found(scale):
+        path = figures(made(scale))["critical_path"]
+        return np.array([path[own], path[other]])
 
-    def at(cv):
-        cluster = nodes | {"scale": still | {part: {"cv": cv}}}
-        return steps(made(None, effects, parallelism=layout, cluster=cluster), 64)
-
-    one, two = at(1.0), at(2.0)
-    assert one.std() > 1e-4 * one.mean()
-    assert two.std() / one.std() == pytest.approx(2.0, rel=0.02)
-    assert two.mean() == pytest.approx(one.mean(), abs=5.0 * one.std() / 8.0)
+    ratio = found({part: {"time": 3.0}}) / found(None)
+    assert ratio == pytest.approx([3.0, 1.0], rel=1e-3)
 
 
-def test_other_effects_do_not_follow_a_part():
-    """Negative control: what a part does not own keeps its spread."""
-    effects = {"step": {"cv": 0.01}, "microbatch": {"cv": 0.01}, "call": {"cv": 0.01}}
-    every = {part: {"cv": 5.0} for part in PARTS}
-    np.testing.assert_array_equal(steps(made(None, effects), 2), steps(made(every, effects), 2))
-
-
-def test_variants_at_one_are_bit_identical():
-    every = {part: {"time": 1.0, "cv": 1.0} for part in PARTS}
-    some = {"rank": {"cv": 0.02}, "residual": {}, "regime": {"probability": 0.1, "factor": 2.0}}
-    np.testing.assert_array_equal(steps(made(None, some), 2), steps(made(every, some), 2))
-
-
-def test_laws_are_those_of_the_parts():
-    cvs = {"compute": 2.0, "memory": 3.0, "nvlink": 0.0, "network": 0.5}
-    job = made({part: {"cv": cv} for part, cv in cvs.items()}, {"residual": {}})
-    base, library = made(None, {"residual": {}}), load_library("h100-healthy")
-    plain, wide = resolve_variability(base, library), resolve_variability(job, library)
-    for entry in library.entries:
-        if entry.startswith("residual/"):
-            factor = cvs[residual_part(entry, wide.one_domain)]
-            assert wide.residual(entry).cv == pytest.approx(
-                factor * plain.residual(entry).cv, rel=0.02
-            ), entry
-            assert wide.residual(entry).mean == pytest.approx(1.0, rel=1e-6)
-    assert residual_part("residual/p2p", False) == "network"
-    assert residual_part("residual/p2p", True) == "nvlink"
-    # memory-bound kernels follow a GPU's speed by their own factor, whatever compute's is
-    some = {"rank": {"cv": 0.01, "memory_loading": 0.5, "lemon_fraction": 0.0}}
-    follows = [
-        resolve_variability(made({"compute": {"cv": c}, "memory": {"cv": m}}, some), library)
-        for c, m in ((1.0, 1.0), (2.0, 1.0), (1.0, 2.0), (2.0, 2.0))
-    ]
-    spread = [v.rank.std * v.rank_loading("memory") for v in follows]
-    assert spread == pytest.approx([0.005, 0.005, 0.01, 0.01], rel=1e-6)
-    assert [v.memory_loading for v in follows] == [0.5] * 4  # as known slow nodes have it
-    frozen = resolve_variability(made({"compute": {"cv": 0.0}}, some), library)
-    assert frozen.rank == laws.constant()
-
-
-def test_known_slow_nodes_stay():
-    slow = {"node_slowdowns": {0: 1.3}}
-    still = {"rank": {"cv": 0.0, "memory_loading": 0.5, "lemon_fraction": 0.0}}
-    plain = made(effects=still, cluster={"nodes": 4, **slow})
-    scale = {"compute": {"cv": 3.0}, "memory": {"cv": 2.0}}
-    other = made(effects=still, cluster={"nodes": 4, "scale": scale, **slow})
-    assert steps(plain, 1).mean() > 1.02 * steps(made(effects=still), 1).mean()
-    np.testing.assert_array_equal(steps(plain, 1), steps(other, 1))
-
-
-def test_congestion_keeps_its_mean_and_what_it_cannot_be_is_said():
-    """Both levels of every link, of whatever number of leaves, lie as many times as far off."""
-    effects = {"regime": {"probability": 0.3, "factor": 3.0}}
-
-    def links(cv):
-        cluster = {"leaf_nodes": 1, "scale": {"network": {"cv": cv}}}
-        return prepare(made(None, effects, cluster=cluster), 1).program.links
-
-    one, two = links(1.0), links(1.2)
-    used = one.n_touched > 0
-    assert set(one.n_touched[used]) == {2, 4}
-    for n in (2, 4):
-        hit, of_n = 1.0 - 0.7**n, one.n_touched == n
-        assert one.quiet[of_n] == pytest.approx(1.0 / (1.0 + hit * 2.0), rel=1e-6)
-        assert (1.0 - hit) * two.quiet[of_n] + hit * two.congested[of_n] == pytest.approx(1.0)
-    for a, b in ((one.quiet, two.quiet), (one.congested, two.congested)):
-        assert b[used] - 1.0 == pytest.approx(1.2 * (a[used] - 1.0), rel=1e-5)
-    assert links(0.0).n_leaves == 0
-    with pytest.raises(PrismError, match=r"cluster\.scale\.network\.cv: 3 .* 1\.66"):
-        links(3.0)
-
-
-def test_a_rank_law_moves_its_lemons_and_its_limit():
-    law = laws.bounded_body_lemons(0.01, lemon_fraction=0.02, lo=1.1, hi=1.2, max_slowdown=1.25)
-    wide = law.spread_by(2.0)
-    assert wide.mean == pytest.approx(1.0)
-    assert wide.std / law.std == pytest.approx(2.0, rel=0.01)
-    assert float(wide.ppf(1.0)) > 1.35  # a lemon of 1.2 has become one of 1.4
-    assert law.spread_by(0.0) == laws.constant()
-
-
-def test_variants_compose_with_a_calibration():
-    library = with_spreads(with_factors(load_library("h100-healthy"), 1.2, 1.5), 2.0, 3.0)
-    half = {"compute": {"time": 0.5, "cv": 2.0}, "network": {"time": 0.5}}
-    plain, scaled = (build_workload(made(s), library) for s in (None, half))
-    kernels = [
-        [k for row in w.chunks for c in row for k in (*c.forward, *c.backward)]
-        for w in (plain, scaled)
-    ]
-    ratio = [b.duration / a.duration for a, b in zip(*kernels, strict=True) if a.flop > 1e10]
-    # the few that become bound by their memory traffic are halved less
-    assert len(ratio) > 20
-    assert np.median(ratio) == pytest.approx(0.5)
-    assert 0.5 - 1e-9 <= min(ratio) <= max(ratio) < 1.0
-    assert np.mean(np.isclose(ratio, 0.5)) > 0.6
-    assert scaled.transfer.duration == pytest.approx(0.5 * plain.transfer.duration)
-    spread = [resolve_variability(made(s, {"rank": {}}), library).rank.std for s in (None, half)]
-    assert spread[1] == pytest.approx(2.0 * spread[0], rel=0.05)
-
-
-def test_variants_through_sweep_rank_and_place():
+def test_memory_does_not_follow_and_a_sweep_varies_each_part():
+    every = {part: {"time": 0.5, "cv": 2.0} for part in PARTS}
+    assert figures(made(every))["memory"] == figures(made())["memory"]
     vary = {"cluster.scale.compute.time": [1, 0.5], "cluster.scale.compute.cv": [1, 3]}
     effects = {"rank": {"cv": 0.01}, "residual": {}}
-    found = prism.summary(sweep(made(None, effects), vary, replicates=512, seed=1))
-    mean = {(row["cluster.scale.compute.time"], row["cluster.scale.compute.cv"]): row
-            for row in found["rows"]}  # fmt: skip
-    assert mean[0.5, 1]["ideal_step_time"] < 0.8 * mean[1, 1]["ideal_step_time"]
-    assert mean[1, 3]["ideal_step_time"] == mean[1, 1]["ideal_step_time"]
-    cv = {key: row["step_time"]["cv"] for key, row in mean.items()}
-    assert cv[1, 3] > 1.8 * cv[1, 1]
-    assert len({row["memory"]["gib"] for row in found["rows"]}) == 1
-    ranks = []
-    for cv in (1.0, 3.0):
-        job = made({"compute": {"cv": cv}}, effects | {"step": {"cv": 0.01}})
-        rows = prism.summary(rank(job, seed=1))["effects"]
-        ranks += [row["first_order"] for row in rows if row["name"] == "rank"]
-    assert ranks[1] > ranks[0] + 0.1
-    slow = {"nodes": 4, "node_slowdowns": {0: 1.3}}
-    placed = [
-        prism.summary(place(made(None, effects, cluster={**slow, "scale": s}), seed=1))
-        for s in ({}, {"compute": {"time": 0.5}})
-    ]
-    assert placed[1]["placements"][0]["p50"] < 0.8 * placed[0]["placements"][0]["p50"]
+    rows = prism.summary(prism.sweep(made(None, effects), vary, replicates=512, seed=1))["rows"]
+    row = {(r["cluster.scale.compute.time"], r["cluster.scale.compute.cv"]): r for r in rows}
+    assert row[0.5, 1]["ideal_step_time"] < 0.8 * row[1, 1]["ideal_step_time"]
+    assert row[1, 3]["ideal_step_time"] == row[1, 1]["ideal_step_time"]
+    assert row[1, 3]["step_time"]["cv"] > 1.8 * row[1, 1]["step_time"]["cv"]
 
 
-def test_memory_does_not_follow():
-    every = {part: {"time": 0.5, "cv": 2.0} for part in PARTS}
-    assert estimate_memory(made(every)) == estimate_memory(made())
+# ---------------------------------------------------------------------------------------- spreads
+@pytest.mark.parametrize(
+    ("part", "effects", "layout", "nodes"),
+    [
+        ("compute", {"rank": {"cv": 0.01, "memory_loading": 0.0}}, ONE_GPU, {"nodes": 1}),
+        ("compute", {"residual": {}}, ONE_GPU, {"nodes": 1}),
+        ("memory", {"residual": {}}, ONE_GPU, {"nodes": 1}),
+        ("nvlink", {"residual": {}}, {"tp": 4, "pp": 1, "dp": 1}, {"nodes": 1}),
+        # one domain has all GPUs, so that transfers between stages are NVLink's
+        ("nvlink", {"residual": {}}, {"tp": 1, "pp": 2, "dp": 1}, {"nodes": 1}),
+        ("network", {"residual": {}}, {"tp": 8, "pp": 2, "dp": 1}, {"nodes": 2}),
+        ("network", {"residual": {}}, ONE_GPU | {"dp": 16, "data_parallel": "ddp"}, {"nodes": 2}),
+        (
+            "network", {"regime": {"probability": 0.2, "factor": 2.0}},
+            ONE_GPU | {"dp": 16, "data_parallel": "zero1"}, {"nodes": 2},
+        ),
+    ],
+)  # fmt: skip
+def test_the_step_spreads_by_the_factor_of_its_only_part(part, effects, layout, nodes):
+    still = {other: {"cv": 0.0} for other in PARTS if other != part}
+    nodes = nodes | ({"gpus_per_node": 1} if layout == ONE_GPU else {})
+    if nodes["nodes"] == 1 and layout != ONE_GPU:
+        nodes = nodes | {"gpus_per_node": layout["tp"] * layout["pp"]}
+
+    def at(cv):
+        return steps(made(still | {part: {"cv": cv}}, effects, nodes, layout), 4096)
+
+    one, two = at(1.0), at(2.0)
+    assert one.std() > 1e-5 * one.mean()
+    assert two.std() / one.std() == pytest.approx(2.0, rel=0.06)
+    assert two.mean() == pytest.approx(one.mean(), abs=5.0 * two.std() / 8.0)
+    assert at(0.0).std() < 1e-6 * one.mean()
+
+
+def test_memory_bound_kernels_follow_gpus_by_their_own_factor():
+    rank = {"rank": {"cv": 0.01, "memory_loading": 0.5, "lemon_fraction": 0.0}}
+
+    def at(compute, memory):
+        scale = {"compute": {"cv": compute}, "memory": {"cv": memory}}
+        return spread(made(scale, rank, {"nodes": 1, "gpus_per_node": 1}, ONE_GPU), 64 * 400)
+
+    one = at(1, 1)
+    of_compute, of_memory = at(2, 1) - one, at(1, 2) - one
+    assert of_compute > 2 * of_memory > 0.0
+    assert of_compute + of_memory == pytest.approx(one, rel=0.01)
+    assert at(2, 2) == pytest.approx(2 * one, rel=0.01)
+    assert at(0, 1) == pytest.approx(0.0, abs=1e-7)  # nothing is left to follow
+
+
+def test_what_a_part_does_not_own_keeps_its_spread():
+    effects = {"step": {"cv": 0.01}, "microbatch": {"cv": 0.01}, "call": {"cv": 0.01}}
+    every = {part: {"cv": 5.0} for part in PARTS}
+    np.testing.assert_array_equal(steps(made(None, effects)), steps(made(every, effects)))
+    same = {part: {"time": 1.0, "cv": 1.0} for part in PARTS}
+    some = {"rank": {"cv": 0.02}, "residual": {}, "regime": {"probability": 0.1, "factor": 2.0}}
+    np.testing.assert_array_equal(steps(made(None, some)), steps(made(same, some)))
+    # nor do known slow nodes follow
+    slow = NODES | {"node_slowdowns": {0: 1.3}}
+    still = {"rank": {"cv": 0.0, "memory_loading": 0.5, "lemon_fraction": 0.0}}
+    scale = {"compute": {"cv": 3.0}, "memory": {"cv": 2.0}}
+    plain, other = (steps(made(x, still, slow), 64) for x in (None, scale))
+    np.testing.assert_array_equal(plain, other)
+    assert plain.mean() > 1.02 * ideal(made())
+
+
+def test_lemons_and_the_limit_of_slow_gpus_move_with_compute():
+    """A lemon 10 to 20 % slower becomes one that is 20 to 40 % slower."""
+    lemons = {"rank": {"cv": 1e-3, "lemon_fraction": 0.2, "lemon_slowdown": [1.1, 1.2]}}
+    x = steps(lasting({"nodes": 1, "gpus_per_node": 1, "scale": {"compute": {"cv": 2.0}}}, lemons),
+              64 * 500)[::64] / 3.0  # fmt: skip
+    assert x.max() == pytest.approx(1.4 / (1.0 + 0.2 * 0.3), rel=0.01)
+    assert np.median(x) == pytest.approx(1.0 / 1.06, rel=0.01)
 
 
 def test_what_has_no_such_part_says_so(tmp_path):
-    values = {
+    halved = lasting({"scale": {"compute": {"time": 0.5}}}, pp=2, microbatches=4)
+    assert ideal(halved) == pytest.approx(0.5 * ideal(lasting(pp=2, microbatches=4)))
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump({
         "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
         "parallelism": {"pp": 2, "microbatches": 4},
-        "variability": {"library": "none"},
-    }
-    halved = values | {"cluster": {"scale": {"compute": {"time": 0.5}}}}
-    assert ideal(job_from_dict(halved)) == pytest.approx(0.5 * ideal(job_from_dict(values)))
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(values | {"cluster": {"scale": {"network": {"time": 0.5}}}}))
-    with pytest.raises(PrismError, match=r"job\.yaml:\d+: cluster\.scale\.network: .*no effect"):
-        load_job(path)
-    with pytest.raises(PrismError, match=r"cluster\.scale\.compute\.time: .* 0"):
-        made({"compute": {"time": 0.0}})
-    with pytest.raises(PrismError, match=r"cluster\.scale\.compute\.cv: .*-1"):
-        made({"compute": {"cv": -1.0}})
-    with pytest.raises(PrismError, match="nvlnik: unknown key.* nvlink"):
-        made({"nvlnik": {"time": 1.0}})
+        "cluster": {"scale": {"network": {"time": 0.5}}}, "variability": {"library": "none"},
+    }))  # fmt: skip
+    with pytest.raises(prism.PrismError, match=r"job\.yaml:\d+: cluster\.scale\.network"):
+        prism.load_job(path)
+    for scale, key in (
+        ({"compute": {"time": 0.0}}, "compute.time"), ({"compute": {"cv": -1.0}}, "compute.cv"),
+        ({"nvlnik": {"time": 1.0}}, "nvlink"),
+    ):  # fmt: skip
+        with pytest.raises(prism.PrismError, match=key):
+            made(scale)
+
+
+# ------------------------------------------------------------------------------------- power limits
+CURVES = {"a100": (400, 0.092, 2.78, 0.879), "h100": (700, 0.092, 2.64, 0.673)}
+"""TDP [W], its share that does not follow the clock, exponent, knee (experiments/library)."""
+
+
+def speed(device, watts):
+    """Speed of compute under a limit: dynamic power is a power of it, below a knee linear in it."""
+    tdp, floor, exponent, knee = CURVES[device]
+    dynamic = (watts / tdp - floor) / (1.0 - floor)
+    if dynamic >= knee**exponent:
+        return dynamic ** (1.0 / exponent)
+    return dynamic * knee ** (1.0 - exponent)
+
+
+@settings(max_examples=20)
+@given(device=st.sampled_from(sorted(CURVES)), share=st.floats(0.26, 1.0))
+def test_a_limit_slows_compute_by_the_device_s_curve(device, share):
+    watts = share * CURVES[device][0]
+    found = ideal(lasting({"power_limit_w": watts, "device": device}))
+    assert found == pytest.approx(3.0 / speed(device, watts), rel=1e-5)
+
+
+def test_the_curves_are_what_published_points_give():
+    script = runpy.run_path(str(Path(__file__).parents[1] / "experiments" / "library" / "power.py"))
+    found = script["fits"]()
+    floor, exponent, knee = CURVES["a100"][1:]
+    assert [found[k][0] for k in ("floor", "exponent", "knee")] == pytest.approx(
+        [floor, exponent, knee], abs=0.006
+    )
+    middle, low, high = found["hopper_exponent"]
+    assert CURVES["h100"][2] == pytest.approx(middle, abs=0.006) and low < exponent < high
+    assert CURVES["h100"][3] == pytest.approx(found["hopper_knee"][0], abs=0.001)
+    assert script["left_out"]() < 0.06  # H100, each point from the others
+
+
+def test_a_limit_slows_compute_and_nothing_else():
+    plain, capped = (
+        figures(made(cluster=NODES | more))["critical_path"]
+        for more in ({}, {"power_limit_w": 400})
+    )
+    slower = 1.0 / speed("h100", 400)
+    assert capped["attention"] == pytest.approx(slower * plain["attention"], rel=1e-3)
+    assert capped["gemm_mlp"] == pytest.approx(slower * plain["gemm_mlp"], rel=0.05)
+    for name in ("memory", "optimizer", "p2p", "tp_all_gather"):
+        assert capped[name] == pytest.approx(plain[name], rel=1e-6)
+    assert ideal(made(cluster=NODES | {"power_limit_w": 700})) == ideal(made())
+
+
+@pytest.mark.parametrize(("watts", "factor"), [(600, 1.0), (200, 2.64)])
+def test_gpus_differ_more_where_the_limit_is_below_the_knee(watts, factor):
+    rank = {"rank": {"cv": 0.01}}
+    plain, capped = (spread(lasting(c, rank), 6400) for c in ({}, {"power_limit_w": watts}))
+    assert capped / plain == pytest.approx(factor, rel=0.01)
+
+
+@pytest.mark.parametrize(("share", "nodes"), [(0.25, [2]), (0.5, [1, 3]), (0.0, [])])
+def test_throttled_nodes_are_slow_nodes(share, nodes):
+    """Of the limit on all; memory-bound work is as fast as ever."""
+    limit = {"power_limit_w": 600}
+    hot = {"throttled_share": share, "throttled_power_w": 300} if share else {}
+    slow = {"compute": speed("h100", 600) / speed("h100", 300), "memory": 1.0}
+    still = {"rank": {"cv": 0.0, "lemon_fraction": 0.0, "memory_loading": 0.7}}
+    found, stated = (
+        steps(made(None, still, NODES | limit | more), 64)
+        for more in (hot, {"node_slowdowns": dict.fromkeys(nodes, slow)})
+    )
+    assert found == pytest.approx(stated, rel=1e-6)
+    if share == 0.5:  # what is known of a node counts
+        known = {"node_slowdowns": {1: 2.0, 3: 2.0}}
+        both, alone = (
+            steps(made(None, still, NODES | limit | more), 64) for more in (hot | known, known)
+        )
+        assert np.array_equal(both, alone)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "key"),
+    [
+        ({"throttled_share": 0.5}, "throttled_share"),
+        ({"throttled_share": 0.1, "throttled_power_w": 300}, "throttled_share"),
+        ({"throttled_power_w": 600, "power_limit_w": 500}, "throttled_power_w"),
+        ({"power_limit_w": 701}, "power_limit_w"), ({"power_limit_w": 174}, "power_limit_w"),
+    ],
+)  # fmt: skip
+def test_limits_and_heat_that_no_gpu_takes_are_refused(cluster, key):
+    with pytest.raises(prism.PrismError, match=key):
+        steps(made(cluster=NODES | cluster), 64)
+
+
+# ---------------------------------------------------------------------------------- the energy
+def run_of(job, n=100):
+    return prism.summary(prism.estimate(job, replicates=64, steps=n, run_replicates=64, seed=1))
+
+
+@pytest.mark.parametrize(("pp", "busy"), [(1, 1.0), (2, 0.5), (4, 0.25)])
+@pytest.mark.parametrize("watts", [350, 700])
+def test_gpus_draw_their_limit_at_work_and_less_while_they_wait(pp, busy, watts):
+    job = lasting({"power_limit_w": watts, "nodes": 1, "gpus_per_node": pp}, pp=pp, microbatches=1)
+    found = run_of(job)
+    wait = WAIT * 700
+    expected = busy * watts + (1.0 - busy) * wait
+    assert found["energy"]["gpu_power_w"] == pytest.approx(expected, rel=0.01)
+    joules = found["energy"]["gpu_power_w"] * pp * found["time_to_train"]["mean"]
+    assert found["energy"]["gpu_mwh_mean"] == pytest.approx(joules / 3.6e9)
+
+
+def test_throttled_nodes_draw_less_for_longer():
+    hot = {"power_limit_w": 700, "throttled_share": 0.5, "throttled_power_w": 350,
+           "nodes": 2, "gpus_per_node": 1}  # fmt: skip
+    found = run_of(lasting(hot, dp=2))["energy"]["gpu_power_w"]
+    # the fast half works for its share of the step, and waits for the other
+    fast = speed("h100", 350)
+    expected = 0.5 * 350 + 0.5 * (fast * 700 + (1.0 - fast) * WAIT * 700)
+    assert found == pytest.approx(expected, rel=0.01)
+
+
+def test_each_kind_of_kernel_draws_its_share():
+    job = made(None, None, {"nodes": 1, "gpus_per_node": 1}, ONE_GPU)
+    path, step = figures(job)["critical_path"], ideal(job)
+    kinds = (
+        ("memory", "embedding", "optimizer"),
+        ("attention", "gemm_attention", "gemm_mlp", "loss"),
+    )
+    moves, works = (sum(path[name] for name in kind) / step for kind in kinds)
+    assert moves > 0.2 and works > 0.2
+    expected = moves * MEMORY + works + (1.0 - moves - works) * WAIT
+    assert run_of(job)["energy"]["gpu_power_w"] == pytest.approx(700 * expected, rel=0.01)
+    assert "energy" not in figures(job) and "energy" not in run_of(lasting())
+
+
+def test_a_sweep_says_what_a_limit_costs_and_saves():
+    limits = [350, 500, 700]
+    found = prism.sweep(made(), {"cluster.power_limit_w": limits}, replicates=128, seed=2)
+    rows = sorted(prism.summary(found)["rows"], key=lambda row: row["cluster.power_limit_w"])
+    assert [row["cluster.power_limit_w"] for row in rows] == limits
+    assert [r["p50"] for r in rows] == sorted((r["p50"] for r in rows), reverse=True)
+    assert [r["gpu_kwh"] for r in rows] == sorted(r["gpu_kwh"] for r in rows)
+    for row in rows:
+        assert row["gpu_power_w"] <= row["cluster.power_limit_w"]
+        assert row["gpu_kwh"] == pytest.approx(row["gpu_power_w"] * 32 * row["mean"] / 3.6e6)
