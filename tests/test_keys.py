@@ -39,14 +39,14 @@ def quiet(model: dict[str, Any], layout: dict[str, Any], cluster: dict[str, Any]
     return {
         "model": model, "parallelism": layout, "cluster": cluster,
         "variability": {"effects": effects, "model_error": 0.0},
-        "run": {"steps": 100, "failures": "none"},
+        "run": {"failures": "none"},
     }  # fmt: skip
 
 
 def given(layout: dict[str, Any], **blocks: Any) -> dict[str, Any]:
     """A job of explicit durations, without any effect."""
     return {"model": DURATIONS, "parallelism": layout, "variability": {"library": "none"},
-            "run": {"steps": 100}, **blocks}  # fmt: skip
+            **blocks}  # fmt: skip
 
 
 BASES = {
@@ -130,9 +130,10 @@ def is_link(name: str) -> bool:
 
 @cache
 def figures(base: str, changes: str, replicates: int, runs: int) -> Figures:
-    """Estimate a base with changes, once."""
-    job = prism.load_job(BASES[base]).replace(literal_eval(changes))
-    dataset = prism.estimate(job, replicates=replicates, run_replicates=runs, seed=1)
+    """Estimate a base with changes, once; with a run of 100 steps where there are any."""
+    run = {"run.steps": 100} if runs and base != "fail" else {}
+    job = prism.load_job(BASES[base]).replace({**run, **literal_eval(changes)})
+    dataset = prism.estimate(job, replicates=replicates, run_replicates=runs or None, seed=1)
     return figures_of(prism.summary(dataset))
 
 
@@ -240,10 +241,15 @@ class Case(NamedTuple):
     runs: int
 
 
+OF_A_RUN = ("run", "steps", "cost", "finish", "asked", "ettr", "failures", "power")
+
+
 def case(base: str, value: Any, free: str = "", also: Any = None, below: Any = None, n: int = 64,
-         runs: int = 16, **moves: Expected) -> Case:  # fmt: skip
+         runs: int = 0, **moves: Expected) -> Case:  # fmt: skip
     """A case, with the figures that move by name and two underscores for a dot."""
     named = {name.replace("__", "."): expected for name, expected in moves.items()}
+    if any(name.partition(".")[0] in OF_A_RUN for name in named):
+        runs = runs or 16
     return Case(base, value, named, tuple(free.split()), also or {}, below or {}, n, runs)
 
 
@@ -520,7 +526,7 @@ KEYS: dict[str, list[Case]] = {
     ],
     # congestion of a leaf hits the links of both nodes, or of each alone
     "cluster.leaf_nodes": [
-        case("net", 1, below={E + "regime": {"probability": 0.2, "factor": 3.0}}, n=6400,
+        case("net", 1, below={E + "regime": {"probability": 0.2, "factor": 3.0}}, n=2560,
              within=ratio(0.3, 0.95)),
     ],
     LINK + "network.bandwidth_gbytes_per_s": [
@@ -725,11 +731,11 @@ KEYS: dict[str, list[Case]] = {
     ],
     # a node that is found after a minute is replaced, at the cost of a restart
     E + "fail_slow.detection": [
-        case("fail", "10h", below=FOUND, runs=200, run__mean=ratio(1.05, 3.0)),
+        case("fail", "10h", below=FOUND, runs=100, run__mean=ratio(1.05, 3.0)),
     ],
     E + "fail_slow.replace": [
         case("fail", True, also={E + "fail_slow.detection": "1min"},
-             below=CALM | {E + "fail_slow": EPISODES | OFTEN | {"duration": "9d"}}, runs=200,
+             below=CALM | {E + "fail_slow": EPISODES | OFTEN | {"duration": "9d"}}, runs=100,
              run__mean=ratio(0.5, 0.9)),
     ],
     # -------------------------------------------------------------------------------------- run
@@ -763,33 +769,33 @@ KEYS: dict[str, list[Case]] = {
     "run.checkpoint.mode": [case("one", "async", below=SAVE, run__mean=to(2400.0))],
     # 20 failures a day of the one node, each 600 s and half of what 10 steps take
     "run.failures.per_1000_node_days": [
-        case("fail", 40_000.0, runs=200, failures=times(2.2, 0.15), ettr=ratio(0.7, 0.95)),
+        case("fail", 40_000.0, runs=100, failures=times(2.2, 0.15), ettr=ratio(0.7, 0.95)),
     ],
-    "run.failures.restart": [case("fail", 1200.0, runs=200, ettr=ratio(0.8, 0.95),
+    "run.failures.restart": [case("fail", 1200.0, runs=100, ettr=ratio(0.8, 0.95),
                                   run__mean=ratio(1.1, 1.2))],
-    "run.failures.detection": [case("fail", 600, runs=200, run__mean=ratio(1.1, 1.2))],
+    "run.failures.detection": [case("fail", 600, runs=100, run__mean=ratio(1.1, 1.2))],
     # one node and no spare: each failure waits for a repair of an hour, or of a day
-    "run.failures.spares": [case("fail", 0, also={"run.failures.repair": "1h"}, runs=200,
+    "run.failures.spares": [case("fail", 0, also={"run.failures.repair": "1h"}, runs=100,
                                  run__mean=ratio(1.3, 2.5))],
     "run.failures.repair": [
-        case("fail", "4h", below={"run.failures.spares": 0, "run.failures.repair": "1h"}, runs=200,
+        case("fail", "4h", below={"run.failures.spares": 0, "run.failures.repair": "1h"}, runs=100,
              run__mean=ratio(1.5, 4.0)),
     ],
     "run.failures.causes.*.share": [
-        case("fail", causes("share", 9.0), below={"run.failures.causes": causes()}, runs=200,
+        case("fail", causes("share", 9.0), below={"run.failures.causes": causes()}, runs=100,
              run__mean=ratio(0.7, 0.95)),
     ],
     "run.failures.causes.*.detection": [
-        case("fail", causes("detection", 1200), below={"run.failures.causes": causes()}, runs=200,
+        case("fail", causes("detection", 1200), below={"run.failures.causes": causes()}, runs=100,
              run__mean=ratio(1.08, 1.3)),
     ],
     "run.failures.causes.*.restart": [
-        case("fail", causes("restart", 1200), below={"run.failures.causes": causes()}, runs=200,
+        case("fail", causes("restart", 1200), below={"run.failures.causes": causes()}, runs=100,
              run__mean=ratio(1.08, 1.4)),
     ],
     # a node that is not replaced needs no spare, of which there are none
     "run.failures.causes.*.replace": [
-        case("fail", causes("replace", False), runs=200, run__mean=ratio(0.2, 0.8),
+        case("fail", causes("replace", False), runs=100, run__mean=ratio(0.2, 0.8),
              below={"run.failures": {"per_1000_node_days": 20_000.0, "spares": 0, "repair": "2h",
                                      "causes": causes()}}),
     ],
