@@ -331,16 +331,21 @@ def test_launch_gaps_are_idle_time_before_a_late_launch(run, tmp_path):
 
 
 def test_ranks_by_their_files(run, tmp_path):
-    unnamed = copy.deepcopy(DOCUMENTS)
-    for document in unnamed:
-        del document["distributedInfo"]
-    write(tmp_path, *unnamed)
+    for name, document in zip(("r2.json", "r10.json"), DOCUMENTS, strict=True):
+        events = {"traceEvents": document["traceEvents"]}  # of no rank: in order, 10 behind 2
+        (tmp_path / name).write_text(json.dumps(events))
+    _, spans = replayed(tmp_path)
+    expected = {(10 + s, r): 1e-6 * TIMES.span(s, r) for s in range(4) for r in (0, 1)}
+    assert spans == pytest.approx(expected, abs=2e-9)
     (tmp_path / "notes.txt").write_text("recorded on Tuesday\n")
     (tmp_path / "empty.json").write_text("")
     found, _ = shown(run, tmp_path)
     assert found["n_ranks"] == 2 and [2, 2] in [numbers[:2] for numbers in told(found["notes"])]
     for name in ("notes.txt: ", "empty.json: "):
         assert any(name in note for note in found["notes"])
+    (tmp_path / "r2.json").write_text(json.dumps({**DOCUMENTS[0], "distributedInfo": {"rank": 1}}))
+    _, spans = replayed(tmp_path)  # one is named: the other takes the number that is free
+    assert spans == pytest.approx({(s, 1 - r): t for (s, r), t in expected.items()}, abs=2e-9)
     # one of four ranks, and two of four
     for ranks in (1, 2):
         for document in (made := copy.deepcopy(DOCUMENTS[:ranks])):

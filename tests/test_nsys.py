@@ -78,6 +78,16 @@ def test_processes_in_one_file_and_clocks_apart(run, folder, tmp_path, options):
     assert apart[0] == pytest.approx(apart[1], abs=2e-6)  # all ranks on one clock
 
 
+def test_ranks_are_those_of_mpi(run, tmp_path):
+    pid = "SELECT DISTINCT globalPid, 6 FROM CUPTI_ACTIVITY_KIND_KERNEL"
+    path = edited(tmp_path, "CREATE TABLE MPI_RANKS (globalPid INTEGER, rank INTEGER)",
+                  f"INSERT INTO MPI_RANKS {pid}")  # fmt: skip
+    found = spans(asked(run, "replay", path))
+    assert found == pytest.approx(
+        {(10 + step, 6): 1e-6 * TIMES.span(step, 0) for step in range(4)}, abs=2e-9
+    )
+
+
 def test_ranges_that_are_steps(run, tmp_path):
     nsys_synth.write(tmp_path, PROGRAM, TIMES, step_name="myloop <{}>")
     found = asked(run, "fit", tmp_path / "report.0.sqlite")
