@@ -67,8 +67,8 @@ def replayed(path, **options):
 class Recorder:
     """Events of one rank, one by one; times in us."""
 
-    def __init__(self, rank=0, world=1, group=None):
-        self.info, self.group = {"rank": rank, "world_size": world}, group
+    def __init__(self, rank=0, world=1, told_by="Process Group Ranks"):
+        self.info, self.told_by = {"rank": rank, "world_size": world}, told_by
         self.events = []
 
     def add(self, cat, name, ts, dur, tid=1, **args):
@@ -83,10 +83,10 @@ class Recorder:
         if op:
             self.add("cpu_op", op, launch - 1.0, 4.0, **around or {})
 
-    def collective(self, ts, dur, group, elements=1000, dtype="Float", name="AllReduce"):
+    def collective(self, ts, dur, group, elements=1000, dtype="Float"):
         args = {"Collective name": "allreduce", "In msg nelems": elements, "dtype": dtype,
-                "Process Group Ranks": str(group), "Group size": len(group)}  # fmt: skip
-        self.kernel(f"ncclDevKernel_{name}_Sum(x)", ts, dur, stream=21, **args)
+                self.told_by: str(group), "Group size": len(group)}  # fmt: skip
+        self.kernel("ncclDevKernel_AllReduce_Sum(x)", ts, dur, stream=21, **args)
 
     def step(self, number, ts, dur):
         self.add("user_annotation", f"ProfilerStep#{number}", ts, dur)
@@ -202,9 +202,10 @@ def test_members_whose_ends_are_far_apart_are_no_collective(tmp_path):
     assert n == {"transfer": 9, "includes waiting": 6}
 
 
-def test_each_group_of_ranks_has_its_own_collectives(tmp_path):
+@pytest.mark.parametrize("told_by", ["Process Group Ranks", "Process Group Name"])
+def test_each_group_of_ranks_has_its_own_collectives(tmp_path, told_by):
     """Four ranks: tp groups at the same time, and dp groups across them, of the same messages."""
-    made = [Recorder(rank, 4) for rank in range(4)]
+    made = [Recorder(rank, 4, told_by) for rank in range(4)]
     for step in range(3):
         at = 5_000.0 * step
         for rank, recorder in enumerate(made):
@@ -243,6 +244,21 @@ def test_messages_of_one_size_are_those_of_as_many_bytes(tmp_path, dtypes, eleme
     assert row["cv"] == pytest.approx(np.std([100, 200] * 4, ddof=1) / 150 * same, abs=1e-9)
 
 
+def test_messages_are_told_by_the_op_around_the_launch(tmp_path):
+    """Of 300 x 20 halves, or as many bytes: one size, and durations that vary."""
+    made = Recorder()
+    halves = {"Input Dims": [[300, 20], []], "Input type": ["c10::Half", ""]}
+    chars = {"Input Dims": [[12, 1000]], "Input type": ["byte"]}
+    for step in range(4):
+        made.step(step, 5_000.0 * step - 20.0, 4_000.0)
+        for i, around in enumerate((halves, chars)):
+            at, lasts = 5_000.0 * step + 900.0 * i, 100.0 * (i + 1)
+            made.kernel("ncclKernel_SendRecv(x)", at, lasts, op="c10d::allreduce_", around=around)
+    (row,) = [r for r in kernels(write(tmp_path, made.document)).values() if r["n"] == 8]
+    assert row["op_kind"] == "all_reduce"
+    assert row["cv"] == pytest.approx(np.std([100, 200] * 4, ddof=1) / 150)
+
+
 def test_an_activity_is_of_the_step_that_launched_it(tmp_path):
     late = copy.deepcopy(DOCUMENTS[0])
     last = [e for e in late["traceEvents"] if e["name"].startswith("void multi")][-1]
@@ -257,6 +273,16 @@ def test_an_activity_is_of_the_step_that_launched_it(tmp_path):
         made.kernel("b", 1_000.0 * step + 1_050.0, 40.0, launch=1_000.0 * step + 500.0)
     _, spans = replayed(write(tmp_path, made.document) / "0.json")
     assert spans == pytest.approx({(step, 0): 990e-6 for step in (5, 6, 7)})
+    for launch, step in ((-150.0, None), (2_995.0, 7), (3_001.0, None)):
+        made.kernel("c", 4_000.0, 100.0, launch=launch)  # outside of all steps, or in the last
+        _, spans = replayed(write(tmp_path, made.document) / "0.json")
+        lasts = {number: 990e-6 if number != step else 2_000e-6 for number in (5, 6, 7)}
+        assert spans == pytest.approx({(number, 0): value for number, value in lasts.items()})
+        del made.events[-2:]
+    made.events = [e if e["cat"] != "user_annotation" else {**e, "dur": 990.0} for e in made.events]
+    made.kernel("c", 4_000.0, 100.0, launch=995.0)  # between two steps: of the one before
+    _, spans = replayed(write(tmp_path, made.document) / "0.json")
+    assert spans[5, 0] == pytest.approx(4_000e-6) and spans[6, 0] == pytest.approx(990e-6)
 
 
 @pytest.mark.parametrize(
@@ -305,16 +331,21 @@ def test_launch_gaps_are_idle_time_before_a_late_launch(run, tmp_path):
 
 
 def test_ranks_by_their_files(run, tmp_path):
-    unnamed = copy.deepcopy(DOCUMENTS)
-    for document in unnamed:
-        del document["distributedInfo"]
-    write(tmp_path, *unnamed)
+    for name, document in zip(("r2.json", "r10.json"), DOCUMENTS, strict=True):
+        events = {"traceEvents": document["traceEvents"]}  # of no rank: in order, 10 behind 2
+        (tmp_path / name).write_text(json.dumps(events))
+    _, spans = replayed(tmp_path)
+    expected = {(10 + s, r): 1e-6 * TIMES.span(s, r) for s in range(4) for r in (0, 1)}
+    assert spans == pytest.approx(expected, abs=2e-9)
     (tmp_path / "notes.txt").write_text("recorded on Tuesday\n")
     (tmp_path / "empty.json").write_text("")
     found, _ = shown(run, tmp_path)
     assert found["n_ranks"] == 2 and [2, 2] in [numbers[:2] for numbers in told(found["notes"])]
     for name in ("notes.txt: ", "empty.json: "):
         assert any(name in note for note in found["notes"])
+    (tmp_path / "r2.json").write_text(json.dumps({**DOCUMENTS[0], "distributedInfo": {"rank": 1}}))
+    _, spans = replayed(tmp_path)  # one is named: the other takes the number that is free
+    assert spans == pytest.approx({(s, 1 - r): t for (s, r), t in expected.items()}, abs=2e-9)
     # one of four ranks, and two of four
     for ranks in (1, 2):
         for document in (made := copy.deepcopy(DOCUMENTS[:ranks])):

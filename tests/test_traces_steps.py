@@ -87,6 +87,11 @@ def test_the_spread_is_that_of_the_values_as_written(shown, seed):
         ("mean_over,step_s\n10,2\n10,3\n", {}, (2, 1, 10, 2.5)),
         ("step,iteration-time\n10,5\n20,6\n30,7\n50,8\n", {}, (4, 1, 10, 6.5)),
         ("step,train_step_timing in s\n10,5\n20,6\n30,7\n", {}, (3, 1, 1, 6.0)),
+        # a tool's own name before others, values before means, times before rates
+        ("step,step_time_s,iteration-time\n10,1,5\n20,2,6\n", {}, (2, 1, 10, 5.5)),
+        ("step,avg_step_time_s,step_time_s\n1,9,2\n2,9,4\n", {}, (2, 1, 1, 3.0)),
+        ("step,steps_per_second,avg_step_time_s\n1,9,2\n2,9,4\n", {}, (2, 1, 1, 3.0)),
+        ("step,forward_s,step_time_s,data_ms\n1,9,2,7\n2,9,4,7\n", {}, (2, 1, 1, 3.0)),
         ("step_s,file\n" + "".join(f"{i},f{i}.log\n" for i in range(1, 9)), {}, (8, 1, 1, 4.5)),
     ],
 )  # fmt: skip
