@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from timing import least_seconds
 
 from prism import PrismError
 from prism.distributions.distribution import (
@@ -137,11 +136,6 @@ def test_scaled_to(law):
     assert law.scaled_to(0.0) == constant()
 
 
-def test_laws_are_keys():
-    assert lognormal(0.02) == lognormal(0.02)
-    assert len({lognormal(0.02), lognormal(0.02), lognormal(0.03)}) == 2
-
-
 def test_table_is_monotone_and_exact(law):
     table = quantile_table(law)
     assert table.shape == (N_CELLS, 2) and table.dtype == np.float32
@@ -182,19 +176,10 @@ def test_table_rows_cover_every_number_once():
     assert fraction.tolist() == [2**12 - 1, 0, 3]
 
 
-def table_pvalue(law, table, n, seed):
-    u = np.random.default_rng(seed).integers(0, 2**32, n, dtype=np.uint32)
-    draws = 1.0 + sample_table(table, u)
-    return stats.kstest(draws, law.cdf, method="asymp").pvalue
-
-
 def test_table_draws_follow_the_law(law):
-    assert table_pvalue(law, quantile_table(law), 100_000, 11) > 1e-3
-
-
-def test_a_spread_wrong_by_two_percent_is_found(law):
-    wrong = quantile_table(law.scaled_to(1.02 * law.cv))
-    assert table_pvalue(law, wrong, 1_000_000, 12) < 1e-3
+    u = np.random.default_rng(11).integers(0, 2**32, 100_000, dtype=np.uint32)
+    draws = 1.0 + sample_table(quantile_table(law), u)
+    assert stats.kstest(draws, law.cdf, method="asymp").pvalue > 1e-3
 
 
 def expected_maximum(law, n):
@@ -208,39 +193,19 @@ def expected_maximum(law, n):
     return float(np.sum(values * half * weights) / np.sum(half * weights))
 
 
-def maxima(table, n, count, seed):
-    u = np.random.default_rng(seed).random(count) ** (1.0 / n)
-    return 1.0 + sample_table(table, np.floor(u * 2.0**32).astype(np.uint32))
-
-
 @pytest.mark.parametrize("n", [1_000, 1_000_000])
 def test_expected_maximum(law, n):
-    top = maxima(quantile_table(law), n, 400, 5)
+    u = np.random.default_rng(5).random(400) ** (1.0 / n)
+    top = 1.0 + sample_table(quantile_table(law), np.floor(u * 2.0**32).astype(np.uint32))
     # Bounded laws have an all but certain maximum, with a Monte Carlo error below the error of the
     # table's straight lines (5e-4 std for the law with a gap before its lemons): allow for both.
     error = 5 * top.std() / math.sqrt(top.size) + 1e-3 * law.std
     assert abs(top.mean() - expected_maximum(law, n)) < error
 
 
-def test_a_table_without_the_fine_tail_misses_the_maximum():
-    law = LAWS["normal"]
-    table = quantile_table(law).astype(np.float64)
-    low = table[1022, 0] + table[1022, 1] * 2.0**22
-    tail = np.linspace(low, 3.65 * law.std, 2**10 + 1)  # one straight cell up to 3.65 sd
-    table[1024:2048, 0], table[1024:2048, 1] = tail[:-1], np.diff(tail) / 2.0**12
-    table[2048:, 0], table[2048:, 1] = tail[-2], 0.0
-    top = maxima(table, 1_000_000, 400, 5)
-    error = top.std() / math.sqrt(top.size)
-    assert abs(top.mean() - expected_maximum(law, 1_000_000)) > 50 * error
-
-
 def test_constant_law_gives_an_empty_table():
     assert constant() == lognormal(0.0)
     assert not quantile_table(constant()).any()
-
-
-def test_a_table_is_built_quickly(law):
-    assert least_seconds(lambda: quantile_table(law, 1.1)) < 0.2  # some ms
 
 
 @pytest.mark.parametrize(

@@ -1,27 +1,25 @@
-"""The shipped sets: complete, sourced, mean 1; and the file they come in."""
+"""The shipped libraries: complete, sourced, of mean 1; their tables; and files that are none."""
 
 import csv
+import functools
+import itertools
+import json
+import math
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
 
-from prism import PrismError, load_job, load_library
-from prism.cluster.devices import DEVICES, device_key
-from prism.distributions.distribution import empirical, lognormal, mixture, quantile_table
-from prism.distributions.kerneltables import KernelTable
-from prism.distributions.library import (
-    Entry,
-    Library,
-    library_names,
-    library_path,
-    save_library,
-    to_dataset,
-)
-from prism.present.show import describe
+import prism
 
+HERE = Path(__file__).parents[1]
+FILES = {path.stem: path for path in sorted((HERE / "distributions").glob("*.nc"))}
 STATES = ("healthy", "uncurated", "stressed")
-SETS = [f"{gpu}-{state}" for gpu in ("a100", "gb200", "h100") for state in STATES]
+GPUS = ("a100", "gb200", "h100")
 SIZES = [
     f"{tier}_{size}" for tier in ("nvlink", "network") for size in ("small", "medium", "large")
 ]
@@ -31,247 +29,298 @@ CLASSES = {
     "h100": "megatron compiled eager experts", "a100": "megatron eager", "b200": "megatron experts",
     "b300": "experts", "gb200": "megatron experts", "gb300": "megatron experts",
 }  # fmt: skip
-"""Classes of jobs that were published, by device."""
-FIGURES = [
-    "rank/node_share",
-    "rank/memory_loading",
-    "step/correlation_time_s",
-    "microbatch/backward_loading",
-    "microbatch/loss_loading",
-    "run/cv",
-    "run/model_error_unmeasured",
-    "run/model_error_growth",
-    "regime/probability",
-    "regime/factor",
-    "regime/duration_s",
-    "stall/rate_per_hour",
-    "stall/duration_s",
-    "stall/duration_cv",
-    "nominal/gemm_efficiency_max",
-    "nominal/gemm_half_flop",
-    "nominal/attention_efficiency",
-    "nominal/attention_backward_efficiency",
-    "nominal/cast_efficiency",
-    "nominal/overlap_cost",
-    "nominal/expert_layer_s",
-    *(
-        f"nominal/{name}_{framework}"
-        for name in ("derate", "traffic", "attention")
-        for framework in ("megatron", "compiled", "eager")
-    ),
-    "nominal/memory_efficiency",
-    "nominal/nvlink_efficiency",
-    "nominal/network_efficiency",
-    "nominal/kernel_launch_s",
-]
-# on devices whose kernels were measured, or one of whose generation
-DISPATCH = [f"nominal/deepep_{name}" for name in (
-    "start_s", "local_s_per_byte", "copy_s", "nvlink_efficiency", "network_efficiency",
-)] + ["nominal/hybridep_ratio"]  # fmt: skip
+FIGURES = {
+    "rank": "node_share memory_loading", "step": "correlation_time_s", "run": "cv",
+    "microbatch": "backward_loading loss_loading", "regime": "probability factor duration_s",
+    "stall": "rate_per_hour duration_s duration_cv",
+    "nominal": "gemm_efficiency_max gemm_half_flop attention_efficiency memory_efficiency "
+    "attention_backward_efficiency cast_efficiency overlap_cost expert_layer_s nvlink_efficiency "
+    "network_efficiency kernel_launch_s derate_megatron derate_compiled derate_eager "
+    "traffic_megatron traffic_compiled traffic_eager attention_megatron attention_compiled "
+    "attention_eager",
+}  # fmt: skip
+NUMBERS = [f"{effect}/{name}" for effect, names in FIGURES.items() for name in names.split()]
+TABLES = {
+    (gpu, name): table
+    for gpu in ("h100", "h200", "b200", "gb200")
+    for name, table in prism.load_library(f"{gpu}-healthy").tables.items()
+    if not name.startswith("nvlink/")
+}
+PEAK = {"h100": 989e12, "h200": 989e12, "b200": 2250e12, "gb200": 2500e12}
 
 
-@pytest.fixture(scope="module", params=SETS)
-def shipped(request):
-    return load_library(request.param)
+@functools.cache
+def library(name):
+    return prism.load_library(name)
 
 
-def small_library():
-    entries = [
-        Entry("residual/a", "text", "one", law=lognormal(0.02), n=3, device="V100"),
-        Entry("residual/b", "text", "two", law=empirical([0, 0.5, 1], [0.9, 1.0, 1.3])),
-        Entry("c", "text", law=mixture([0.9, 0.1], [lognormal(0.1), lognormal(0.2).times(2.0)])),
-        Entry("rank/node_share", "text", "four", number=0.25, units="1"),
-    ]
-    sizes = {"m": np.array([64.0, 256.0]), "n": np.array([128.0])}
-    table = KernelTable(sizes, np.array([[1e14], [4e14]]), source="text")
-    rows = {entry.name: entry for entry in entries}
-    return Library("small", "a device", rows, "2026-01-01", {"gemm/bf16": table})
-
-
-def test_all_sets_are_shipped():
-    assert set(SETS) <= set(library_names())
-
-
-def test_a_set_is_complete_and_sourced(shipped):
-    content = {"microbatch"} if shipped.name.endswith("stressed") else set()
-    dispatch = set() if shipped.name.startswith("a100") else set(DISPATCH)
-    classes = {
-        f"run/{name}_{kind}"
-        for name in ("model_error", "largest_gpus")
-        for kind in CLASSES.get(shipped.name.partition("-")[0], "").split()
-    }
-    assert set(LAWS) | set(FIGURES) | content | dispatch | classes == set(shipped.entries)
-    for name, entry in shipped.entries.items():
-        assert len(entry.source) >= 10, name
-        assert entry.long_name and entry.units, name
+# -------------------------------------------------------------------------------- what is in them
+@pytest.mark.parametrize("name", [f"{gpu}-{state}" for gpu in GPUS for state in STATES])
+def test_a_set_is_complete_sourced_and_of_mean_one(name, run):
+    shipped = library(name)
+    kinds = CLASSES[name.partition("-")[0]].split()
+    errors = {
+        f"run/{x}_{k}" for x in ("model_error", "largest_gpus") for k in kinds
+    } | {"run/model_error_unmeasured", "run/model_error_growth"}  # fmt: skip
+    assert set(LAWS) | set(NUMBERS) | errors <= set(shipped.entries)
+    for entry in shipped.entries.values():
+        assert len(entry.source) >= 10 and entry.long_name and entry.units, entry.name
     assert shipped.device and shipped.date
-
-
-def test_laws_have_mean_one_and_a_table(shipped):
-    for name in LAWS:
-        law = shipped.law(name)
-        assert law.mean == pytest.approx(1.0, abs=1e-9), name
-        assert float(law.ppf(0.0 if law.family == "empirical" else 1e-9)) > 0.0, name
-        assert np.isfinite(quantile_table(law, 1.5)).all(), name
-
-
-def test_figures_are_in_range(shipped):
-    for name in [*FIGURES, *(name for name in DISPATCH if name in shipped)]:
-        value = shipped.value(name)
-        assert np.isfinite(value) and value >= 0.0, name
-        if (
-            name.endswith("efficiency")
-            or "/attention_" in name
-            or name.endswith(("_max", "probability", "_share"))
-        ):
-            assert value <= 1.0, name
+    for entry in LAWS:
+        law = shipped.law(entry)
+        assert law.mean == pytest.approx(1.0, abs=1e-9), entry
+        assert float(law.ppf(1e-9)) > 0.0, entry
+        q = np.array([0.01, 0.3, 0.5, 0.9, 0.999])
+        if law.std:
+            above = law.cdf(law.ppf(q)) - q  # more where values are alike
+            assert (above > -1e-9).all() and (above < 0.15).all(), entry
+            # moments are those of its quantiles
+            x = law.ppf((np.arange(10_000) + 0.5) / 10_000)
+            assert (x.mean(), x.std()) == pytest.approx((1.0, law.std), rel=0.02), entry
+    for entry in NUMBERS:
+        value = shipped.value(entry)
+        assert np.isfinite(value) and value >= 0.0
+        if re.search("efficiency|probability|share|/attention_", entry):
+            assert value <= 1.0, entry
+    status, out, _ = run("show", name, "--json")
+    assert status == 0
+    assert [row["entry"] for row in json.loads(out)["entries"]] == list(shipped.entries)
 
 
 def test_healthy_h100_is_as_documented():
-    library = load_library("h100-healthy")
-    assert library.law("rank").params[2] == 0.0  # no lemons after a burn-in
-    assert library.law("residual/gemm_large").cv == pytest.approx(0.0124, abs=5e-4)
-    p2p = library.law("residual/p2p")
+    shipped = library("h100-healthy")
+    body = shipped.law("rank").ppf(np.array([0.5, 1.0]))
+    assert body[1] / body[0] < 1.05  # no lemons after a burn-in
+    assert shipped.law("residual/gemm_large").cv == pytest.approx(0.0124, abs=5e-4)
+    p2p = shipped.law("residual/p2p")
     assert float(p2p.ppf(0.99) / p2p.ppf(0.5)) == pytest.approx(1.3, abs=0.01)
-    assert library.value("regime/probability") == 0.0
-    assert library.value("stall/rate_per_hour") == 0.0
-    assert library.value("nominal/gemm_efficiency_max") == pytest.approx(0.70, abs=0.01)
-
-
-@pytest.mark.parametrize("name", library_names())
-def test_tables_of_shipped_sets_are_plausible(name):
-    library = load_library(name)
-    device = DEVICES[device_key(library.device)]
-    for kind, table in library.tables.items():
-        assert list(table.rate.shape) == [len(grid) for grid in table.axes.values()]
-        if kind.startswith("gemm/"):
-            best = table.rate.max() / device.flop_per_s(kind.removeprefix("gemm/"))
-            assert 0.4 < best < 1.0, kind
+    assert shipped.value("regime/probability") == shipped.value("stall/rate_per_hour") == 0.0
+    assert shipped.value("nominal/gemm_efficiency_max") == pytest.approx(0.70, abs=0.01)
+    gb200 = library("gb200-healthy")
+    assert all("assumption: carried over from H100" in gb200.source(name) for name in LAWS[:13])
 
 
 def test_libraries_hold_what_was_fitted_to_published_jobs():
-    path = Path(__file__).parents[1] / "experiments" / "public-jobs" / "fitted.csv"
-    with path.open(newline="") as file:
+    with (HERE / "experiments" / "public-jobs" / "fitted.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {row["device"] for row in rows} == {"h100", "a100", "gb200", "b200", "b300", "gb300"}
+    assert {row["device"] for row in rows} == set(CLASSES)
     for row in rows:
-        library, value = load_library(f"{row['device']}-healthy"), float(row["value"])
-        found = {
-            "rank/body_cv": lambda s: s.law("rank").params[0], "step/cv": lambda s: s.law("step").cv
-        }.get(row["entry"], lambda s, row=row: s.value(row["entry"]))(library)  # fmt: skip
-        rounded = 5e-3 if row["entry"] == "rank/node_share" else 0.0
+        shipped, value, entry = (
+            library(f"{row['device']}-healthy"),
+            float(row["value"]),
+            row["entry"],
+        )
+        if entry == "rank/body_cv":
+            found = shipped.law("rank").params[0]
+        else:
+            found = shipped.law("step").cv if entry == "step/cv" else shipped.value(entry)
+        rounded = 5e-3 if entry == "rank/node_share" else 0.0
         assert found == pytest.approx(value, rel=5e-3, abs=rounded)
         if row["low"] != "nan":
             assert float(row["low"]) <= value <= float(row["high"])
 
 
 def test_the_error_of_a_class_nobody_measured_is_that_of_classes_not_fitted():
-    path = Path(__file__).parents[1] / "experiments" / "public-jobs" / "unfitted.csv"
-    with path.open(newline="") as file:
+    with (HERE / "experiments" / "public-jobs" / "unfitted.csv").open(newline="") as file:
         squares = [float(r["mean"]) ** 2 + float(r["sd"]) ** 2 for r in csv.DictReader(file)]
     assert len(squares) == 16
-    for library in map(load_library, library_names()):
-        error = library.value("run/model_error_unmeasured")
+    for shipped in map(library, FILES):
+        error = shipped.value("run/model_error_unmeasured")
         assert error == pytest.approx(np.sqrt(np.mean(squares)), rel=0.02)
-        own = [library.value(n) for n in library.entries if n.startswith("run/model_error_")]
+        own = [shipped.value(n) for n in shipped.entries if n.startswith("run/model_error_")]
         assert max(own) == error  # no class that was measured is wider
 
 
-def test_uncurated_differs_in_its_gpus_alone():
-    for gpu in ("a100", "h100", "gb200"):
-        healthy, other = (load_library(f"{gpu}-{state}") for state in ("healthy", "uncurated"))
-        changed = {n for n, e in healthy.entries.items() if e != other.entry(n)}
-        assert changed == {"rank", "rank/node_share"}
-        params = other.law("rank").params
-        # 392 V100 (gpu_variability): 1.6 % and four GPUs of up to 1.203
-        assert params[0] == pytest.approx(0.0162, abs=5e-4)
-        assert (params[2], params[4]) == pytest.approx((4 / 392, 1.203), abs=1e-3)
+@pytest.mark.parametrize("gpu", GPUS)
+def test_states_differ_in_what_they_are_named_for(gpu):
+    healthy, uncurated, stressed = (library(f"{gpu}-{state}") for state in STATES)
+    changed = {n for n, e in healthy.entries.items() if e != uncurated.entry(n)}
+    assert changed == {"rank", "rank/node_share"}
+    # 392 V100 (gpu_variability): 1.6 % and four GPUs of up to 1.203
+    rank = uncurated.law("rank")
+    slow = rank.ppf(1.0) / rank.ppf(0.49)
+    assert slow == pytest.approx(1.203, abs=2e-3)
+    assert 1.0 - rank.cdf(1.058) == pytest.approx(4 / 392, rel=0.05)
+    spread = rank.ppf(0.8413 * (1 - 4 / 392)) - rank.ppf(0.5 * (1 - 4 / 392))
+    assert spread == pytest.approx(0.0162, rel=0.05)
+    assert all(stressed.law(name).cv >= healthy.law(name).cv - 1e-12 for name in LAWS)
 
 
-def test_stressed_varies_more():
-    for gpu in ("a100", "h100", "gb200"):
-        healthy, stressed = (load_library(f"{gpu}-{state}") for state in ("healthy", "stressed"))
-        for name in LAWS:
-            assert stressed.law(name).cv >= healthy.law(name).cv - 1e-12, name
+# ------------------------------------------------------------------------------- tables of kernels
+def test_a_table_is_its_points_and_their_geometric_mean_between():
+    checked = 0
+    for (gpu, name), table in TABLES.items():
+        assert list(table.rate.shape) == [len(grid) for grid in table.axes.values()]
+        if name.startswith("gemm/bf16"):
+            assert 0.4 < table.rate.max() / PEAK[gpu] < 1.0
+        for i, (axis, grid) in enumerate(table.axes.items()):
+            if len(grid) < 2:
+                continue
+            at = {other: float(sizes[-1]) for other, sizes in table.axes.items()}
+            ends = [table(**at | {axis: float(size)}) for size in grid[:2]]
+            edge = table.rate.take([0, 1], axis=i)
+            for j in range(table.rate.ndim - 1, -1, -1):
+                edge = edge if j == i else edge.take(-1, axis=j)
+            assert ends == pytest.approx(edge.tolist())
+            middle = table(**at | {axis: math.sqrt(grid[0] * grid[1])})
+            assert middle == pytest.approx(math.sqrt(ends[0] * ends[1]), rel=1e-6)
+            quarter = table(**at | {axis: grid[0] ** 0.75 * grid[1] ** 0.25})
+            assert quarter == pytest.approx(ends[0] ** 0.75 * ends[1] ** 0.25, rel=1e-6)
+            # beyond them the border's
+            assert table(**at | {axis: grid[0] / 100}) == pytest.approx(ends[0])
+            checked += abs(ends[1] / ends[0] - 1.0) > 0.05
+    assert checked > 10
 
 
-def test_carried_over_entries_say_so():
-    library = load_library("gb200-healthy")
-    for name in LAWS[: len(KERNELS + SIZES)]:
-        assert "assumption: carried over from H100" in library.source(name)
+@given(st.sampled_from(sorted(TABLES)), st.lists(st.floats(1.0, 1e6), min_size=4, max_size=4))
+def test_no_size_is_a_jump_and_none_beats_the_best(key, sizes):
+    table = TABLES[key]
+    at = dict(zip(table.axes, sizes, strict=False))
+    rate = table(**at)
+    assert table.rate.min() * (1 - 1e-9) <= rate <= table.rate.max() * (1 + 1e-9)
+    for axis in at:
+        assert table(**at | {axis: at[axis] * (1.0 + 1e-7)}) == pytest.approx(rate, rel=1e-5)
 
 
-def test_file_round_trip(tmp_path):
-    library = small_library()
-    path = tmp_path / "small.nc"
-    save_library(library, path)
-    again = load_library(path)
-    assert [entry.source for entry in again.entries.values()] == ["text"] * 4
-    assert again.entry("residual/a") == library.entry("residual/a")
-    assert again.value("rank/node_share") == 0.25
-    q = np.linspace(0.01, 0.99, 9)
-    for name in ("residual/a", "residual/b", "c"):
-        np.testing.assert_allclose(again.law(name).ppf(q), library.law(name).ppf(q), rtol=1e-12)
-    table = again.tables["gemm/bf16"]
-    assert table.rate.ravel() == pytest.approx([1e14, 4e14], rel=1e-4)
-    assert table(m=128, n=1) == pytest.approx(2e14, rel=1e-4)  # half way in logarithms
-    assert list(tmp_path.iterdir()) == [path]
+@pytest.mark.parametrize("gpu", ["h100", "b200"])
+def test_no_job_computes_faster_than_its_best_product_and_more_takes_longer(gpu):
+    """Also between measured sizes: a step grows with every size, without jumps."""
+    last = None
+    best = max(table.rate.max() for (of, _), table in TABLES.items() if of == gpu)
+    for seq in (512, 768, 1500, 4096):
+        found = prism.summary(prism.simulate(prism.load_job({
+            "model": {"name": "llama3-8b", "n_layers": 2, "seq_len": seq},
+            "parallelism": {"microbatches": 2, "microbatch_size": 2},
+            "cluster": {"nodes": 1, "gpus_per_node": 1, "device": gpu},
+        }), replicates=64, seed=1))  # fmt: skip
+        step = found["ideal_step_time"]
+        assert found["model_flops_per_gpu"] < best
+        if last:
+            assert last[0] < step < last[0] * 1.4 * (seq / last[1]) ** 1.5
+        last = step, seq
 
 
-def test_same_library_gives_the_same_bytes(tmp_path):
-    for name in ("a.nc", "b.nc"):
-        save_library(small_library(), tmp_path / name)
-    assert (tmp_path / "a.nc").read_bytes() == (tmp_path / "b.nc").read_bytes()
+# ----------------------------------------------------------------------------- files that are none
+@functools.cache
+def whole(name="h100-stressed"):
+    return xr.load_dataset(FILES[name], engine="h5netcdf")
 
 
-def test_every_variable_has_units_and_a_long_name():
-    dataset = to_dataset(small_library())
-    for name in dataset.data_vars:
-        assert dataset[name].attrs.get("units"), name
-        assert dataset[name].attrs.get("long_name"), name
+def written(dataset, folder):
+    path = folder / "own.nc"
+    dataset.to_netcdf(path, engine="h5netcdf")
+    return path
 
 
-def test_show_lists_every_entry(shipped):
-    rows = describe(shipped.name).figures["entries"]
-    assert [row["entry"] for row in rows] == list(shipped.entries)
+def spoilt(dataset, name, index, value):
+    values = dataset[name].values.copy()
+    values[index] = value
+    return dataset.assign({name: (dataset[name].dims, values, dataset[name].attrs)})
+
+
+def entries_alone():
+    """Each entry of a library in a set of its own."""
+    rows = whole().drop_dims([x for x in whole().coords if x != "entry"])
+    return {str(x): rows.isel(entry=[i]) for i, x in enumerate(rows.entry.values)}
+
+
+WRONG = (math.nan, math.inf, -math.inf, -1.0, 1e30)
+
+
+def test_no_figure_or_distribution_is_read_that_cannot_be(tmp_path):
+    """Each entry, with a wrong number in one of its places in turn."""
+    wrong, n = itertools.cycle(WRONG), 0
+    for entry, alone in list(entries_alone().items())[::2]:
+        scalar = alone.family.values[0] == "scalar"
+        names = ["mean"] if scalar else ["params", "quantile_probability", "quantile_value"]
+        for name in names if scalar else names[n % 2 :][:2]:
+            used = np.flatnonzero(~np.isnan(np.atleast_2d(alone[name].values)[0]))
+            if not used.size:
+                continue
+            index = 0 if scalar else (0, int(used[n % used.size]))
+            changed = spoilt(alone, name, index, next(wrong))
+            with pytest.raises(prism.PrismError, match=rf"own\.nc.*({entry}|{name})"):
+                prism.load_library(written(changed, tmp_path))
+            n += 1
+    assert n > 25
+
+
+@pytest.mark.parametrize(
+    ("name", "worst", "best"),
+    [
+        ("nominal/gemm_efficiency_max", 1.01, 1.0), ("nominal/derate_eager", 0.0, 1.098),
+        ("run/largest_gpus_eager", 0.0, 128.0), ("rank/node_share", 1.1, 1.0),
+        ("rank/memory_loading", 11.0, 0.0), ("regime/factor", 0.9, 1.0), ("run/cv", 0.3, 0.0),
+    ],
+)  # fmt: skip
+def test_figures_have_a_range_of_their_kind(name, worst, best, tmp_path):
+    alone = entries_alone()[name]
+    good = prism.load_library(written(spoilt(alone, "mean", 0, best), tmp_path))
+    assert good.value(name) == best
+    with pytest.raises(prism.PrismError, match=name):
+        prism.load_library(written(spoilt(alone, "mean", 0, worst), tmp_path))
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_a_distribution_of_another_mean_or_deviation_is_refused(name, tmp_path):
+    alone = entries_alone()["residual/gemm_large"]
+    for value in (0.9, math.nan):
+        with pytest.raises(prism.PrismError, match="residual/gemm_large"):
+            prism.load_library(written(spoilt(alone, name, 0, value), tmp_path))
+
+
+@pytest.mark.parametrize("value", [math.nan, 0.0, -1.0, 1e30])
+def test_no_table_of_kernels_is_read_without_rising_sizes(value, tmp_path):
+    tables = whole("h100-healthy").isel(entry=slice(0))
+    sizes = [name for name in map(str, tables.coords) if name.startswith(("gemm", "attention"))]
+    name = sizes[int(abs(value)) % 2 if np.isfinite(value) else 0]
+    grid = tables[name].values.copy()
+    grid[grid.size // 2] = value
+    with pytest.raises(prism.PrismError, match=name.rpartition("_")[2]):
+        prism.load_library(written(tables.assign_coords({name: (name, grid)}), tmp_path))
+    batch = next(str(x) for x in tables.coords if str(x).endswith("_batch"))
+    with pytest.raises(prism.PrismError, match="batches"):
+        renamed = tables.rename({batch: batch.removesuffix("batch") + "batches"})
+        prism.load_library(written(renamed, tmp_path))
+
+
+def test_a_spoilt_library_is_refused_by_commands_with_file_and_figure(tmp_path, run):
+    row = whole().entry.values.tolist().index("stall/rate_per_hour")
+    file = written(spoilt(whole(), "mean", row, math.nan), tmp_path)
+    status, out, err = run("estimate", "pipeline-8x32", "--set", f"variability.library={file}")
+    assert status == 2 and not out
+    assert str(file) in err and "stall/rate_per_hour" in err
+
+
+def test_an_own_library_is_what_its_file_says(tmp_path):
+    """What is written differs, and so does a job on it; figures that it lacks are off."""
+    rows = whole("h100-healthy")
+    names = rows.entry.values.tolist()
+    own = spoilt(rows, "mean", names.index("nominal/network_efficiency"), 0.41)
+    found = prism.load_library(written(own, tmp_path))
+    assert found.value("nominal/network_efficiency") == 0.41
+    same = [n for n in names if found.entry(n) == library("h100-healthy").entry(n)]
+    assert len(same) == len(names) - 1
+    assert found.tables.keys() == library("h100-healthy").tables.keys()
 
 
 def test_errors_name_a_way_out(tmp_path):
-    with pytest.raises(PrismError, match="h100-healthy"):
-        load_library("h100-helthy")
-    with pytest.raises(PrismError, match="residual/gemm_large"):
-        load_library("h100-healthy").law("residual/gemm_lage")
-    with pytest.raises(PrismError, match="use value"):
-        load_library("h100-healthy").law("rank/node_share")
-    with pytest.raises(PrismError, match="use law"):
-        load_library("h100-healthy").value("rank")
+    for name in ("h100-helthy", str(tmp_path)):
+        with pytest.raises(prism.PrismError, match="h100-healthy|library"):
+            prism.load_library(name)
+    shipped = library("h100-healthy")
+    for ask, match in (
+        (lambda: shipped.law("residual/gemm_lage"), "residual/gemm_large"),
+        (lambda: shipped.law("rank/node_share"), "value"), (lambda: shipped.value("rank"), "law"),
+        (lambda: prism.load_job(FILES["h100-healthy"]), "variability.library="),
+    ):  # fmt: skip
+        with pytest.raises(prism.PrismError, match=match):
+            ask()
     for content in (b"", b"not a file", b"\x89HDF\r\n\x1a\n" + bytes(100)):
         path = tmp_path / "bad.nc"
         path.write_bytes(content)
-        with pytest.raises(PrismError, match="bad.nc"):
-            load_library(path)
-    with pytest.raises(PrismError):
-        load_library(tmp_path)
-
-
-def test_another_netcdf_file_is_refused(tmp_path):
-    import xarray as xr
-
-    path = tmp_path / "other.nc"
-    xr.Dataset({"x": ("i", [1.0])}).to_netcdf(path, engine="h5netcdf")
-    with pytest.raises(PrismError, match=r"other\.nc: .*library"):
-        load_library(path)
-
-
-def test_a_library_is_no_job():
-    with pytest.raises(PrismError, match="--set variability.library="):
-        load_job(library_path("h100-healthy"))
-
-
-def test_only_lognormal_mixtures_go_to_a_file(tmp_path):
-    from prism.distributions.distribution import normal
-
-    entry = Entry("a", "text", law=mixture([1, 1], [normal(0.1), normal(0.2)]))
-    with pytest.raises(PrismError, match="lognormal"):
-        save_library(Library("x", "y", {"a": entry}), tmp_path / "x.nc")
-    assert not list(tmp_path.iterdir())
+        with pytest.raises(prism.PrismError, match=r"bad\.nc"):
+            prism.load_library(path)
+    xr.Dataset({"x": ("i", [1.0])}).to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
+    with pytest.raises(prism.PrismError, match=r"other\.nc"):
+        prism.load_library(tmp_path / "other.nc")

@@ -13,6 +13,7 @@ from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare
+from prism.workload.build import build_workload
 from prism.workload.transformer import TP_OVERLAP_COST
 
 LIBRARY = load_library("h100-healthy")
@@ -289,3 +290,34 @@ def test_a_transfer_takes_the_mean_over_the_hops_of_its_replica(layout, order):
             if op_type.op_kind == "transfer"
         }  # fmt: skip
         assert sorted(found) == pytest.approx([expected] * len(found), rel=1e-6)
+
+
+# ------------------------------------------------------------------------------- between sites
+def wire_of(link, **parallelism):
+    """Seconds on the uplink of what one transfer between sites sends, and the far links."""
+    site = {"gpus": parallelism.pop("site_gpus"), "distance_km": 100, "total_gbits_per_s": 1.0}
+    layout = {"tp": 2, "pp": 2, "dp": 4, "data_parallel": "zero1"} | parallelism
+    far = build_workload(make_job(None, layout, tiers={"site": site}), LIBRARY).far_transfers
+    return sorted(far), far[link][0].duration
+
+
+def test_a_looped_pipeline_s_gradients_share_the_uplink():
+    """Two chunks: stage 1 sends back to 0, so that its gradients come along in the steady part.
+
+    Of 2 x 4 forwards 2 x 2 - 1 are warm-up; with as many microbatches as stages, 3 of 4.
+    """
+    alone, seconds = wire_of(0, site_gpus=8, vpp=1, microbatches=4)
+    assert alone == [0]
+    for m, share in ((4, 5 / 8), (2, 1 / 4)):
+        links, shared = wire_of(0, site_gpus=8, vpp=2, microbatches=m)
+        assert links == [0, 1] and shared == pytest.approx((1 + share) * seconds)
+
+
+def test_sites_in_the_middle_send_activations_and_gradients_out():
+    """One chunk: of m forwards (p - 1) / 2 are warm-up in the mean over stages, in GPipe all."""
+    steady, gpipe = (
+        wire_of(1, site_gpus=4, pp=4, dp=2, vpp=1, microbatches=8, schedule=name)
+        for name in ("1f1b", "gpipe")
+    )
+    assert steady[0] == gpipe[0] == [0, 1, 2]
+    assert steady[1] == pytest.approx((1 + (8 - 1.5) / 8) * gpipe[1])

@@ -17,19 +17,9 @@ FAULTS = [
         "hit = 1.0 - (1.0 - self.probability) ** np.minimum(n_leaves, 1)",
     ),
     (
-        "the microbatch effect loads on forward as on backward",
-        'loading = self.backward_loading if op_kind.startswith("backward") else 1.0',
-        "loading = self.backward_loading",
-    ),
-    (
         "the loss does not follow its own microbatch loading",
         "return loading * (self.loss_loading if kernel_class in LOSS_CLASSES else 1.0)",
         "return loading",
-    ),
-    (
-        "memory-bound kernels follow a slow GPU as compute does",
-        "            return self.memory_loading * self.memory_spread",
-        "            return 1.0",
     ),
     (
         "an effect's power is not normalised: its mean is not 1",
@@ -57,11 +47,6 @@ FAULTS = [
         "rate, length = stall.rate_per_hour / 60.0, stall.duration_s",
     ),
     (
-        "a lognormal's sigma is its CV",
-        "    return math.sqrt(math.log1p(params[0] * params[0]))",
-        "    return math.log1p(params[0])",
-    ),
-    (
         "a gamma has the CV of its square",
         "    shape = params[0] ** -2\n    return gammaincinv(shape, q) / shape",
         "    shape = params[0] ** -1\n    return gammaincinv(shape, q) / shape",
@@ -80,11 +65,6 @@ FAULTS = [
         "experts are uneven within one rank too",
         "if job.parallelism.ep == 1:\n        return distributions.constant()",
         "if job.parallelism.ep == 0:\n        return distributions.constant()",
-    ),
-    (
-        "the model's error does not grow beyond the largest published job",
-        "beyond = math.log(max(1.0, job.world_size / largest))",
-        "beyond = 0.0",
     ),
     (
         "a group waits for the mean of its microbatches, not the longest",

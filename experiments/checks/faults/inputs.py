@@ -2,11 +2,6 @@
 
 FAULTS = [
     (
-        "milliseconds of a column are taken as seconds",
-        'PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6,',
-        'PER_SECOND = {"s": 1.0, "ms": 1.0, "us": 1e6,',
-    ),
-    (
         "ranks of a trace keep their own clocks",
         "(rank.base_time_ns - first.base_time_ns) * 1e-9 + (rank.origin_us",
         "0.0 * (rank.origin_us",

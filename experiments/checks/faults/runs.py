@@ -32,15 +32,10 @@ FAULTS = [
         "repaired = at + self.repair_s",
     ),
     (
-        "the step effect's correlation time is ignored over a run",
-        "drift = Drift(float(effects.step.std) if full else 0.0, effects.correlation_time_s)",
-        "drift = Drift(float(effects.step.std) if full else 0.0, 0.0)",
-    ),
-    (
         "energy leaves out the time that a run stands still",
         'values["gpu_energy"] = power * job.world_size * runs.total',
-        'values["gpu_energy"] = power * job.world_size * (runs.total - sum(\n'
-        '            runs.terms.get(x, 0.0) for x in ("restarts", "spares", "lost_work")))',
+        'values["gpu_energy"] = power * job.world_size * (runs.total - sum(\n          '
+        '  runs.terms.get(x, 0.0) for x in ("restarts", "spares", "lost_work")))',
     ),
     (
         "detection of a failure takes no time",

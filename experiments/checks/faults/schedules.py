@@ -12,16 +12,6 @@ FAULTS = [
         "warmup = min(n_microbatches, n_stages - 1 - stage)",
     ),
     (
-        "the interleaved schedule warms up with one forward too many",
-        "warmup = 2 * (n_stages - 1 - stage) + (n_chunks - 1) * n_stages",
-        "warmup = 2 * (n_stages - 1 - stage) + (n_chunks - 1) * n_stages + 1",
-    ),
-    (
-        "zb-h1 puts its weight gradients off by a microbatch more",
-        "return _put_off_weights(row, stage) if",
-        "return _put_off_weights(row, stage + 1) if",
-    ),
-    (
         "dualpipe-v splits one backward fewer",
         "c if k <= s else c.replace",
         "c if k <= s + 1 else c.replace",
@@ -47,16 +37,6 @@ FAULTS = [
         'if kind == "B":',
     ),
     (
-        "fsdp gathers one use fewer ahead than prefetch says",
-        "ahead = self.options.prefetch if self.options.overlap else 0",
-        "ahead = self.options.prefetch - 1 if self.options.overlap else 0",
-    ),
-    (
-        "without overlap gathers still run ahead",
-        "ahead = self.options.prefetch if self.options.overlap else 0",
-        "ahead = self.options.prefetch",
-    ),
-    (
         "gradients are reduced after every microbatch, resharded or not",
         "if stage.pending[chunk] > 0 and not self.options.reshard_after_forward:",
         "if False:",
@@ -70,10 +50,5 @@ FAULTS = [
         "the exposed share of a stage's time counts its idle replicas as busy",
         "idle = 1.0 - busy / groups / times[:, None, :]",
         "idle = 1.0 - busy / times[:, None, :]",
-    ),
-    (
-        "the ideal step keeps the slow nodes",
-        "tables=np.full_like(ranks.tables, -1), factor=np.ones_like(ranks.factor)",
-        "tables=np.full_like(ranks.tables, -1)",
     ),
 ]
