@@ -22,8 +22,6 @@ STOPS = {
     "start": "2026-03-01T06:00",
     "price_per_gpu_hour": 2.0,
 }
-QUIET = {"rank": {"cv": 0.0, "lemon_fraction": 0.0}, "stall": {"rate_per_hour": 0.0}}
-CONGESTED = {"probability": 0.1, "factor": 8.0, "duration_s": 300.0}
 
 
 def small(effects=None, run=None, **cluster):
@@ -76,28 +74,42 @@ def test_one_answer_has_one_mean_step_where_leaves_are_congested():
 # ----------------------------------------------------------------------------------- estimates
 @pytest.fixture(scope="module")
 def stopped():
-    return estimate(small(None, STOPS), runs=500)
+    return estimate(small(None, STOPS), replicates=6400, run_replicates=500, seed=1)
 
 
 def test_the_summary_of_an_interrupted_run(stopped):
-    found = prism.summary(stopped)
+    found = summary(stopped)
     total = found["time_to_train"]["mean"]
+    terms = stopped.run_term_time.to_numpy()
+    np.testing.assert_allclose(terms.sum(axis=1), stopped.time_to_train)
+    assert sum(found["variance_by_term"].values()) == pytest.approx(1.0, abs=1e-6)
+    ideal = found["steps"] * found["ideal_step_time"]
+    assert sum(found["delay_by_term"].values()) == pytest.approx(total - ideal, rel=1e-9)
     rate = 20_000 * 8 / 1000 / 86_400.0
     assert found["failures"] == pytest.approx(rate * total, rel=0.05)
-    delay = found["delay_by_term"]
-    assert delay["evaluations"] == 200.0
-    assert delay["restarts"] == pytest.approx(15.0 * found["failures"], rel=0.02)
-    stops = sum(delay[x] for x in ("evaluations", "checkpoints", "lost_work", "restarts"))
-    assert found["ettr"] == pytest.approx(1.0 - stops / total, abs=0.001)
+    assert found["delay_by_term"]["evaluations"] == 200.0
+    assert found["delay_by_term"]["restarts"] == pytest.approx(15.0 * found["failures"], rel=0.02)
+    kept = (
+        1.0
+        - sum(
+            found["delay_by_term"][x]
+            for x in ("evaluations", "checkpoints", "lost_work", "restarts")
+        )
+        / total
+    )
+    assert found["ettr"] == pytest.approx(kept, abs=0.001)
     assert found["cost"]["mean"] == pytest.approx(total / 3600 * 32 * 2.0)
     assert found["finish_date"]["date"].startswith("2026-03-0")
 
 
-def test_the_best_checkpoint_interval_saves_what_is_said(stopped):
-    found = prism.summary(stopped)
+def test_the_best_checkpoint_interval(stopped):
+    found = summary(stopped)
+    rate = 20_000 * 8 / 1000 / 86_400.0
+    young = np.sqrt(2 * 0.2 / rate)
+    assert found["best_checkpoint_interval"] == pytest.approx(young, rel=0.05)
     steps = found["checkpoint"]["best_interval_steps"]
     better = STOPS | {"checkpoint": {"interval_steps": steps, "write_s": 0.2}}
-    least = prism.summary(estimate(small(None, better), runs=500))
+    least = summary(estimate(small(None, better), replicates=6400, run_replicates=500, seed=1))
     saved = found["time_to_train"]["mean"] - least["time_to_train"]["mean"]
     error = np.hypot(found["time_to_train"]["std"], least["time_to_train"]["std"]) / 500**0.5
     assert abs(saved - found["checkpoint"]["costs_more"]) < 4 * error
@@ -106,11 +118,13 @@ def test_the_best_checkpoint_interval_saves_what_is_said(stopped):
 
 def test_an_interval_beyond_the_end_is_no_checkpoint():
     """It costs what the run as a whole loses, and not what a longer run would."""
+    few = {"replicates": 640, "run_replicates": 200, "seed": 1}
     rare = {"steps": 1000, "failures": {"per_1000_node_days": 20_000, "restart": "10s"}}
-    one, never = (
-        prism.summary(estimate(small(None, rare | {"checkpoint": c}), 640, 200))["checkpoint"]
+    found = [
+        summary(estimate(small(None, rare | {"checkpoint": c}), **few))
         for c in ({"interval_steps": n, "write_s": 0.2} for n in (1000, 10**9))
-    )
+    ]
+    one, never = (x["checkpoint"] for x in found)
     assert one["best_interval_steps"] == never["best_interval_steps"] == 1000
     assert one["costs_more"] == never["costs_more"] == 0.0
 

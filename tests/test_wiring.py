@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_placement import count_ranks, make_job, seconds, times
 
-from prism import load_library
 from prism.cluster.groups import shard_size
 from prism.cluster.machine import build_cluster
 from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
+from prism.distributions.library import load_library
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare
 from prism.workload.build import build_workload
