@@ -307,9 +307,12 @@ def test_the_command_writes_what_the_library_gives(run, made, tmp_path, report):
     assert one.identical(two)
 
 
-def test_a_validation_holds_it_against_the_nearest_size_and_a_line(run, made, tmp_path):
-    """Sizes of 16 and 32 GPUs; the third, of 128, has the same microbatches as neither."""
-    target = small_job(8, 2, 8, 6)
+@pytest.mark.parametrize(("layout", "nearest"), [((4, 2, 2, 6), "work"), ((8, 2, 8, 6), "both")])
+def test_a_validation_holds_it_against_the_nearest_size_and_a_line(
+    run, made, tmp_path, layout, nearest
+):
+    """Sizes of 16 and 32 GPUs, held against 16 and 128; microbatches 4 and 8 are around 6."""
+    target = small_job(*layout)
     (tmp_path / "c.yaml").write_text(json.dumps(given(target)))
     steps = STEPS.steps(target, 31)
     write_steps(tmp_path / "c.csv", steps)
@@ -319,8 +322,7 @@ def test_a_validation_holds_it_against_the_nearest_size_and_a_line(run, made, tm
     status, out, err = run(*call, "--json", "-q")
     assert status == 0, err
     found = json.loads(out)["baselines"]
-    nearest = measured["both"]  # of 32 GPUs; microbatches 4 and 8 are half way to 6
-    copy = np.median(nearest) / np.median(steps) - 1.0
+    copy = np.median(measured[nearest]) / np.median(steps) - 1.0
     assert found["copy"]["p50_error"] == pytest.approx(copy, abs=1e-3)
     line = np.mean([np.median(x) for x in measured.values()]) / np.median(steps) - 1.0
     assert found["line"]["p50_error"] == pytest.approx(line, abs=1e-3)
