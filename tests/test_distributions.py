@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from prism.common.errors import PrismError
+from prism import PrismError
 from prism.distributions.distribution import (
     Distribution,
     bounded_body,

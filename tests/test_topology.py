@@ -9,8 +9,7 @@ import json
 import pytest
 
 import prism
-from prism import PrismError, load_job
-from prism.jobs.importing.topology import place_job, read_topology
+from prism import load_job
 
 TREE = """
 # three racks under two spines
@@ -80,31 +79,65 @@ def write(path, text):
     return path
 
 
+@pytest.fixture
+def placed(run, tmp_path):
+    """Place hosts by a topology through the command: what it adds to `cluster`, their names."""
+
+    def place(job, text, hosts, said=None):
+        write(tmp_path / "topology", text)
+        size = {
+            "parallelism": {"dp": job.parallelism.dp},
+            "cluster": {
+                "nodes": job.cluster.nodes,
+                "nvlink_domain_gpus": job.cluster.nvlink_domain_gpus,
+            },
+        }
+        write(tmp_path / "job.yaml", json.dumps({"base": "llama3-70b-fsdp-512", **size}))
+        write(tmp_path / "hosts", "\n".join(hosts) + "\n")
+        status, out, err = run(
+            "import",
+            tmp_path / "topology",
+            "--job",
+            tmp_path / "job.yaml",
+            "--hosts",
+            tmp_path / "hosts",
+            "-o",
+            tmp_path / "placed.yaml",
+            "--json",
+        )
+        if said is not None:
+            assert (status, out) == (2, "") and said in err, err
+            return None
+        assert status == 0, err
+        found = json.loads(out)
+        return found["cluster"], found["hosts"], load_job(tmp_path / "placed.yaml")
+
+    return place
+
+
 @pytest.mark.parametrize("text", [TREE, YAML_TREE, NEW, OLD])
-def test_trees_become_tiers(tmp_path, text):
-    topology = read_topology(write(tmp_path / "topology", text))
-    placed = place_job(job_of(16), topology, HOSTS, "-")
-    assert placed.keys == KEYS and placed.names == tuple(HOSTS)
-    assert placed.sizes == {"leaf": (4, 4), "spine": (2, 8)}
+def test_trees_become_tiers(placed, text):
+    keys, names, _ = placed(job_of(16), text, HOSTS)
+    assert keys == KEYS and names == HOSTS
+
+
+BLOCKS = {"nodes": 16, "tiers": {"block": {"gpus": 32}, "aggregate2": {"gpus": 64}}}
 
 
 @pytest.mark.parametrize("text", [BLOCK, YAML_BLOCK])
-def test_blocks_become_tiers_or_nvlink_domains(tmp_path, text):
-    topology = read_topology(write(tmp_path / "topology", text))
-    keys = place_job(job_of(16), topology, HOSTS, "-").keys
-    assert keys == {"nodes": 16, "tiers": {"block": {"gpus": 32}, "aggregate2": {"gpus": 64}}}
+def test_blocks_become_tiers_or_nvlink_domains(placed, text):
+    assert placed(job_of(16), text, HOSTS)[0] == BLOCKS
     rack = job_of(16).replace("cluster.nvlink_domain_gpus=32")  # a device joined beyond a node
-    keys = place_job(rack, topology, HOSTS, "-").keys
-    assert keys == {"nodes": 16, "nvlink_domain_gpus": 32, "tiers": {"aggregate2": {"gpus": 64}}}
+    assert placed(rack, text, HOSTS)[0] == {
+        "nodes": 16, "nvlink_domain_gpus": 32, "tiers": {"aggregate2": {"gpus": 64}}
+    }  # fmt: skip
 
 
-def test_accelerator_labels_are_nvlink_domains(tmp_path):
+def test_accelerator_labels_are_nvlink_domains(placed):
     table = json.loads(NEW)
     for k, item in enumerate(table["items"]):
         item["metadata"]["labels"]["accelerator.topograph.run/domain"] = f"d{k // 2}"
-    topology = read_topology(write(tmp_path / "t.json", json.dumps(table)))
-    keys = place_job(job_of(16), topology, HOSTS, "-").keys
-    assert keys == KEYS | {"nvlink_domain_gpus": 16}
+    assert placed(job_of(16), json.dumps(table), HOSTS)[0] == KEYS | {"nvlink_domain_gpus": 16}
 
 
 BARE = {
@@ -114,66 +147,51 @@ BARE = {
 
 
 @pytest.mark.parametrize("bare", BARE.values(), ids=BARE)
-def test_a_node_without_labels_is_no_host(run, tmp_path, monkeypatch, bare):
+def test_a_node_without_labels_is_no_host(placed, bare):
     """As a cluster's control plane, which is first in the list."""
-    monkeypatch.chdir(tmp_path)
     table = json.loads(NEW)
     table["items"].insert(0, {"metadata": {"name": "control"} | bare})
-    topology = read_topology(write(tmp_path / "t.json", json.dumps(table)))
-    assert place_job(job_of(16), topology, HOSTS, "-").keys == KEYS
-    code, out, _ = run("import", "t.json", "--job", "llama3-70b-fsdp-512", "-o", "j.yaml", "--json")
-    assert code == 2  # 64 nodes
-    with pytest.raises(PrismError, match="control"):
-        place_job(job_of(16), topology, ["control", *HOSTS[:15]], "-")
+    assert placed(job_of(16), json.dumps(table), HOSTS)[0] == KEYS
+    placed(job_of(16), json.dumps(table), ["control", *HOSTS[:15]], "control")
+    placed(job_of(64), json.dumps(table), HOSTS, "64")
 
 
 @pytest.mark.parametrize("lacks", [0, 1, 2])
-def test_a_level_counts_where_all_hosts_of_the_job_have_it(tmp_path, lacks):
+def test_a_level_counts_where_all_hosts_of_the_job_have_it(placed, lacks):
     table = json.loads(NEW)
     del table["items"][-1]["metadata"]["labels"][f"fabric.topograph.run/tier-{lacks}"]
-    topology = read_topology(write(tmp_path / "t.json", json.dumps(table)))
-    assert place_job(job_of(15), topology, HOSTS[:15], "-").keys["tiers"] == KEYS["tiers"]
-    with pytest.raises(PrismError, match="n16"):
-        place_job(job_of(16), topology, HOSTS, "-")
+    assert placed(job_of(15), json.dumps(table), HOSTS[:15])[0]["tiers"] == KEYS["tiers"]
+    placed(job_of(16), json.dumps(table), HOSTS, "n16")
     for item in table["items"]:
         item["metadata"]["labels"].pop(f"fabric.topograph.run/tier-{lacks}", None)
-    topology = read_topology(write(tmp_path / "t.json", json.dumps(table)))
     tiers = [("leaf", 32), ("spine", 64)]
-    found = place_job(job_of(16), topology, HOSTS, "-").keys["tiers"]
+    found = placed(job_of(16), json.dumps(table), HOSTS)[0]["tiers"]
     assert found == {name: {"gpus": n} for k, (name, n) in enumerate(tiers) if k != lacks}
 
 
 @pytest.mark.parametrize("order", [HOSTS[::-1], HOSTS[::2] + HOSTS[1::2], HOSTS[:2] + HOSTS[6:13]])
-def test_hosts_of_one_switch_share_its_unit(tmp_path, order):
+def test_hosts_of_one_switch_share_its_unit(placed, order):
     """Any order, any part of the cluster: places agree with the switches, host by host."""
-    topology = read_topology(write(tmp_path / "topology.conf", TREE))
-    job = job_of(len(order))
-    placed = place_job(job, topology, order, "-")
-    per_node = job.cluster.gpus_per_node
-    place = {name: k for k, name in enumerate(placed.names) if name}
-    assert sorted(place) == sorted(order) and placed.keys["nodes"] == len(placed.names)
-    given = placed.keys.get("hosts", range(len(order)))
-    assert [placed.names[k] for k in given] == order
-    for i, level in enumerate(("leaf", "spine")):
-        size = placed.keys["tiers"][level]["gpus"] // per_node
+    keys, names, job = placed(job_of(len(order)), TREE, order)
+    place = {name: k for k, name in enumerate(names) if name}
+    assert sorted(place) == sorted(order) and keys["nodes"] == len(names) == job.cluster.nodes
+    assert [names[k] for k in keys.get("hosts", range(len(order)))] == order
+    for hosts, level in ((4, "leaf"), (8, "spine")):
+        size = keys["tiers"][level]["gpus"] // 8
         for a in order:
             for b in order:
-                together = topology.units[a][i] == topology.units[b][i]
+                together = HOSTS.index(a) // hosts == HOSTS.index(b) // hosts
                 assert together == (place[a] // size == place[b] // size)
-    assert job.replace({"cluster": placed.keys}).cluster.nodes == len(placed.names)
 
 
-def test_what_leaves_a_leaf_takes_longer(tmp_path):
+def test_what_leaves_a_leaf_takes_longer(placed):
     """Gradients of replicas on one leaf against the same ones strewn over two."""
-    topology = read_topology(write(tmp_path / "topology.conf", TREE))
-    base = job_of(8)
     slow = {"tiers": {"leaf": {"gpus": 32, "oversubscription": 8.0}}}
     ideal = {}
     for name, order in (("in order", HOSTS[:8]), ("strewn", HOSTS[:8:2] + HOSTS[1:8:2])):
-        keys = place_job(base, topology, order, "-").keys
-        job = base.replace({"cluster": keys}).replace({"cluster": slow})
+        job = placed(job_of(8), TREE, order)[2].replace({"cluster": slow})
         ideal[name] = float(prism.simulate(job, 64, seed=1).ideal_step_time)
-    flat = float(prism.simulate(base, 64, seed=1).ideal_step_time)
+    flat = float(prism.simulate(job_of(8), 64, seed=1).ideal_step_time)
     assert flat < ideal["in order"] <= ideal["strewn"]
 
 
@@ -187,10 +205,8 @@ def test_what_leaves_a_leaf_takes_longer(tmp_path):
      ("BlockName=a Nodes=n[1-2\n", ":1"), ("BlockName=a Nodes=n1\nBlockSizes=0", ":2"),
      ("- topology: a\n  tree: 3\n", "topology.yaml")],
 )  # fmt: skip
-def test_what_is_no_topology_is_refused(tmp_path, text, said):
-    path = write(tmp_path / "t", text)
-    with pytest.raises(PrismError, match=said):
-        place_job(job_of(1), read_topology(path), ["n1"], "-")
+def test_what_is_no_topology_is_refused(placed, text, said):
+    placed(job_of(1), text, ["n1"], said)
 
 
 def test_the_command_writes_a_job_that_places(run, tmp_path, monkeypatch):
