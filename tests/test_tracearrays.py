@@ -10,7 +10,6 @@ from pipeline_synth import Effects, Layout, as_trace, make_trace
 from scipy.special import ndtri
 from scipy.stats import ks_2samp
 
-from prism.distributions.distribution import constant
 from prism.distributions.tables import sample_table
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
@@ -139,13 +138,6 @@ def test_the_ideal_step_has_every_effect_at_one():
 
 
 # ------------------------------------------------------------------------------ another dp size
-def test_more_replicas_make_steps_longer_and_fewer_shorter():
-    model = fitted(Layout(4, 2, 4, 12), dataclasses.replace(FULL, rank_sd=0.03))
-    means = [engine_times(program_of(model, n, False)[0]).mean() for n in (1, 2, 4, 16, 64)]
-    assert means == sorted(means)
-    assert means[-1] > 1.03 * means[0]
-
-
 def test_drawn_workers_have_the_body_s_spread_and_lemons_in_proportion():
     effects = Effects(rank_sd=0.01, residual_sd=0.004, lemons={(1, 0): 2.0, (3, 1): 1.5})
     model = fitted(Layout(8, 2, 6, 12), effects)
@@ -181,25 +173,6 @@ def test_a_rare_lemon_is_no_ramp_and_has_its_own_slowdown_in_each_op_kind():
     assert x[slow] == pytest.approx(rank[0, lemon[1], lemon[0]], rel=1e-5)
     assert y[slow] == pytest.approx(1.2, rel=1e-5)
     assert np.mean((x > 1.1) & (x < 1.9)) == 0.0
-
-
-def test_without_a_body_s_spread_lemons_are_still_drawn():
-    model = fitted(Layout(4, 1, 4, 10), Effects(residual_sd=0.01, lemons={(2, 0): 3.0}))
-    still = dataclasses.replace(
-        model, rank_law=constant(), rank_power=np.zeros_like(model.rank_power)
-    )
-    times = engine_times(program_of(still, 8, False)[0])
-    cluster = times.mean(axis=1)
-    with_lemon = np.mean(cluster > 2.0 * cluster.min())
-    assert with_lemon == pytest.approx(1.0 - 0.75**8, abs=0.12)
-
-
-def test_measured_ranks_are_one_cluster_and_drawn_ones_are_many():
-    model = fitted(Layout(4, 2, 4, 12), Effects(rank_sd=0.03, residual_sd=0.003))
-    measured, drawn = (engine_times(program_of(model, 4, m)[0]) for m in (True, False))
-    within = measured.std(axis=1).mean() / np.sqrt(64)
-    assert measured.mean(axis=1).std() < 1.5 * within
-    assert drawn.mean(axis=1).std() > 5.0 * within
 
 
 # --------------------------------------------------------------------------------- independence
@@ -256,17 +229,6 @@ def test_barriers_of_one_replica_are_passed_by_the_engine():
     )  # fmt: skip
     assert len(more.nodes) == tail + 1
     assert engine_times(program_of(more)[0]) == pytest.approx(engine_times(program_of(model)[0]))
-
-
-def test_a_negative_loading_turns_the_shared_draw_round():
-    model = fitted(Layout(2, 2, 4, 12), dataclasses.replace(FULL, content_sd=0.06, step_sd=0.002))
-    turned = [g._replace(content=-g.content) if g.stage == 1 else g for g in model.groups]
-    turned = dataclasses.replace(model, groups=tuple(turned))
-    rng = np.random.default_rng(1)
-    numpy = synthetic_graph(turned, np.arange(N_DRAWS) * 10**6, rng).measured
-    engine = engine_times(program_of(turned)[0]).ravel()
-    assert agree(engine, numpy)
-    assert not agree(engine_times(program_of(model)[0]).ravel(), numpy)
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,7 @@ def lines(*steps):
         ("preamble\n" + lines(1, 2, 3).replace("|\n", "|\ntime (ms)\n"), (), (3, 1, 1, 0.102)),
         (lines(10, 20, 30, 50, 60), (), (5, 1, 10, 0.134)),  # the log interval, one line lost
         (lines(10, 30, 40, 50, 60), (), (5, 1, 10, 0.138)),
+        (lines(10, 20, 25, 35, 45), (), (5, 1, 10, 0.127)),  # as most are
         ("  log_interval .................... 25\n" + line(25, 50), (), (1, 1, 25, 0.05)),
         (line(25, 50), (), (1, 1, 1, 0.05)),
         (line(5, 2.5, "s") + line(6, 2.25, "s"), (), (2, 1, 1, 2.375)),
@@ -258,6 +259,22 @@ def test_the_offset_is_what_totals_have_beyond_the_steps(run, tmp_path, mean_ove
     assert offset("total_ms") == pytest.approx(32.0, abs=0.5)
     for column, word in (("total", "total_s?"), ("n", "'n'"), ("", "FILE:COLUMN")):
         assert word in offset(column)
+
+
+def test_a_run_is_as_long_as_the_steps_that_its_means_cover(tmp_path):
+    """Six runs of 100 steps of 15.1 s, as means of ten, held against a job of 15 s and more."""
+    job = prism.load_job({
+        "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
+        "parallelism": {"pp": 2, "dp": 2, "microbatches": 4},
+        "cluster": {"nodes": 1, "gpus_per_node": 4},
+        "variability": {"effects": {"rank": {"cv": 0.01}}}, "run": {"steps": 100},
+    })  # fmt: skip
+    run = np.repeat(np.arange(6), 10)
+    steps = pd.DataFrame({"run": run, "mean_over": 10, "step_s": 15.05 + 0.02 * run})
+    steps.to_csv(tmp_path / "steps.csv", index=False)
+    found = prism.validate(job, measured=tmp_path / "steps.csv", quantity="time_to_train", seed=1)
+    summary = prism.summary(found)
+    assert summary["n_measured"] == 6 and abs(summary["mean_error"]) < 0.03
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ FAULTS = [
         "out[1:][same] = np.diff(clock)[same]",
     ),
     (
-        "the interval of means in a log is that of the first two lines",
+        "the interval of means in a log is the least gap of its step numbers",
         "return int(sizes[np.argmax(counts)]) if sizes.size else 1",
         "return int(sizes[0]) if sizes.size else 1",
     ),
