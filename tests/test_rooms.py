@@ -105,3 +105,54 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 def is_import(node: ast.AST) -> bool:
     return isinstance(node, ast.Import | ast.ImportFrom | ast.With)
+
+
+# -- tests ---------------------------------------------------------------------------------------
+
+TESTS = Path(__file__).parent
+INSIDE = {
+    "naive": "the oracle: the streams' keys and the quantile tables that it draws from",
+    "twin_check": "the twin takes the nominal durations of kernels as they are",
+    "pipeline_synth": "makes traces as tables, which no file format holds whole",
+    "changes_made": "recordings of known changes, also for the scripts that count false alarms",
+    "test_engine": "words of Philox, table lookup, a group's maximum; bounds checks run it",
+    "test_engine_cache": "files of compiled code that are damaged, foreign or absent",
+    "test_compiled": "the folder of compiled code is chosen while prism is imported",
+    "test_sums": "tails of sums of kernels at 1e-4 to 1e-9, which no simulated step reaches",
+    "test_distributions": "families of distributions in their tails, against scipy",
+    "test_likelihood": "the likelihood of a drift, against dense algebra",
+    "test_components": "mean squares and their intervals, against the design matrix",
+    "test_agreement": "distances, effective sample size: against scipy, on thousands of samples",
+    "test_attribution": "estimators of shares, on made-up runs with known ones",
+    "test_selection": "stopping rules on made-up candidates with known differences",
+    "test_collectives": "times of single collectives, until a command shows them",
+    "test_cluster": "groups and links of ranks, until a command shows them",
+    "test_wiring": "rings and hops of placed groups, counted by brute force",
+    "test_placement": "which node holds what, counted by brute force",
+    "test_inventory": "names of hosts and benchmarks, one rule each",
+    "test_memory": "parts of a layer's activations against published formulas",
+    "test_measure": "benchmarks without their minutes of a GPU",
+    "test_ranges": "figures of model files spoilt one by one",
+    "test_tracearrays": "arrays of a fitted trace, op by op",
+    "test_explore": "controls of the page without a browser, and its process",
+    "test_watch": "a thousand series, each looked at after every step",
+}
+"""Files of tests that import what is not public, and why they may."""
+
+
+def private_names(file: Path) -> set[str]:
+    """List what a file of tests imports beside `prism`, its plots and its command."""
+    found = set()
+    for module, name in imported(ast.parse(file.read_text())):
+        if module.startswith("prism.") and module != "prism.plots":
+            found.add(f"{module}.{name}".rstrip("."))
+        elif module == "prism" and name and name not in (*prism.__all__, "__main__"):
+            found.add(f"prism.{name}")
+    return found
+
+
+def test_tests_go_through_public_names():
+    """Or a change that no user sees would break them."""
+    inside = {file.stem for file in TESTS.glob("*.py") if private_names(file)}
+    assert inside == set(INSIDE)
+    assert len(inside) <= 25 and all(INSIDE.values())
