@@ -73,23 +73,6 @@ def tier_factors(wiring, group):
     return np.array([each.factor for each in reach.distinct])[reach.kind]
 
 
-def test_rings_that_leave_a_pod_share_its_way_out():
-    """Pods of two nodes at 8:1; a stage's replicas lie in two pods: 2 of 4 edges of a ring leave.
-
-    Two rings (tp) of a stage, one crossing each: 2 edges out of 4 GPUs, factor 4. With replicas 1
-    and 2 exchanged the order of pods is A B A B: 4 edges, factor 8.
-    """
-    job = make_job(pod_gpus=4, oversubscription=8.0)
-    assert tier_factors(wire(job), "dp_cp").tolist() == [4.0] * 2
-    torn = wire(job, [0, 2, 1, 3, 4, 5, 6, 7])
-    assert tier_factors(torn, "dp_cp").tolist() == [8.0, 4.0]
-    # two stages exchange a node over their pods: edges of both rings leave all pods
-    mixed = wire(make_job(pod_gpus=8, oversubscription=8.0), [0, 1, 2, 4, 3, 5, 6, 7])
-    assert tier_factors(mixed, "dp_cp").tolist() == [4.0] * 2
-    alone = wire(make_job(pod_gpus=8, oversubscription=8.0))
-    assert tier_factors(alone, "dp_cp").tolist() == [1, 1]
-
-
 def test_hop_out_of_a_pod_by_hand():
     """One hop each way between pods of 8 GPUs: 2 tp ranks send, so 8 x 2 / 8 = 2 times slower."""
     job = make_job(
