@@ -144,9 +144,9 @@ def private_names(file: Path) -> set[str]:
     """List what a file of tests imports beside `prism`, its plots and its command."""
     found = set()
     for module, name in imported(ast.parse(file.read_text())):
-        if module.startswith("prism.") and module != "prism.plots":
+        if module.startswith("prism.") and module not in ("prism.plots", "prism.__main__"):
             found.add(f"{module}.{name}".rstrip("."))
-        elif module == "prism" and name and name not in (*prism.__all__, "__main__"):
+        elif module == "prism" and name and name not in prism.__all__:
             found.add(f"prism.{name}")
     return found
 
