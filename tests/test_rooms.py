@@ -130,7 +130,6 @@ INSIDE = {
     "test_wiring": "rings and hops of placed groups, counted by brute force",
     "test_placement": "which node holds what, counted by brute force",
     "test_inventory": "names of hosts and benchmarks, one rule each",
-    "test_memory": "parts of a layer's activations against published formulas",
     "test_measure": "benchmarks without their minutes of a GPU",
     "test_ranges": "figures of model files spoilt one by one",
     "test_tracearrays": "arrays of a fitted trace, op by op",
