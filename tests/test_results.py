@@ -504,6 +504,13 @@ def linked_job(layout, bandwidth=None, **variability):
     })  # fmt: skip
 
 
+def test_the_error_of_exposed_communication_is_its_spread_over_seeds():
+    drawn = [prism.simulate(linked_job({"dp": 16}, BANDWIDTHS[2]), 256, seed=s) for s in range(32)]
+    spread = np.std([float(x.exposed_communication) for x in drawn], ddof=1)
+    stated = np.mean([float(x.exposed_communication_se) for x in drawn])
+    assert 0.6 < stated / spread < 1.4
+
+
 def test_more_bandwidth_never_exposes_more():
     """And what is not exposed is the same step at every bandwidth: that without communication."""
     rest, exposed = [], []

@@ -68,6 +68,8 @@ def test_pauses_add_up(run, seconds, term):
     np.testing.assert_allclose(found.time_to_train, 100 * STEP_S + seconds, rtol=1e-6)
     if term:
         assert figures["delay_by_term"][term] == pytest.approx(seconds)
+    rare = runs_of(job({"steps": 100, "failures": {"per_1000_node_days": 1e-6}} | run), runs=8)[1]
+    assert rare["ettr"] == pytest.approx(300.0 / (300.0 + seconds), rel=1e-3)
 
 
 def test_price_deadline_and_dates():
@@ -75,6 +77,8 @@ def test_price_deadline_and_dates():
                 "deadline": "1h"})  # fmt: skip
     _, figures, _ = runs_of(made, runs=8)
     assert figures["cost"]["mean"] == pytest.approx(NODES * 2.5)  # one hour
+    two_nodes = made.replace("cluster.nodes=2", "cluster.gpus_per_node=4")
+    assert runs_of(two_nodes, runs=8)[1]["cost"]["mean"] == pytest.approx(NODES * 2.5)
     assert figures["finish_date"]["date"].startswith("2026-01-05T07:00:0")
     for deadline, probability in (("59min", 0.0), ("61min", 1.0)):
         found = runs_of(made, runs=8, deadline=deadline)[1]["finish_by"]
@@ -154,6 +158,14 @@ def test_the_model_s_error_is_a_factor_on_a_run():
     assert abs(np.median(logs)) < 4.5 * 1.25 * 0.1 / logs.size**0.5
     assert figures["model_error"]["spread"] == 0.1
     assert figures["variance_by_term"]["model_error"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_the_error_of_a_mean_holds_the_model_s():
+    """Its draws are one per run: of 400 runs a twentieth of its spread."""
+    made = job({"steps": 1000}, variability={"library": None, "model_error": 0.1, "effects": {
+        "rank": {"cv": 0.001}}})  # fmt: skip
+    figures = runs_of(made, replicates=640, runs=400)[1]["time_to_train"]
+    assert figures["mean_se"] == pytest.approx(0.1 * 1000 * STEP_S / 20.0, rel=0.2)
 
 
 @pytest.mark.parametrize("n", [100, 4000])
