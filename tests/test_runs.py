@@ -229,6 +229,16 @@ def test_failures_have_the_closed_form(checkpoint, failures, interval_s, write_s
     assert abs(found.time_to_train.mean() - wrong) > 4.5 * error
 
 
+def test_shares_of_variance_are_covariances_with_the_run():
+    """Restarts and lost work rise together: each has half of what they share."""
+    found, figures, terms = runs_of(failing({"interval_steps": 500}, restart="5min"))
+    total = found.time_to_train.values
+    for name in ("restarts", "lost_work"):
+        share = np.cov(terms[name], total)[0, 1] / total.var(ddof=1)
+        assert figures["variance_by_term"][name] == pytest.approx(share, rel=0.02)
+    assert np.corrcoef(terms["restarts"], terms["lost_work"])[0, 1] > 0.3
+
+
 def test_a_failure_during_a_restart_starts_it_again():
     """Restarts of a third of the time between failures: e^(r R) of them, not one each."""
     found, _, terms = runs_of(failing(restart="30min"), runs=2000)

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ OF_THE_MACHINE = {
     "wall_seconds", "cpu_seconds", "seconds", "ns_per_op_sample", "threads", "prism_version",
     "versions", "bytes", "created", "sha256", "library_sha256",
 }  # fmt: skip
+DATE = re.compile(r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\+00:00)?)?")  # watch: of the file
 SMALL = ("pipeline-8x32", "--set", "parallelism={pp: 2, dp: 2, microbatches: 4}")
 FEW = ("--replicates", "128", "--seed", "1")
 TRACE, STEPS = f"{SAMPLES}/trace.csv", f"{SAMPLES}/steps.csv"
@@ -62,13 +64,13 @@ def answer_of(arguments):
 
 
 def told(value):
-    """Leave out what differs by machine; paths within the checkout; 9 digits."""
+    """Leave out what differs by machine and day; paths within the checkout; 9 digits."""
     if isinstance(value, dict):
         return {key: told(x) for key, x in value.items() if key not in OF_THE_MACHINE}
     if isinstance(value, list):
         return [told(x) for x in value]
     if isinstance(value, str):
-        return value.replace(f"{ROOT}/", "")
+        return DATE.sub("DATE", value.replace(f"{ROOT}/", ""))
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
