@@ -43,7 +43,8 @@ RECORD = Path("docs") / "made.json"
 GOLDEN = "golden values"
 BY_HAND = "by hand, as the block above it says"
 UPDATE = "python experiments/verification/documentation.py --update"
-NO_RESULTS = ("checks", "front", "jobs", "library", "samples", "verification")  # folders of experiments/
+# folders of experiments/
+NO_RESULTS = ("checks", "front", "jobs", "library", "samples", "verification")
 WHOLE = ("experiments/samples/", "prism/")  # whose folders count with all that they hold
 DRAWN = (".png", ".svg", ".md", ".pyc")
 
