@@ -120,7 +120,8 @@ def test_stalls_are_counted_by_node_or_by_job(tmp_path, by):
         at = np.random.default_rng(n).choice(steps.size // 4, n, replace=False) * 4
         steps.reshape(-1)[at] += np.linspace(1.0, 3.0, n)
         sizes.append((job, steps))
-    found = prism.summary(fitted(tmp_path, sizes))["stalls"]
+    prism.save(model := fitted(tmp_path, sizes), tmp_path / "m.nc")
+    found = prism.summary(model)["stalls"]
     rates = found["job_rate_per_hour"], found["node_rate_per_hour"]
     expected = (0.0, per_hour / 2) if by == "node" else (per_hour, 0.0)
     assert rates == pytest.approx(
@@ -128,6 +129,13 @@ def test_stalls_are_counted_by_node_or_by_job(tmp_path, by):
     )
     assert found["mean_s"] == pytest.approx(2.0, rel=0.1)
     assert found["longest_s"] == pytest.approx(3.0, rel=0.02)
+    library = {"variability.library": str(tmp_path / "m.nc"), "run.failures": "none"}
+    job = sizes[-1][0].replace(library)
+    of_run = prism.estimate(job, replicates=64, run_replicates=400, steps=2000, seed=1)
+    lost = prism.summary(of_run)["delay_by_term"]["stalls"]
+    hours = (float(of_run.time_to_train.mean()) - lost) / 3600.0  # of steps without stalls
+    stalls = hours * (rates[0] + rates[1] * job.n_nodes)
+    assert lost == pytest.approx(stalls * found["mean_s"], rel=0.05)
 
 
 def test_what_measurements_do_not_tell_stays_the_library_s(tmp_path):

@@ -441,6 +441,20 @@ def test_what_a_job_leaves_out_of_an_effect_is_its_library_s():
     assert off == pytest.approx(1.0, rel=1e-6)
 
 
+@pytest.mark.parametrize("loading", [0.5, 1.0, 8.0])
+def test_memory_bound_kernels_keep_their_mean(loading):
+    """E[X ** 8] of a CV of 10 % is 1.32, of which each multiplier has to be free."""
+    job = prism.load_job({
+        "model": {"name": "llama3.2-1b"}, "cluster": {"nodes": 1, "gpus_per_node": 1},
+        "parallelism": {"microbatches": 1}, "variability": {
+            "library": "none", "effects": {"rank": {"cv": 0.1, "memory_loading": loading}}},
+    })  # fmt: skip
+    x = by_cluster(job, 4000)
+    ideal = float(prism.simulate(job, replicates=64, seed=1).ideal_step_time)
+    assert x.mean() == pytest.approx(ideal, abs=4 * x.std() / x.size**0.5)
+    assert x.std() / x.size**0.5 < 0.006 * ideal
+
+
 def test_memory_bound_kernels_follow_gpus_by_their_loading():
     none, half, whole = (
         relative(

@@ -220,6 +220,9 @@ def test_splits_are_even_or_one_fewer_at_the_ends(n_layers: int, pp: int, vpp: i
     if n_layers >= chunks:  # with a split that does, which holds when it is pasted back
         split = json.loads(re.search(r"layer_split: (\[[\d, ]+\])", said[0])[1])
         assert len(split) == chunks and sum(split) == n_layers and max(split) - min(split) <= 1
+        middle = [n for n in range(chunks) if split[n] == max(split)]  # ends have more to do
+        assert abs(middle[0] - (chunks - 1 - middle[-1])) <= 1
+        assert middle == list(range(middle[0], middle[-1] + 1))
         tree["parallelism"] = {**layout, "layer_split": split}
         assert list(load_job(tree).parallelism.layer_split) == split
     else:

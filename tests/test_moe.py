@@ -283,6 +283,16 @@ OFF |= {"rank": {"cv": 0.0, "lemon_fraction": 0.0}}
 
 
 # ----------------------------------------------------------------------------------- one effect
+def test_a_library_s_uneven_experts_are_even_within_one_rank():
+    calm = {"rank": {"cv": 0, "lemon_fraction": 0}, "residual": {"scale": 0},
+            "stall": {"rate_per_hour": 0}, "regime": {"probability": 0}}  # fmt: skip
+    calm |= {name: {"cv": 0} for name in ("step", "call", "microbatch")}
+    library = {"library": "h100-healthy"}
+    one, several = (figures(made(calm, {"n_experts": 8}, variability=library, dp=8, ep=ep))
+                    for ep in (1, 8))  # fmt: skip
+    assert one["step_time"]["std"] == 0.0 < several["step_time"]["std"]
+
+
 ALONE = {"expert": {"cv": CV}}
 
 

@@ -187,6 +187,29 @@ def test_alternatives_have_their_own_closed_forms():
     assert found["action"] == "spares"
 
 
+@pytest.mark.parametrize(("spares", "left"), [
+    ({16: 1.03, 17: 0.97}, 0.0), ({16: 0.97, 17: 1.03}, 0.0), ({16: 1.03}, 0.03),
+    ({16: 1.04, 17: 1.03}, 0.03), ({16: 1.5}, None), ({16: 1.7}, None),
+])  # fmt: skip
+def test_the_fastest_spare_takes_the_place_if_it_is_faster(spares, left):
+    machine = {"hosts": [*range(16)], "nodes": 16 + len(spares)}
+    job = pipeline(4, 8, 1.0, 2.0, dp=4, cluster=machine)
+    nodes = {node: prism.slow_node(x) for node, x in ({1: 1.5} | spares).items()}
+    row = placed(job, nodes=nodes)[0]["alternatives"]["spares"]
+    if left is None:
+        assert "impossible" in row
+    else:  # another replica has no slow node
+        expected = max(one_slow_stage(4, 8, 2.0, left)[1], 33.0)
+        assert row["p95"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_inventories_in_which_all_nodes_differ_may_have_spares():
+    job = pipeline(4, 8, 1.0, 2.0, dp=4, cluster={"hosts": [*range(16)], "nodes": 17})
+    speeds = {n: (0.98, 1.0, 1.02)[n % 3] for n in range(16)} | {1: 1.5, 16: 0.97}
+    found, rows = placed(job, nodes={n: prism.slow_node(x) for n, x in speeds.items()})
+    assert found["alternatives"]["spares"]["p95"] < rows["best"]["p95"] <= rows["current"]["p95"]
+
+
 def test_what_cannot_be_done_is_said():
     one = placed("pipeline-8x32", nodes=slow(n0=1.2))[0]["alternatives"]
     assert all("impossible" in one[name] for name in ("drop_nodes", "spares", "fewer_layers"))

@@ -302,6 +302,7 @@ def test_unequal_work_is_compared_per_token(pipeline):
             change = (m + 3) * 8 / m / 11 - 1
             expected = None if m == 8 else pytest.approx(change, rel=1e-5)
             assert row[f"{figure}_change"] == expected
+        assert row["at_least"] == pytest.approx(row["mean_same_work"], rel=1e-6)
     order = [row["parallelism.microbatches"] for row in found["rows"]]
     assert order == [16, 8, 4] and found["frontier"] == [0] and len(found["notes"]) == 1
     assert found["fastest"] == found["robust"] == found["best"] == 0

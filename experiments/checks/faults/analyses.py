@@ -51,8 +51,8 @@ FAULTS = [
     # place
     (
         "spares replace the least slow nodes",
-        "key=lambda n: (-worst_factor(slowness(problem, n)), n))\n    slowest",
-        "key=lambda n: (worst_factor(slowness(problem, n)), n))\n    slowest",
+        "slow = sorted(problem.slow & used, key=lambda n: (-factor[n], n))",
+        "slow = sorted(problem.slow & used, key=lambda n: (factor[n], n))",
     ),
     (
         "differences of placements and of settings are not of the same cluster draws",

@@ -8,8 +8,8 @@ FAULTS = [
     ),
     (
         "spares are taken from the slowest of them",
-        "free.sort(key=lambda n: worst_factor(slowness(problem, n)))",
-        "free.sort(key=lambda n: -worst_factor(slowness(problem, n)))",
+        "free = sorted(set(factor) - used, key=lambda n: (factor[n], n))",
+        "free = sorted(set(factor) - used, key=lambda n: (-factor[n], n))",
     ),
     (
         "a comparison is the same wherever it is not different",

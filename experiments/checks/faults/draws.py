@@ -22,9 +22,9 @@ FAULTS = [
         "return loading",
     ),
     (
-        "an effect's power is not normalised: its mean is not 1",
-        "(np.maximum(x, POSITIVE) ** power if power != 1.0 else x) / moments.norm - 1.0",
-        "(np.maximum(x, POSITIVE) ** power if power != 1.0 else x) - 1.0",
+        "an effect raised to a power spreads as it was",
+        "        x = np.maximum(x, POSITIVE) ** power\n    total = weights.sum()",
+        "        x = np.maximum(x, POSITIVE)\n    total = weights.sum()",
     ),
     (
         "stalls all have their mean length",
@@ -62,12 +62,12 @@ FAULTS = [
         'of_job += pick.value("stall", "node_rate_per_hour")',
     ),
     (
-        "experts are uneven within one rank too",
-        "if job.parallelism.ep == 1:\n        return distributions.constant()",
-        "if job.parallelism.ep == 0:\n        return distributions.constant()",
+        "experts are uneven without a library too",
+        'pick.law("expert", 0.0 if pick.library is None else EXPERT_CV)',
+        'pick.law("expert", EXPERT_CV)',
     ),
     (
-        "a group waits for the mean of its microbatches, not the longest",
+        "a shard group is as slow as the mean of its ranks, not the slowest",
         "x = law.ppf(ndtr(z)).reshape(draws, n, -1).max(axis=2)",
         "x = law.ppf(ndtr(z)).reshape(draws, n, -1).mean(axis=2)",
     ),

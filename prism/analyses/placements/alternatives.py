@@ -221,15 +221,17 @@ def _stage_seconds(step: Prepared) -> NDArray[np.float64]:
 def use_spares(problem: Problem) -> Alternative:
     """Put spare nodes in the places of the slowest; the rest go where they cost least."""
     name, used = "spares", set(problem.hosts.tolist())
-    free = sorted(set(range(Placement(problem.step.job).n_nodes)) - used - problem.slow)
-    free.sort(key=lambda n: worst_factor(slowness(problem, n)))
-    if not free:
+    factor = {n: worst_factor(slowness(problem, n))
+              for n in range(Placement(problem.step.job).n_nodes)}  # fmt: skip
+    free = sorted(set(factor) - used, key=lambda n: (factor[n], n))
+    slow = sorted(problem.slow & used, key=lambda n: (-factor[n], n))
+    pairs = [(n, x) for n, x in zip(slow, free, strict=False) if factor[x] < factor[n]]
+    if not pairs:
         text = f"no spare nodes; {named('spares')} N says what they would bring"
         return Alternative(name, "spare nodes in their places", impossible=text)
-    slow = sorted(problem.slow & used, key=lambda n: (-worst_factor(slowness(problem, n)), n))
-    slowest = slow[: len(free)]
+    slowest = [n for n, _ in pairs]
     hosts = problem.hosts.copy()
-    for node, spare in zip(slowest, free, strict=False):
+    for node, spare in pairs:
         hosts[hosts == node] = spare
     left = tuple(n for n in problem.placed if n in used and n not in slowest)
     if left:

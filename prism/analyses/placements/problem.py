@@ -87,7 +87,7 @@ class Problem:
     def alone_times(self, patterns: Sequence[Pattern]) -> Array:
         """Step times with one slow node alone, at each of some patterns of one node [s]."""
         label = patterns[0][0][1][0][1]
-        node = next(n for n in self.placed if self.classes[n] == label)
+        node = next(n for n, x in self.labels.items() if x == label)
         slow = {n: x for n, x in self.slowdowns.items() if n == node}
         hosts = (self.layout.realise(p, self.hosts, {node: label}) for p in patterns)
         return self.slowed_times((h, slow) for h in hosts)

@@ -65,7 +65,7 @@ class _Search:
         self.problem, self.rng = problem, rng
         self.each = evaluations // (3 + RANDOM_STARTS)  # a start's share
         self.seen: dict[Pattern, float] = {}
-        self.alone = {x: _times_alone(problem, x) for x in set(problem.classes.values())}
+        self.alone = {x: _times_alone(problem, x) for x in set(problem.labels.values())}
 
     def starts(self) -> Iterator[Pattern]:
         """As is; each where it costs least alone, apart; together in few blocks; at random."""
