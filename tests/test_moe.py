@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_effects import body, check
+from test_hardware import figures, ideal
 
 import prism
 
@@ -50,15 +51,6 @@ def made(effects=None, model=None, cluster=None, variability=None, **parallelism
         "cluster": nodes | (cluster or {}),
         "variability": {"library": "none", "effects": effects or {}} | (variability or {}),
     }))  # fmt: skip
-
-
-@functools.cache
-def figures(job):
-    return prism.summary(prism.simulate(job, replicates=64, seed=1))
-
-
-def ideal(job):
-    return figures(job)["ideal_step_time"]
 
 
 def seconds(job, kernel_class):

@@ -4,45 +4,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_placement import make_job, times
 
 from prism.cluster.groups import shard_size
 from prism.cluster.machine import build_cluster
 from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
 from prism.distributions.library import load_library
-from prism.jobs.job import job_from_dict
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare
-from prism.simulation.steps import run_blocks
 from prism.workload.build import build_workload
 from prism.workload.transformer import TP_OVERLAP_COST
 
-MODEL = {
-    "n_layers": 8, "hidden_size": 1024, "ffn_size": 2816, "n_heads": 8, "vocab_size": 8000,
-    "seq_len": 2048,
-}  # fmt: skip
-STILL = {"rank": {"cv": 0.0}, "residual": {"cv": 0.0}}
 LIBRARY = load_library("h100-healthy")
 GROUPS = ("tp", "cp", "dp_cp", "embedding", "world")
-
-
-def make_job(effects=None, parallelism=None, **cluster):
-    """16 GPUs on 8 nodes: tp 2, pp 2, dp 4, one group to a node."""
-    layout = {
-        "tp": 2, "pp": 2, "vpp": 2, "dp": 4, "data_parallel": "zero1", "microbatches": 4,
-    } | (parallelism or {})  # fmt: skip
-    return job_from_dict(
-        {
-            "model": MODEL,
-            "parallelism": layout,
-            "cluster": {"nodes": 8, "gpus_per_node": 2, "leaf_nodes": 2} | cluster,
-            "variability": {"library": None, "effects": STILL if effects is None else effects},
-        }
-    )
-
-
-def times(program, blocks=1, seed=1):
-    return run_blocks(program, range(blocks), seed)[0]
 
 
 def count_ranks(order, tp, cp, dp, pp):
