@@ -93,11 +93,6 @@ FAULTS = [
         "runs, total=runs.total, marks=runs.marks + elapsed_s,",
     ),
     (
-        "steps of a run for tokens are rounded down",
-        "return max(1, sum(steps) + max(0, ceil(left / self.tokens_per_step)))",
-        "return max(1, sum(steps) + max(0, int(left // self.tokens_per_step)))",
-    ),
-    (
         "a fail-slow node is found but never replaced",
         "found = kind.replaced & (length > kind.detection_s)",
         "found = np.zeros(length.shape, bool)",
