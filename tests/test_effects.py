@@ -401,6 +401,25 @@ def test_congestion_that_lasts_keeps_the_mean_of_runs_and_widens_them():
     assert prism.summary(long)["variance_by_term"]["congestion"] > 0.9
 
 
+def test_congestion_too_quick_to_follow_spreads_runs_as_much_as_what_is_followed():
+    """A variance per step of 50,000 followed steps, and of more than are followed."""
+    job = congested(duration=0.1).replace("run.failures=none")
+    short, long = (
+        prism.estimate(job, replicates=6400, run_replicates=1000, steps=n, seed=1)
+        for n in (50_000, 400_000)
+    )
+    assert short.run_term_time.sel(term="congestion").values.std() > 0.0
+    assert np.all(long.run_term_time.sel(term="congestion") == 0.0)  # that is, not followed
+    followed, counted = (
+        float(x.time_to_train.var()) / n for x, n in ((short, 50_000), (long, 400_000))
+    )
+    assert counted == pytest.approx(followed, rel=0.2)  # five errors of 4.5 % each, nearly
+    step = long.step_time.to_numpy()
+    assert followed > 10.0 * step.var()  # steps that know nothing of each other
+    error = step.std() / step.size**0.5
+    assert long.time_to_train.mean() / 400_000 == pytest.approx(step.mean(), abs=5.0 * error)
+
+
 # ---------------------------------------------- a library, and what a job sets
 def on_library(name="h100-uncurated", effects=None, cluster=None, **layout):
     """A transformer on one GPU, of which nothing but GPUs, as all kernels follow them, varies."""

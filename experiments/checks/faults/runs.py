@@ -102,4 +102,9 @@ FAULTS = [
         "noise = std * np.sqrt(n * (1.0 + drift.cv**2)) * z[0]",
         "noise = std * n * np.sqrt(1.0 + drift.cv**2) * z[0]",
     ),
+    (
+        "congestion that changes too often to be followed evens out in a run",
+        "np.maximum(0.0, spread) / average**3",
+        "0.0 * spread / average**3",
+    ),
 ]
