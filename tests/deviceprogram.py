@@ -180,7 +180,7 @@ class _Rank:
                         members = meetings.setdefault(a.key, []) if a.key else []
                         members.append(a)
                         if len(members) == max(1, len(a.action.group)):
-                            end = max(m.start for m in members) + members[0].seconds
+                            end = max(m.start for m in members) + max(m.seconds for m in members)
                             for member in members:
                                 member.end = end
                     if math.isnan(a.end):
@@ -390,6 +390,8 @@ class _Writer:
     def message(self, a: Action) -> dict:
         if not a.group:
             return {}
-        return {"Collective name": "allreduce", "In msg nelems": a.n_bytes // 2,
-                "Out msg nelems": a.n_bytes // 2, "dtype": "BFloat16", "Group size": len(a.group),
-                "Process Group Name": "0", "Process Group Ranks": str(list(a.group))}  # fmt: skip
+        kind, n = a.name.split("_")[1].lower(), a.n_bytes // 2  # ncclDevKernel_AllReduce_...
+        return {"Collective name": kind, "In msg nelems": n, "Out msg nelems": n,
+                "dtype": "BFloat16", "Group size": len(a.group),
+                "Process Group Name": "_".join(map(str, a.group)),
+                "Process Group Ranks": str(list(a.group))}  # fmt: skip
