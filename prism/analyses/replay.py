@@ -28,7 +28,7 @@ from prism.models.kerneltrace.steps import KernelSteps, split_steps
 from prism.models.pipelinetrace.build import CLOSE, build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
 from prism.models.pipelinetrace.reduce import simplify
-from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceGraph, ends_of, filled, span
+from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceGraph, ends_of, filled
 from prism.simulation.tracemodel.graph import replay as replay_graph
 from prism.traces import Trace, read_trace
 
@@ -163,8 +163,8 @@ def _replay_pipeline(trace: Trace) -> Found:
 def _replay_kernels(trace: Trace) -> Found:
     """Replay every step through the edges that the other steps show.
 
-    The step's time is the GPU span: first start to last end of the device activities launched in
-    it, on all ranks.
+    The step's time is its period, from the end of the device work of the step before, on all ranks,
+    to the end of its own.
     """
     steps = split_steps(trace)
     times: list[dict[Cause, Array]] = []
@@ -174,7 +174,7 @@ def _replay_kernels(trace: Trace) -> Found:
         own = graph.select(graph.own)
         mean = finite_mean(graph.durations, 2, keepdims=True)
         times.append(_without(own, own.durations, mean, _op_kinds(own)))
-        rows += _gpu_spans(own, steps)
+        rows += _rank_ends(own, steps)
         counts = {name: n + getattr(graph, name) for name, n in counts.items()}
     causes = dict.fromkeys(cause for of_step in times for cause in of_step)
     joined = {
@@ -183,19 +183,20 @@ def _replay_kernels(trace: Trace) -> Found:
     }
     figures = {
         "slowdown": None,  # the published ideal is one of pipelines
-        "gpu_spans": rows,
+        "rank_ends": rows,
         "late_starts": counts.pop("n_late"), "unexplained_starts": counts.pop("n_unexplained"),
     }  # fmt: skip
-    alone = ["one step only: no edge can be inferred from other steps"] * (len(steps.steps) == 1)
-    return Found(np.array(steps.steps), steps.spans(), joined, figures | counts, alone)
+    alone = ["one step only: no edge can be inferred from other steps"] * (steps.n_periods == 0)
+    return Found(np.array(steps.steps), steps.periods(), joined, figures | counts, alone)
 
 
-def _gpu_spans(graph: KernelGraph, steps: KernelSteps) -> list[dict[str, Any]]:
-    """GPU span of each rank in a step, measured and replayed [s]."""
+def _rank_ends(graph: KernelGraph, steps: KernelSteps) -> list[dict[str, Any]]:
+    """When each rank ends a step, measured and replayed [s after the end of the step before]."""
     ends, rows = ends_of(graph), []
     for stage, rank in enumerate(graph.ranks):
-        measured = steps.views[graph.step, rank].span()
-        replayed = float(span(ends, graph.durations, graph.taken_by(stage))[0])
+        at = steps.steps.index(graph.step)
+        measured = float(np.nanmax(steps.views[graph.step, rank].end) - steps.begin[at])
+        replayed = float(ends[graph.taken_by(stage)].max())
         rows.append({"step": graph.step, "rank": rank, "measured": measured, "replayed": replayed,
                      "error": replayed / measured - 1.0})  # fmt: skip
     return rows

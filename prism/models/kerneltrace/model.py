@@ -10,16 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.means import finite_mean
-from prism.common.text import format_count, format_duration, percent_change
+from prism.common.text import format_count, percent_change
 from prism.distributions.distribution import constant
 from prism.distributions.samples import sample_law
 from prism.models.kerneltrace.graph import KernelGraph, step_graph
 from prism.models.kerneltrace.groups import NodeGroup, node_groups
-from prism.models.kerneltrace.steps import KernelSteps, split_steps
+from prism.models.kerneltrace.steps import split_steps
 from prism.models.kerneltrace.table import KernelRow, kernel_table
 from prism.simulation.tracemodel.graph import (
     LATENCY,
@@ -27,7 +26,7 @@ from prism.simulation.tracemodel.graph import (
     TraceGraph,
     with_lags_as_nodes,
 )
-from prism.simulation.tracemodel.model import OpGroup, TraceModel, figures, synthetic_graph
+from prism.simulation.tracemodel.model import OpGroup, TraceModel, figures, settled, synthetic_graph
 from prism.traces import Trace
 from prism.traces.file import COPY_AGAIN
 from prism.traces.kernelnames import COLLECTIVES
@@ -46,25 +45,18 @@ _FIXED = OpGroup(*LATENCY, -1, 0, 0, 0.0, 0.0, 1.0, 0.0, constant(), 0.0, 0.0)
 def fit_kernels(trace: Trace) -> TraceModel:
     """Fit a model to a trace of kernels."""
     steps = split_steps(trace)
-    if len(steps.steps) < 2:
+    if steps.n_periods < 2:
         more = "profile more steps (schedule(active=...) of the profiler)"
         raise PrismError(
-            f"{trace.source}: {len(steps.steps)} whole step; at least 2 are needed to learn how "
+            f"{trace.source}: {steps.n_periods} whole step; at least 2 are needed to learn how "
             f"kernels vary from step to step: {COPY_AGAIN if trace.meta['n_cut'] else more}"
         )
-    graph = whole_step_graph(steps)
-    begin, _, end = steps.bounds()
+    graph = step_graph(steps)
     model = fit_kernel_graph(graph)
-    model = replace(model, period_ratio=_period_ratio(graph.steps, begin, end), job=_job(graph))
+    model = replace(model, job=_job(graph))
     rng = np.random.Generator(np.random.Philox(0))
     drawn = synthetic_graph(model, np.arange(CHECK_STEPS, dtype=np.int64), rng).measured
-    return replace(model, report=_report(trace, graph, drawn, model.period_ratio))
-
-
-def whole_step_graph(steps: KernelSteps) -> KernelGraph:
-    """Graph of the typical step; measured steps are from the first rank's begin on its host."""
-    begin, _, end = steps.bounds()
-    return replace(step_graph(steps), measured=end - begin)
+    return replace(model, report=_report(trace, graph, drawn))
 
 
 def fit_kernel_graph(graph: KernelGraph) -> TraceModel:
@@ -80,14 +72,17 @@ def fit_kernel_graph(graph: KernelGraph) -> TraceModel:
         group[np.array(place)[members.nodes]] = g
         profile[g, 0] = members.profile[order]
     none, no_ranks = constant(), np.ones((0, graph.n_stages, 1))
-    return TraceModel(
+    varies = np.array([node.continues < 0 for node in nodes])
+    seconds = np.where(varies, np.maximum(seconds, 0.0), seconds)
+    return settled(TraceModel(
         nodes=nodes, n_stages=graph.n_stages, n_replicas=1, p2p="none", group=group,
         groups=(_FIXED, *(_op_group(graph, nominal, g) for g in groups)),
-        mean=np.maximum(seconds, 0.0)[:, None], profile=profile, steps=graph.steps[order],
+        mean=seconds[:, None], profile=profile, steps=graph.steps[order],
         weight=np.full(order.size, 1.0 / order.size), rank=no_ranks, follows=no_ranks,
         rank_kinds=(), rank_law=none, rank_power=np.zeros(0), content=none, rank_step=none,
         correlation_steps=0.0, correlation_share=0.0, measured_mean=float(graph.measured.mean()),
-    )  # fmt: skip
+        most_lead=graph.most_lead,
+    ))  # fmt: skip
 
 
 def redrawn(graph: KernelGraph, drawn: TraceGraph) -> KernelGraph:
@@ -96,16 +91,6 @@ def redrawn(graph: KernelGraph, drawn: TraceGraph) -> KernelGraph:
     return replace(
         graph, durations=drawn.durations[place], steps=drawn.steps, measured=drawn.measured
     )
-
-
-def _period_ratio(steps: NDArray[np.int64], begin: Array, end: Array) -> float:
-    """Mean time from step to step over a step's own [1]; 1 where no two follow each other.
-
-    From end to end on the device: a host that runs ahead begins its first steps faster than the
-    device can follow.
-    """
-    between = np.diff(end)[np.diff(steps) == 1]
-    return float(between.mean() / (end - begin).mean()) if between.sum() > 0.0 else 1.0
 
 
 def _op_group(graph: KernelGraph, nominal: Array, group: NodeGroup) -> OpGroup:
@@ -129,9 +114,7 @@ def _label(row: KernelRow) -> str:
     return f"{kind}{row.name}"
 
 
-def _report(
-    trace: Trace, graph: KernelGraph, simulated: Array, period_ratio: float
-) -> dict[str, Any]:
+def _report(trace: Trace, graph: KernelGraph, simulated: Array) -> dict[str, Any]:
     """Collect what a fit found, as plain values."""
     measured = graph.measured
     rows = [row.report("empirical", _label(row)) for row in kernel_table(trace)]
@@ -147,13 +130,6 @@ def _report(
             f"the model's mean step is {percent_change(off)} off the measured one: too few steps "
             "to identify which waits bind; its spread and its what-ifs are uncertain"
         )
-    if round(period_ratio, 2) != 1.0:
-        period = format_duration(period_ratio * float(measured.mean()))
-        warnings.append(
-            f"steps follow each other every {period}, but take {format_duration(measured.mean())} "
-            "each, from the host's begin to the last GPU's end: steps overlap or leave pauses; "
-            "the time of a run counts the first"
-        )
     if any(r["measure"] == "includes waiting" for r in rows):
         warnings.append(
             "ranks not traced enter through the waiting in collectives, drawn as recorded: "
@@ -163,7 +139,7 @@ def _report(
         "inputs": [trace.source], "steps": measured.size, "stages": graph.n_stages,
         "dp_size": 1, "p2p": "none",
         "step_time": figures(measured),
-        "step_period": {"mean": period_ratio * figures(measured)["mean"], "ratio": period_ratio},
+        "lead": {"mean": graph.lead},
         "cross_check": {"measured": figures(measured), "model": figures(simulated)},
         "kernels": rows,
         "effects": {"step": {"cv": _step_cv(graph), "ci": [None, None], "share": None}},
