@@ -22,7 +22,7 @@ from prism.common.errors import PrismError
 from prism.common.means import finite_mean
 from prism.common.text import percent_change
 from prism.models.changes.find import choose_steps
-from prism.models.kernellaws import ONE_STEP, why_no_model
+from prism.models.kernellaws import why_no_model
 from prism.models.kerneltrace.graph import KernelGraph, step_graphs
 from prism.models.kerneltrace.steps import KernelSteps, split_steps
 from prism.models.pipelinetrace.build import CLOSE, build_trace_graph
@@ -98,7 +98,7 @@ def replay_trace(trace: Trace) -> "xr.Dataset":
     import xarray as xr
 
     reason = why_no_model(trace)
-    if reason is not None and reason != ONE_STEP:
+    if reason is not None:
         raise PrismError(
             f"{trace.source}: {reason}, so there is nothing to replay; prism fit makes a library "
             "of its kernels"
@@ -174,7 +174,7 @@ def _replay_kernels(trace: Trace) -> Found:
         own = graph.select(graph.own)
         mean = finite_mean(graph.durations, 2, keepdims=True)
         times.append(_without(own, own.durations, mean, _op_kinds(own)))
-        rows += _rank_ends(own, steps)
+        rows += _gpu_spans(own, steps)
         counts = {name: n + getattr(graph, name) for name, n in counts.items()}
     causes = dict.fromkeys(cause for of_step in times for cause in of_step)
     joined = {
@@ -183,20 +183,19 @@ def _replay_kernels(trace: Trace) -> Found:
     }
     figures = {
         "slowdown": None,  # the published ideal is one of pipelines
-        "rank_ends": rows,
+        "gpu_spans": rows,
         "late_starts": counts.pop("n_late"), "unexplained_starts": counts.pop("n_unexplained"),
     }  # fmt: skip
     alone = ["one step only: no edge can be inferred from other steps"] * (steps.n_periods == 0)
     return Found(np.array(steps.steps), steps.periods(), joined, figures | counts, alone)
 
 
-def _rank_ends(graph: KernelGraph, steps: KernelSteps) -> list[dict[str, Any]]:
-    """When each rank ends a step, measured and replayed [s after the end of the step before]."""
+def _gpu_spans(graph: KernelGraph, steps: KernelSteps) -> list[dict[str, Any]]:
+    """First start to last end of each rank's activities in a step, measured and replayed [s]."""
     ends, rows = ends_of(graph), []
     for stage, rank in enumerate(graph.ranks):
-        at = steps.steps.index(graph.step)
-        measured = float(np.nanmax(steps.views[graph.step, rank].end) - steps.begin[at])
-        replayed = float(ends[graph.taken_by(stage)].max())
+        measured, own = steps.views[graph.step, rank].span(), graph.taken_by(stage)
+        replayed = float(ends[own].max() - (ends - graph.durations)[own].min())
         rows.append({"step": graph.step, "rank": rank, "measured": measured, "replayed": replayed,
                      "error": replayed / measured - 1.0})  # fmt: skip
     return rows

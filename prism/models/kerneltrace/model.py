@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from prism.common.errors import PrismError
+from prism.cluster.devices import device_key
 from prism.common.means import finite_mean
 from prism.common.text import format_count, percent_change
 from prism.distributions.distribution import constant
+from prism.distributions.library import Library, load_library
 from prism.distributions.samples import sample_law
+from prism.jobs.jobspec.blocks import DEVICE_LIBRARY
 from prism.models.kerneltrace.graph import KernelGraph, step_graph
 from prism.models.kerneltrace.groups import NodeGroup, node_groups
-from prism.models.kerneltrace.steps import split_steps
+from prism.models.kerneltrace.steps import HOST, split_steps
 from prism.models.kerneltrace.table import KernelRow, kernel_table
 from prism.simulation.tracemodel.graph import (
     LATENCY,
@@ -28,7 +30,6 @@ from prism.simulation.tracemodel.graph import (
 )
 from prism.simulation.tracemodel.model import OpGroup, TraceModel, figures, settled, synthetic_graph
 from prism.traces import Trace
-from prism.traces.file import COPY_AGAIN
 from prism.traces.kernelnames import COLLECTIVES
 
 CHECK_STEPS = 500  # simulated steps that the report compares with the measured ones
@@ -44,19 +45,49 @@ _FIXED = OpGroup(*LATENCY, -1, 0, 0, 0.0, 0.0, 1.0, 0.0, constant(), 0.0, 0.0)
 
 def fit_kernels(trace: Trace) -> TraceModel:
     """Fit a model to a trace of kernels."""
-    steps = split_steps(trace)
-    if steps.n_periods < 2:
-        more = "profile more steps (schedule(active=...) of the profiler)"
-        raise PrismError(
-            f"{trace.source}: {steps.n_periods} whole step; at least 2 are needed to learn how "
-            f"kernels vary from step to step: {COPY_AGAIN if trace.meta['n_cut'] else more}"
+    graph = step_graph(split_steps(trace))
+    model = replace(fit_kernel_graph(graph), job=_job(graph))
+    warnings = []
+    if graph.steps.size == 1:
+        device = device_key(trace.meta["device"])
+        library = DEVICE_LIBRARY.get(device, DEVICE_LIBRARY["h100"])
+        model = with_spread_of(model, load_library(library))
+        why = "" if device in DEVICE_LIBRARY else ", as the trace names no device with a library"
+        warnings.append(
+            f"one step: durations are its own, how they vary is that of {library}{why}; profile "
+            "more steps (schedule(active=...) of the profiler) to measure it"
         )
-    graph = step_graph(steps)
-    model = fit_kernel_graph(graph)
-    model = replace(model, job=_job(graph))
     rng = np.random.Generator(np.random.Philox(0))
     drawn = synthetic_graph(model, np.arange(CHECK_STEPS, dtype=np.int64), rng).measured
-    return replace(model, report=_report(trace, graph, drawn))
+    report = _report(trace, graph, drawn)
+    return replace(model, report=report | {"warnings": [*warnings, *report["warnings"]]})
+
+
+_RESIDUALS = {"gemm": "gemm_large", "attention": "attention", "optimizer": "optimizer"}
+"""Entries of a library that say how kernels of a class vary; other kernels are bound by memory."""
+_PROFILE = 64  # steps that stand for the library's distribution of the step effect
+
+
+def with_spread_of(model: TraceModel, library: Library) -> TraceModel:
+    """Let the kernels of a model vary as the library's do, and their steps."""
+
+    def entry(group: OpGroup) -> str:
+        if group.op_kind in COLLECTIVES:
+            return "residual/network_medium"
+        return f"residual/{_RESIDUALS.get(group.kernel_class, 'memory')}"
+
+    groups = [
+        group if group.op_kind == HOST.op_kind
+        else group._replace(residual=library.law(entry(group)), cv=library.law(entry(group)).std)
+        for group in model.groups
+    ]  # fmt: skip
+    factor = library.law("step").ppf((np.arange(_PROFILE) + 0.5) / _PROFILE)
+    computes = [g.op_kind not in (HOST.op_kind, *COLLECTIVES) for g in groups]
+    profile = np.where(np.array(computes)[:, None, None], factor / factor.mean(), 1.0)
+    return replace(
+        model, groups=tuple(groups), profile=profile, steps=model.steps[0] + np.arange(_PROFILE),
+        weight=np.full(_PROFILE, 1.0 / _PROFILE),
+    )  # fmt: skip
 
 
 def fit_kernel_graph(graph: KernelGraph) -> TraceModel:
@@ -119,7 +150,7 @@ def _report(trace: Trace, graph: KernelGraph, simulated: Array) -> dict[str, Any
     measured = graph.measured
     rows = [row.report("empirical", _label(row)) for row in kernel_table(trace)]
     warnings = []
-    if measured.size < FEW_STEPS:
+    if 1 < measured.size < FEW_STEPS:
         warnings.append(
             f"{format_count(measured.size, 'step')}: too few for how steps differ; profile "
             f"{FEW_STEPS} or more"
@@ -151,6 +182,8 @@ def _report(trace: Trace, graph: KernelGraph, simulated: Array) -> dict[str, Any
 
 def _step_cv(graph: KernelGraph) -> float:
     """CV over the steps of what all computing kernels of a step take together."""
+    if graph.steps.size < 2:
+        return 0.0
     seconds = graph.durations[:, 0]
     computes = (graph.roles.role == "device") & ~np.isin(graph.op_kinds(), list(COLLECTIVES))
     total = seconds[computes & np.isfinite(seconds).all(axis=1)].sum(axis=0)

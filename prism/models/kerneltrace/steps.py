@@ -95,10 +95,9 @@ class StepView:
         """[event] Duration on the device [s]."""
         return self.end - self.start
 
-    def has_work(self) -> bool:
-        """Whether any time passes on the device."""
-        span = np.nanmax(self.end) - np.nanmin(self.start)
-        return bool(span > _SHORTEST_S and np.nansum(self.seconds) > 0.0)
+    def span(self) -> float:
+        """First start to last end of the device activities [s]."""
+        return float(np.nanmax(self.end) - np.nanmin(self.start))
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,11 @@ def split_steps(trace: Trace) -> KernelSteps:
     depth = 0
     for about in trace.meta["ranks"]:
         of_rank, own_depth = _views_of(trace, about, key, keys)
-        views |= {(v.step, v.rank): v for v in of_rank if v.has_work()}
+        views |= {
+            (v.step, v.rank): v
+            for v in of_rank
+            if v.span() > _SHORTEST_S and np.nansum(v.seconds) > 0.0
+        }
         depth = max(depth, own_depth)
     known = {int(number): (a, b) for number, a, b in trace.meta["periods"]}
     steps = [number for number in known if all((number, rank) in views for rank in ranks)]
@@ -195,8 +198,7 @@ def _views_of(
     blank = {"row": -1, "collective": -1, "stream": -1, "sync_stream": -1, "slot": -1,
              "queued": 0.0, "copy_back": False}  # fmt: skip
     events = events.fillna({name: value for name, value in blank.items()})
-    is_call = events["sync"] != ""
-    events.loc[is_call, "key"] = events.loc[is_call, "sync"].map(number)
+    events["key"] = events["sync"].map(number).fillna(events["key"]).astype(np.int64)
     events["order"] = events["launch"].fillna(events["start"])
     events["last"] = events["sync"] == END
     events = events[events["step"] >= 0].sort_values(

@@ -27,6 +27,7 @@ def about_job(ranks: list[RankTrace], members: Members, matched: Matched) -> dic
     n_collectives = int(matched.collective.max(initial=-1)) + 1
     return {
         "n_ranks": len(ranks),
+        "device": next((rank.device for rank in ranks if rank.device), ""),
         "found_by": sorted({rank.marks for rank in ranks}),
         "n_cut": sum(rank.cut for rank in ranks),
         "world_size": max(world, default=len(ranks)),

@@ -34,7 +34,8 @@ def mark_by_rhythm(ranks: list[RankTrace], starts: list[float]) -> None:
         if first is None:
             first = float(begins[0])
         # ranks that begin to record in different steps count the same ones
-        ahead = round((float(begins[0]) - first) / float(np.median(np.diff(begins))))
+        period = float(np.median(np.diff(begins)))
+        ahead = round((float(begins[0]) - first) / period) if period > 0.0 else 0
         rank.step[order] = np.where(number < ends.size, number + ahead, -1)
         bounds = when[order][np.r_[0, np.minimum(ends + 1, order.size - 1)]]
         rank.steps = [(k + ahead, bounds[k], bounds[k + 1]) for k in range(ends.size)]

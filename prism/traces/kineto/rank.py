@@ -106,6 +106,8 @@ class RankTrace:
     """Whether the end of its file is missing."""
     marks: str = ""
     """What the steps were found by."""
+    device: str = ""
+    """Product name of the device, where it is known."""
 
 
 _COLUMNS = {
@@ -211,6 +213,7 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
         [*raw.notes, *notes],
         raw.cut,
         marks if steps else "",
+        raw.device,
     )
 
 
