@@ -27,8 +27,7 @@ from prism.common.errors import PrismError, named
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.models.changes.find import choose_steps
-from prism.traces import Trace, find_recording, read_trace
-from prism.traces.readers import Recording
+from prism.traces import Recording, Trace, find_recording, read_trace
 from prism.traces.table import KERNEL_FORMATS
 
 KIND = "class_comparison"

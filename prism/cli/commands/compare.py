@@ -71,7 +71,7 @@ def compare(
     seed: int | None,
     threads: int | None,
 ) -> int:
-    """Test whether two results or measurements differ; or a profile against a job.
+    """Compare two results or measurements, or a profile with a job.
 
     A and B are each the folder or result.nc of `prism estimate`, or step times (CSV, parquet, a
     trainer's log); FILE[column=value,...] chooses rows, so that both can be of one file.
