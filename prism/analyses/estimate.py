@@ -363,12 +363,6 @@ def _warnings(step: Prepared, call: dict[str, Any], n_clusters: int) -> list[str
     out = []
     replicates, run_replicates = call["replicates"], call["run_replicates"]
     job, effects = step.job, step.effects
-    ratio = 1.0 if run_replicates is None else step.period_ratio
-    if round(ratio, 2) != 1.0:
-        out.append(
-            f"runs: measured steps follow each other in {ratio:.2f} of a step's own time, host "
-            "begin to last GPU end, as steps overlap or leave pauses; time-to-train counts that"
-        )
     regime = effects.regime
     if regime.acts:
         if regime.duration_s <= 0.0 and effects.dependence == "full":

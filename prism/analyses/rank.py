@@ -128,10 +128,9 @@ def _prepare(
     every = step if step.program.sample is None else prepare(job, seed)  # each replica counts
     warm_up(every.program, seed)
     v, residuals = every.effects, measure_residuals(every, seed)
-    ratio = every.period_ratio
     ranked = Target(
-        target, job.n_steps, v.step.std, v.correlation_time_s, seed, ratio,
-        rest_of_runs(whole, ratio) if of_run else None,
+        target, job.n_steps, v.step.std, v.correlation_time_s, seed,
+        rest_of_runs(whole) if of_run else None,
     )  # fmt: skip
     ops = split_classes(every)
     sampler = Sampler(ops.program, every.program, seed, threads, progress)

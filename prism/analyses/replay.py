@@ -22,13 +22,13 @@ from prism.common.errors import PrismError
 from prism.common.means import finite_mean
 from prism.common.text import percent_change
 from prism.models.changes.find import choose_steps
-from prism.models.kernellaws import ONE_STEP, why_no_model
+from prism.models.kernellaws import why_no_model
 from prism.models.kerneltrace.graph import KernelGraph, step_graphs
 from prism.models.kerneltrace.steps import KernelSteps, split_steps
 from prism.models.pipelinetrace.build import CLOSE, build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
 from prism.models.pipelinetrace.reduce import simplify
-from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceGraph, ends_of, filled, span
+from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceGraph, ends_of, filled
 from prism.simulation.tracemodel.graph import replay as replay_graph
 from prism.traces import Trace, read_trace
 
@@ -98,7 +98,7 @@ def replay_trace(trace: Trace) -> "xr.Dataset":
     import xarray as xr
 
     reason = why_no_model(trace)
-    if reason is not None and reason != ONE_STEP:
+    if reason is not None:
         raise PrismError(
             f"{trace.source}: {reason}, so there is nothing to replay; prism fit makes a library "
             "of its kernels"
@@ -163,8 +163,8 @@ def _replay_pipeline(trace: Trace) -> Found:
 def _replay_kernels(trace: Trace) -> Found:
     """Replay every step through the edges that the other steps show.
 
-    The step's time is the GPU span: first start to last end of the device activities launched in
-    it, on all ranks.
+    The step's time is its period, from the end of the device work of the step before, on all ranks,
+    to the end of its own.
     """
     steps = split_steps(trace)
     times: list[dict[Cause, Array]] = []
@@ -186,16 +186,16 @@ def _replay_kernels(trace: Trace) -> Found:
         "gpu_spans": rows,
         "late_starts": counts.pop("n_late"), "unexplained_starts": counts.pop("n_unexplained"),
     }  # fmt: skip
-    alone = ["one step only: no edge can be inferred from other steps"] * (len(steps.steps) == 1)
-    return Found(np.array(steps.steps), steps.spans(), joined, figures | counts, alone)
+    alone = ["one step only: no edge can be inferred from other steps"] * (steps.n_periods == 0)
+    return Found(np.array(steps.steps), steps.periods(), joined, figures | counts, alone)
 
 
 def _gpu_spans(graph: KernelGraph, steps: KernelSteps) -> list[dict[str, Any]]:
-    """GPU span of each rank in a step, measured and replayed [s]."""
+    """First start to last end of each rank's activities in a step, measured and replayed [s]."""
     ends, rows = ends_of(graph), []
     for stage, rank in enumerate(graph.ranks):
-        measured = steps.views[graph.step, rank].span()
-        replayed = float(span(ends, graph.durations, graph.taken_by(stage))[0])
+        measured, own = steps.views[graph.step, rank].span(), graph.taken_by(stage)
+        replayed = float(ends[own].max() - (ends - graph.durations)[own].min())
         rows.append({"step": graph.step, "rank": rank, "measured": measured, "replayed": replayed,
                      "error": replayed / measured - 1.0})  # fmt: skip
     return rows

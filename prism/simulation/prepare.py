@@ -4,8 +4,6 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from prism.cluster.groups import count_replicas
 from prism.common import sizes
 from prism.common.compiled import finish_compiling, start_compiling
@@ -29,7 +27,8 @@ from prism.simulation.tracemodel.arrays import (
     step_profile,
 )
 from prism.simulation.tracemodel.file import load_model
-from prism.simulation.tracemodel.model import TraceModel, check_trace_job
+from prism.simulation.tracemodel.graph import LATENCY, LEAD
+from prism.simulation.tracemodel.model import TraceModel, check_trace_job, rescaled
 from prism.simulation.variability import (
     CongestionEffect,
     StallEffect,
@@ -62,11 +61,6 @@ class Prepared:
             return model_variability(self.job, self.source)
         assert self.source is not None
         return self.source
-
-    @property
-    def period_ratio(self) -> float:
-        """Time from step to step over its own [1]: below 1 where measured steps overlap."""
-        return self.source.period_ratio if isinstance(self.source, TraceModel) else 1.0
 
 
 def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "exact") -> Prepared:
@@ -125,6 +119,12 @@ def _finish_job(
 def prepare_trace(job: Job, model: TraceModel, seed: int, engine: str = "exact") -> Prepared:
     """Build the engine's arrays of a job that a fitted trace stands for."""
     check_trace_job(job, model)
+    scales = {"op": job.variability.kernel_scale, "gap": job.variability.host_scale}
+    if set(scales.values()) != {1.0}:
+        fixed = (LATENCY[-1], LEAD)
+        model = rescaled(model, [
+            1.0 if n.name in fixed else scales.get(n.kind, 1.0) for n in model.nodes
+        ])  # fmt: skip
     graph = build_trace_graph_arrays(model, job.parallelism.dp)
     program = _trace_program(job, model, graph, seed)
     return Prepared(job, None, graph, *choose_engine(program, engine), model)
@@ -196,15 +196,19 @@ def _library(job: Job) -> Library | None:
 
 
 def treat_classes(step: Prepared, treatments: Mapping[str, Treatment], seed: int) -> Program:
-    """Build a job's program anew with some kernel classes treated."""
+    """Build a job's program anew with some kernel classes treated; of a trace, made faster."""
+    if isinstance(step.source, TraceModel):
+        factor = {name: treatment.factor for name, treatment in treatments.items()}
+        model = rescaled(step.source, [
+            factor.get(kernel_class(node), 1.0) for node in step.source.nodes
+        ])  # fmt: skip
+        return _trace_program(step.job, model, step.graph, seed)
     return build_program(step.job, step.graph, replace(step.effects, treatments=treatments), seed)
 
 
-def silent_model(model: TraceModel, classes: Collection[str] | None = None) -> TraceModel:
-    """Return a fitted trace with communication of zero cost, or some classes of it."""
-    names = [kernel_class(node) for node in model.nodes]
-    silent = [is_communication(c) if classes is None else c in classes for c in names]
-    return replace(model, mean=np.where(np.array(silent)[:, None], 0.0, model.mean))
+def silent_model(model: TraceModel) -> TraceModel:
+    """Return a fitted trace with communication of zero cost."""
+    return rescaled(model, [0.0 if is_communication(kernel_class(n)) else 1.0 for n in model.nodes])
 
 
 def silence(step: Prepared, seed: int, classes: Collection[str] | None = None) -> Program:
@@ -214,9 +218,5 @@ def silence(step: Prepared, seed: int, classes: Collection[str] | None = None) -
     """
     if classes is None:
         classes = [c for c in step.program.classes if is_communication(c)]
-    if isinstance(step.source, TraceModel):
-        program = _trace_program(step.job, silent_model(step.source, classes), step.graph, seed)
-    else:
-        program = treat_classes(step, {c: Treatment(factor=0.0) for c in classes}, seed)
-    program = join_idle(program)
+    program = join_idle(treat_classes(step, {c: Treatment(factor=0.0) for c in classes}, seed))
     return program if step.program.sample is None else sample_replicas(program)

@@ -102,7 +102,7 @@ def draw_run(
     values: dict[str, Any] = {
         "time_to_train": runs.total,
         "run_cluster_idx": runs.cluster,
-        "ideal_time_to_train": whole_steps * ideal * step.period_ratio,
+        "ideal_time_to_train": whole_steps * ideal,
         "run_term_time": np.column_stack(list(runs.terms.values())),
         "progress_time": np.quantile(runs.marks, QUANTILES, axis=0),
     } | left

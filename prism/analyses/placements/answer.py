@@ -77,10 +77,8 @@ class Case:
 def make_case(problem: Problem, objective: str, tolerance: float, runner: Runner) -> Case:
     """Pose a question of placement with what answering it shares."""
     job = problem.step.job
-    v, ratio = problem.step.effects, problem.step.period_ratio
-    target = Target(
-        "time_to_train", job.n_steps, v.step.std, v.correlation_time_s, runner.seed, ratio
-    )
+    v = problem.step.effects
+    target = Target("time_to_train", job.n_steps, v.step.std, v.correlation_time_s, runner.seed)
     return Case(problem, objective, tolerance, runner, target)
 
 

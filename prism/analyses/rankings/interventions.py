@@ -169,7 +169,7 @@ def _intervene(case: Case, entry: Input, what: str, speed_up: float) -> Program 
             return None
         return freeze_effect(step.program, entry.name)
     treatment = Treatment(frozen=True) if what == "freeze" else Treatment(factor=1.0 - speed_up)
-    if step.workload is None:
+    if step.workload is None and what == "freeze":
         k = step.program.classes.index(entry.name)
         return treat_ops(step.program, step.program.shares[:, k] > 0.0, treatment)
     return treat_classes(step, {entry.name: treatment}, case.sampler.seed)

@@ -56,7 +56,7 @@ class Rest(NamedTuple):
         return np.asarray(whole.reshape(steps.shape))
 
 
-def rest_of_runs(dataset: "xr.Dataset", period_ratio: float) -> Rest:
+def rest_of_runs(dataset: "xr.Dataset") -> Rest:
     """Take the runs of an estimate apart."""
     rows = np.asarray(dataset.run_term_time, np.float64).T
     times = dict(zip(map(str, dataset.term.values), rows, strict=True))
@@ -69,7 +69,7 @@ def rest_of_runs(dataset: "xr.Dataset", period_ratio: float) -> Rest:
     whole = sum(spread.values()) or 1.0
     parts = {name: part / whole for name, part in spread.items()}
     own, factors, stops = total(OF_STEPS), total(("run_effect", "model_error")), total(PER_TIME)
-    alike = int(dataset.attrs["steps"]) * float(dataset.ideal_step_time) * period_ratio
+    alike = int(dataset.attrs["steps"]) * float(dataset.ideal_step_time)
     work = float(dataset.ideal_time_to_train) / alike
     clusters = np.unique(dataset.run_cluster_idx).size
     return Rest(work, 1.0 + factors / own, stops / own, total(list(times)), parts, clusters)
@@ -84,7 +84,6 @@ class Target:
     drift_cv: float  # of the step effect
     memory_s: float  # its correlation time
     seed: int
-    period_ratio: float = 1.0  # from step to step, over a step's own time
     rest: Rest | None = None  # None: runs of steps alone
 
     def share(self, names: Sequence[str], first: Array, total: Array, variance: Variance) -> Orders:
@@ -130,7 +129,7 @@ class Target:
         size = model.mean.size
         runs = simulate_runs(model, self.n_steps, size * max(1, RUNS // size), self.seed)
         total = runs.total[np.argsort(runs.cluster, kind="stable")]
-        total = np.ascontiguousarray(self.period_ratio * total.reshape(steps.shape[0], -1))
+        total = np.ascontiguousarray(total.reshape(steps.shape[0], -1))
         return total if self.rest is None else self.rest.around(total)
 
 

@@ -109,20 +109,19 @@ def _play_kernels(trace: Trace, step: int | None) -> list[PlayedStep]:
 def _played_kernels(
     graph: KernelGraph, durations: Array, nominal: Array, label: dict[str, Any]
 ) -> PlayedStep:
-    """Play a kernel graph; the clock begins with the first activity of a device."""
-    end, bounds = ends_of(graph, durations), graph.bounds
+    """Play a kernel graph; the clock begins with the end of the step before."""
+    end, is_op = ends_of(graph, durations), np.array([n.kind == "op" for n in graph.nodes])
     start = end - durations
-    zero = float(start[bounds].min())
-    gaps = gaps_by_row(graph.nodes, start[:, :, 0] - zero, end[:, :, 0] - zero)
+    gaps = gaps_by_row(graph.nodes, start[:, :, 0], end[:, :, 0])
     ops = [_describe(graph, i) for i in range(len(graph.nodes))]
-    last = int(np.argmax(np.where(bounds, end[:, 0, 0], -np.inf)))
+    last = int(np.argmax(np.where(is_op, end[:, 0, 0], -np.inf)))
     everyone = tuple(range(graph.n_stages))
     ops.append(PlayedOp("join", JOIN, "", everyone, (last,), True, lags=(0.0,)))
-    end = np.append(end[:, 0, 0], end[last, 0, 0]) - zero
+    end = np.append(end[:, 0, 0], end[last, 0, 0])
     return PlayedStep(
         tuple(ops), end[None], len(ops) - 1, float(end[-1]), graph.n_stages,
         nominal=np.append(nominal[:, 0, 0], 0.0)[None], label=label | {"ranks": graph.ranks},
-        origin=-zero, between="rank", gaps=gaps,
+        between="rank", gaps=gaps,
     )  # fmt: skip
 
 

@@ -16,12 +16,8 @@ from prism.engine import LANES
 from prism.models.changes.find import changes_of_trace, without_steps
 from prism.models.changes.report import warn
 from prism.models.fit import warnings_of
-from prism.models.kerneltrace.model import (
-    fit_kernel_graph,
-    fit_kernels,
-    redrawn,
-    whole_step_graph,
-)
+from prism.models.kerneltrace.graph import step_graph
+from prism.models.kerneltrace.model import fit_kernel_graph, fit_kernels, redrawn
 from prism.models.kerneltrace.steps import split_steps as split_kernel_steps
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph, fit_with_components
@@ -99,12 +95,11 @@ def _split_pipeline(trace: Trace, train: str) -> _Split:
 def _split_kernels(trace: Trace, train: str) -> _Split:
     """Split a trace of kernels; waits, too, are inferred from the training steps alone."""
     whole = split_kernel_steps(trace)
-    begin, _, end = whole.bounds()
     steps = np.array(whole.steps)
     part, held, changes, training = _parts(trace, steps, train)
-    model, graph = fit_kernels(training), whole_step_graph(split_kernel_steps(training))
+    model, graph = fit_kernels(training), step_graph(split_kernel_steps(training))
     return _Split(
-        steps, end - begin, part, held, model,
+        steps, whole.periods(), part, held, model,
         lambda drawn: fit_kernel_graph(redrawn(graph, drawn.select(part))), changes,
         list(trace.notes), model.report["warnings"],
     )  # fmt: skip

@@ -416,6 +416,12 @@ class VariabilityBlock(Block):
         "Rank effects of a random cluster, or those a model measured [measured with a model of the "
         "same layout, else drawn]."
     )
+    kernel_scale: Positive = key(
+        "What-if of a fitted trace: its kernels and transfers take so many times as long.", 1.0
+    )
+    host_scale: Positive = key(
+        "The same of the host's time between launches: 2 is a host half as fast.", 1.0
+    )
     resolution: Literal["op", "kernel"] = key(
         "One op per forward or backward, or one per kernel and rank.", "op"
     )

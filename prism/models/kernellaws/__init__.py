@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from prism.models.kernellaws.collectives import library_of_collectives
 from prism.models.kernellaws.moments import library_of_moments
-from prism.models.kernellaws.samples import ONE_STEP, library_of_trace, why_no_model
+from prism.models.kernellaws.samples import library_of_trace, why_no_model
 from prism.traces.rare.hta import KernelMoments
 from prism.traces.rare.nccltests import BandwidthTests
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 __all__ = [
-    "ONE_STEP",
     "library_of_collectives",
     "library_of_moments",
     "library_of_table",

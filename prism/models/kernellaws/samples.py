@@ -20,7 +20,6 @@ from prism.traces.table import Trace
 if TYPE_CHECKING:
     import xarray as xr
 
-ONE_STEP = "the trace holds one step, and two are needed to learn how steps vary"
 _NOT_IDENTIFIABLE = (
     "effects that kernels share (step, rank): nothing says which kernels are of one step",
     "a step's time: what waits for what is not known; a job's own graph is needed (prism show "
@@ -31,21 +30,17 @@ _NOT_IDENTIFIABLE = (
 def why_no_model(trace: Trace) -> str | None:
     """Say why a trace of kernels is no model of steps; None where it is one.
 
-    PyTorch's traces always name their steps: one with fewer than two is an error of its own.
+    A trace of PyTorch's without any mark is one step.
     """
     if not trace.has_kernels or trace.format == "kineto":
         return None
     ops = trace.ops
     if not np.isfinite(ops["start"].to_numpy()).all():
         return "the trace has no start times, so neither steps nor what waits for what"
-    steps = np.unique(ops["step"].to_numpy())
-    n = int((steps >= 0).sum())
-    marked = all(about["steps"] for about in trace.meta["ranks"])
-    if not marked:
+    if not all(about["steps"] for about in trace.meta["ranks"]):
         return "nothing in the trace marks steps"
-    if n > 1:
-        return None
-    return ONE_STEP if n else "no kernel of the trace was launched in a step"
+    launched = (ops["step"] >= 0).any()
+    return None if launched else "no kernel of the trace was launched in a step"
 
 
 def library_of_trace(trace: Trace, reason: str) -> xr.Dataset:

@@ -22,14 +22,16 @@ Ints = NDArray[np.int64]
 class Roles(NamedTuple):
     """What the nodes of a kernel graph are.
 
-    Source: a step's begin on a rank, or work carried over from earlier steps; host: the host's time
-    up to a call's issue; return from a call that waits; arrival of a member of a matched
-    collective; device: an activity.
+    Source: when a rank's host began the step, or its stream had done the work of earlier steps,
+    after the end of the step before [s], below 0 where it leads; host: the host's time up to a
+    call's issue; return from a call that waits; arrival of a member of a matched collective;
+    device: an activity.
     """
 
     role: NDArray[np.str_]  # [node]
     event: Ints  # [node] number in the host's order on its rank, -1 for sources
     rank: Ints  # [node] position of that rank
+    stream: Ints  # [node] -1 where it does not apply
     awaited: dict[int, list[int]]  # per return the events that it waits for
 
 
@@ -54,11 +56,15 @@ def node_durations(
     shared = np.array([len(node.stages) > 1 for node in nodes])
     own = steps.steps.index(step)
     for r, rank in enumerate(steps.ranks):
+        sources = np.flatnonzero((roles.rank == r) & (roles.role == "source"))
         on_device = np.flatnonzero((roles.rank == r) & (roles.role == "device"))
         on_host = np.flatnonzero((roles.rank == r) & np.isin(roles.role, ("host", "return")))
         mine = steps.views[step, rank]
         for s in sorted(range(len(steps.steps)), key=lambda s: s != own):
             view = steps.views[steps.steps[s], rank]
+            carried = [view.carried.get(stream, np.nan) for stream in roles.stream[sources]]
+            when = np.where(roles.stream[sources] < 0, view.begin, carried)
+            found[sources, s] = when - steps.begin[s]
             to = align(mine, view)
             there = to[roles.event[on_device]]
             seconds = np.where(shared[on_device], view.transfer[there], view.seconds[there])
@@ -82,6 +88,8 @@ def _host_times(
     counterpart, returns = to[roles.event[on_host]].tolist(), (roles.role == "return").tolist()
     issued = np.where(view.on_device, view.issued, view.call).tolist()
     call, call_end, end = view.call.tolist(), view.call_end.tolist(), view.end.tolist()
+    queued = np.cumsum(np.where(np.isfinite(view.call), view.queued, 0.0)).tolist()
+    counted = 0.0  # of the time in the queue
     for i, there in zip(on_host, counterpart, strict=True):
         if there < 0:
             continue
@@ -100,7 +108,8 @@ def _host_times(
         share: Floats | float = 1.0 / len(stretch)
         if len(stretch) > 1 and (whole := own[stretch].sum()) > 0.0:
             share = own[stretch] / whole
-        found[stretch] = max(0.0, until - since) * share
+        found[stretch] = max(0.0, until - since - (queued[there] - counted)) * share
+        counted = queued[there]
         for node in stretch[::-1]:
             since = now[node] = since + float(found[node])
         now[i] = until

@@ -4,9 +4,11 @@ What the trace names (order within streams and host threads, launches, recorded 
 as it stands; latencies and the waits that it does not name come from the other steps. The host's
 time between two calls is a node; a call follows the last one that had returned, on any thread, as
 the main thread waits for autograd's.
-A collective matched over ranks is one op, which begins when its last member arrives. Left out: what
-CPU threads wait for other than the device and each other; ranks that are not traced, which enter
-through the waiting in their collectives.
+A collective matched over ranks is one op, which begins when its last member arrives. Time zero is
+the end of the step before, so that the end is the period: sources say by how much the host leads,
+and name the node of the step before that they continue. Left out: what CPU threads wait for other
+than the device, its queue and each other; ranks that are not traced, which enter through the
+waiting in their collectives.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.models.kerneltrace.durations import Roles, node_durations
-from prism.models.kerneltrace.steps import HOST, KernelKey, KernelSteps, split_steps
+from prism.models.kerneltrace.steps import END, HOST, KernelKey, KernelSteps, split_steps
 from prism.models.kerneltrace.waits import RESOLUTION_S, Learnt, learn
-from prism.simulation.tracemodel.graph import ARRIVAL, REPLICA, WORKER, TraceGraph, TraceNode
+from prism.simulation.tracemodel.graph import ARRIVAL, LEAD, REPLICA, WORKER, TraceGraph, TraceNode
 from prism.traces.table import Trace
 
 Ints = NDArray[np.int64]
@@ -32,13 +34,13 @@ Ints = NDArray[np.int64]
 class KernelGraph(TraceGraph):
     """Graph of one step, with what the trace knows of its nodes; durations are of all steps."""
 
-    bounds: NDArray[np.bool_]
     step: int  # whose graph it is
     ranks: tuple[int, ...]  # numbers of the ranks, which are its stages
     keys: tuple[KernelKey, ...]
     key: Ints  # [node] index into `keys`
     roles: Roles
     stream: Ints  # [node] -1 where it does not apply
+    most_lead: float  # that the queue of a device allows [s]
     n_late: int  # starts later than stream and launch allow in the steps learnt from
     n_unexplained: int  # those of them for which no edge was found
 
@@ -47,14 +49,19 @@ class KernelGraph(TraceGraph):
         """Position of the step itself among the steps, [1]."""
         return np.flatnonzero(self.steps == self.step)
 
+    @property
+    def lead(self) -> float:
+        """By how much hosts begin a step before the end of the one before, in the mean [s]."""
+        begins = (self.roles.role == "source") & (self.roles.stream < 0)
+        return -float(np.nanmean(self.durations[begins]))
+
     def op_kinds(self) -> NDArray[np.str_]:
         """Op kind of every node [node]."""
         return np.array([node.op_kind for node in self.nodes])
 
     def taken_by(self, stage: int) -> NDArray[np.bool_]:
-        """Nodes that bound the step of one rank, [node]: its activities and arrivals."""
-        mine = np.array([stage in node.stages for node in self.nodes])
-        return np.asarray(self.bounds & mine)
+        """Activities of one rank, [node]."""
+        return np.array([stage in n.stages and n.kind == "op" for n in self.nodes])
 
 
 def step_graphs(trace: Trace | KernelSteps) -> Iterator[KernelGraph]:
@@ -76,8 +83,7 @@ def step_graph(trace: Trace | KernelSteps, step: int | None = None) -> KernelGra
     builder = _Builder(steps, step)
     learnt = []
     for rank in steps.ranks:
-        others = [steps.views[s, rank] for s in steps.steps if s != step]
-        learnt.append(learn(steps.views[step, rank], others, steps.keys))
+        learnt.append(learn(steps.views[step, rank], steps.others(step, rank), steps.keys))
     for r, of_rank in enumerate(learnt):
         builder.add_rank(r, of_rank)
     return builder.finish(learnt)
@@ -95,13 +101,17 @@ class _Row(NamedTuple):
     awaited: list[int]  # events that a return waits for
 
 
+_QUEUE_EDGES = 64
+"""Edges that bound the host by the device's queue, in one depth of it."""
+
+
 class _Builder:
     """Collects nodes and edges of one step, in any order over the ranks."""
 
     def __init__(self, steps: KernelSteps, step: int) -> None:
         self.steps, self.step = steps, step
         self.views = [steps.views[step, rank] for rank in steps.ranks]
-        self.origin = min(view.begin for view in self.views)
+        self.continues: dict[int, int] = {}  # source: the node whose end it is, a step earlier
         self.keys = [*steps.keys, HOST]
         self.rows: list[_Row] = []
         self.edges: list[list[tuple[int, float]]] = []
@@ -124,16 +134,22 @@ class _Builder:
     def add_rank(self, r: int, learnt: Learnt) -> None:
         """Add one rank's step."""
         view = self.views[r]
-        begin = self.add("source", r, seconds=view.begin - self.origin)
+        begin = self.add("source", r)
         last = {  # activity of each stream that is the last so far
-            stream: self.add("source", r, stream=stream, seconds=end - self.origin)
-            for stream, end in view.carried.items()
-            if end > view.begin
+            stream: self.add("source", r, stream=stream)
+            for stream in np.intersect1d(list(view.carried), view.stream[view.on_device]).tolist()
         }
+        of_stream = dict(last)
         device: dict[int, int] = {}
         point: dict[int, tuple[int, float]] = {}  # per thread: the node and time of its last call
+        of_row = {int(row): i for i, row in enumerate(view.row.tolist()) if row >= 0}
+        queue: list[int] = []  # activities whose end the next call waits for, to have room
+        every = max(1, self.steps.queue_depth // _QUEUE_EDGES)
         for i in range(view.row.size):
             host, since_launch = self._issue(r, i, begin, point)
+            if since_launch is None:
+                self.edges[host] += [(node, 0.0) for node in queue]
+                queue = []
             if view.on_device[i]:
                 entry, device[i] = self._activity(r, i)
                 lag = float(learnt.latency[i]) if since_launch is None else since_launch
@@ -143,6 +159,9 @@ class _Builder:
                     self.edges[entry].append((last[stream], float(learnt.gap[i])))
                 last[stream] = device[i]
                 self.edges[entry] += [(device[j], lag) for j, lag in learnt.waits[i]]
+                made_room = device.get(of_row.get(int(view.slot[i]), -1), -1)
+                if i % every == 0 and made_room >= 0:
+                    queue = [made_room]
             if not np.isfinite(view.call[i]):
                 continue
             now = float(view.issued[i])
@@ -153,7 +172,10 @@ class _Builder:
                 back = self.add("return", r, key, i, awaited=awaited)
                 self.edges[back] = [(host, 0.0), *((device[j], 0.0) for j in awaited)]
                 host = back
+                if view.sync[i] == END:
+                    self.continues[begin] = back
             point[int(view.thread[i])] = (host, now)
+        self.continues |= {source: last[stream] for stream, source in of_stream.items()}
 
     def _issue(
         self, r: int, i: int, begin: int, point: dict[int, tuple[int, float]]
@@ -192,7 +214,12 @@ class _Builder:
         place = {old: new for new, old in enumerate(order)}
         rows = [self.rows[old] for old in order]
         nodes = tuple(
-            _node(row, self.keys[row.key], [(place[p], lag) for p, lag in self.edges[old]])
+            _node(
+                row,
+                self.keys[row.key],
+                [(place[p], lag) for p, lag in self.edges[old]],
+                place.get(self.continues.get(old, -1), -1),
+            )
             for old, row in zip(order, rows, strict=True)
         )
         role = np.array([row.role for row in rows])
@@ -200,17 +227,20 @@ class _Builder:
             np.array(column, np.int64) for column in zip(*(row[2:5] for row in rows), strict=True)
         )
         key, event, stream = ints
-        roles = Roles(role, event, np.array([row.stages[0] for row in rows]), {
+        roles = Roles(role, event, np.array([row.stages[0] for row in rows]), stream, {
             i: row.awaited for i, row in enumerate(rows) if row.awaited
         })  # fmt: skip
         steps = self.steps
+        launched = max(int(np.isfinite(view.call[view.on_device]).sum()) for view in self.views)
+        # a queue that holds several steps lets the host lead by as many
+        most = steps.queue_depth / max(1, launched) * float(steps.periods().mean())
         graph = KernelGraph(
             nodes, np.array([row.seconds for row in rows])[:, None, None], np.array(steps.steps),
-            steps.spans(), len(steps.ranks), 1, "none", (),
+            steps.periods(), len(steps.ranks), 1, "none", (),
             sum(of_rank.n_recorded for of_rank in learnt),
             sum(of_rank.n_inferred for of_rank in learnt),
-            bounds=np.isin(role, ("device", "arrival")), step=self.step, ranks=tuple(steps.ranks),
-            keys=tuple(self.keys), key=key, roles=roles, stream=stream,
+            step=self.step, ranks=tuple(steps.ranks),
+            keys=tuple(self.keys), key=key, roles=roles, stream=stream, most_lead=most,
             n_late=sum(of_rank.n_late for of_rank in learnt),
             n_unexplained=sum(of_rank.n_unexplained for of_rank in learnt),
         )  # fmt: skip
@@ -218,18 +248,19 @@ class _Builder:
         return replace(graph, durations=durations[:, None])
 
 
-def _node(row: _Row, key: KernelKey, edges: list[tuple[int, float]]) -> TraceNode:
+def _node(row: _Row, key: KernelKey, edges: list[tuple[int, float]], continues: int) -> TraceNode:
     """Make the graph's record of a node."""
     scope = WORKER if len(row.stages) == 1 else REPLICA
     of_role = {
         "device": ("op", key.op_kind, key.kernel_class, key.name),
         "arrival": ("join", "join", "", ARRIVAL),
-        "source": ("gap", HOST.op_kind, HOST.kernel_class, "earlier work"),
+        "source": ("gap", HOST.op_kind, HOST.kernel_class, LEAD),
     }
     what = of_role.get(row.role, ("gap", HOST.op_kind, HOST.kernel_class, key.name))
     lags = tuple(lag for _, lag in edges)
     preds = tuple(p for p, _ in edges)
-    return TraceNode(*what, scope, row.stages, -1, 0, -1, preds, lags if any(lags) else ())
+    lags = lags if any(lags) else ()
+    return TraceNode(*what, scope, row.stages, -1, 0, -1, preds, lags, continues)
 
 
 def _topological(preds: list[list[int]]) -> list[int]:

@@ -10,16 +10,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from prism.common.errors import PrismError
+from prism.cluster.devices import device_key
 from prism.common.means import finite_mean
-from prism.common.text import format_count, format_duration, percent_change
+from prism.common.text import format_count, percent_change
 from prism.distributions.distribution import constant
+from prism.distributions.library import Library, load_library
 from prism.distributions.samples import sample_law
+from prism.jobs.jobspec.blocks import DEVICE_LIBRARY
 from prism.models.kerneltrace.graph import KernelGraph, step_graph
 from prism.models.kerneltrace.groups import NodeGroup, node_groups
-from prism.models.kerneltrace.steps import KernelSteps, split_steps
+from prism.models.kerneltrace.steps import HOST, split_steps
 from prism.models.kerneltrace.table import KernelRow, kernel_table
 from prism.simulation.tracemodel.graph import (
     LATENCY,
@@ -27,9 +28,8 @@ from prism.simulation.tracemodel.graph import (
     TraceGraph,
     with_lags_as_nodes,
 )
-from prism.simulation.tracemodel.model import OpGroup, TraceModel, figures, synthetic_graph
+from prism.simulation.tracemodel.model import OpGroup, TraceModel, figures, settled, synthetic_graph
 from prism.traces import Trace
-from prism.traces.file import COPY_AGAIN
 from prism.traces.kernelnames import COLLECTIVES
 
 CHECK_STEPS = 500  # simulated steps that the report compares with the measured ones
@@ -45,26 +45,49 @@ _FIXED = OpGroup(*LATENCY, -1, 0, 0, 0.0, 0.0, 1.0, 0.0, constant(), 0.0, 0.0)
 
 def fit_kernels(trace: Trace) -> TraceModel:
     """Fit a model to a trace of kernels."""
-    steps = split_steps(trace)
-    if len(steps.steps) < 2:
-        more = "profile more steps (schedule(active=...) of the profiler)"
-        raise PrismError(
-            f"{trace.source}: {len(steps.steps)} whole step; at least 2 are needed to learn how "
-            f"kernels vary from step to step: {COPY_AGAIN if trace.meta['n_cut'] else more}"
+    graph = step_graph(split_steps(trace))
+    model = replace(fit_kernel_graph(graph), job=_job(graph))
+    warnings = []
+    if graph.steps.size == 1:
+        device = device_key(trace.meta["device"])
+        library = DEVICE_LIBRARY.get(device, DEVICE_LIBRARY["h100"])
+        model = with_spread_of(model, load_library(library))
+        why = "" if device in DEVICE_LIBRARY else ", as the trace names no device with a library"
+        warnings.append(
+            f"one step: durations are its own, how they vary is that of {library}{why}; profile "
+            "more steps (schedule(active=...) of the profiler) to measure it"
         )
-    graph = whole_step_graph(steps)
-    begin, _, end = steps.bounds()
-    model = fit_kernel_graph(graph)
-    model = replace(model, period_ratio=_period_ratio(graph.steps, begin, end), job=_job(graph))
     rng = np.random.Generator(np.random.Philox(0))
     drawn = synthetic_graph(model, np.arange(CHECK_STEPS, dtype=np.int64), rng).measured
-    return replace(model, report=_report(trace, graph, drawn, model.period_ratio))
+    report = _report(trace, graph, drawn)
+    return replace(model, report=report | {"warnings": [*warnings, *report["warnings"]]})
 
 
-def whole_step_graph(steps: KernelSteps) -> KernelGraph:
-    """Graph of the typical step; measured steps are from the first rank's begin on its host."""
-    begin, _, end = steps.bounds()
-    return replace(step_graph(steps), measured=end - begin)
+_RESIDUALS = {"gemm": "gemm_large", "attention": "attention", "optimizer": "optimizer"}
+"""Entries of a library that say how kernels of a class vary; other kernels are bound by memory."""
+_PROFILE = 64  # steps that stand for the library's distribution of the step effect
+
+
+def with_spread_of(model: TraceModel, library: Library) -> TraceModel:
+    """Let the kernels of a model vary as the library's do, and their steps."""
+
+    def entry(group: OpGroup) -> str:
+        if group.op_kind in COLLECTIVES:
+            return "residual/network_medium"
+        return f"residual/{_RESIDUALS.get(group.kernel_class, 'memory')}"
+
+    groups = [
+        group if group.op_kind == HOST.op_kind
+        else group._replace(residual=library.law(entry(group)), cv=library.law(entry(group)).std)
+        for group in model.groups
+    ]  # fmt: skip
+    factor = library.law("step").ppf((np.arange(_PROFILE) + 0.5) / _PROFILE)
+    computes = [g.op_kind not in (HOST.op_kind, *COLLECTIVES) for g in groups]
+    profile = np.where(np.array(computes)[:, None, None], factor / factor.mean(), 1.0)
+    return replace(
+        model, groups=tuple(groups), profile=profile, steps=model.steps[0] + np.arange(_PROFILE),
+        weight=np.full(_PROFILE, 1.0 / _PROFILE),
+    )  # fmt: skip
 
 
 def fit_kernel_graph(graph: KernelGraph) -> TraceModel:
@@ -80,14 +103,17 @@ def fit_kernel_graph(graph: KernelGraph) -> TraceModel:
         group[np.array(place)[members.nodes]] = g
         profile[g, 0] = members.profile[order]
     none, no_ranks = constant(), np.ones((0, graph.n_stages, 1))
-    return TraceModel(
+    varies = np.array([node.continues < 0 for node in nodes])
+    seconds = np.where(varies, np.maximum(seconds, 0.0), seconds)
+    return settled(TraceModel(
         nodes=nodes, n_stages=graph.n_stages, n_replicas=1, p2p="none", group=group,
         groups=(_FIXED, *(_op_group(graph, nominal, g) for g in groups)),
-        mean=np.maximum(seconds, 0.0)[:, None], profile=profile, steps=graph.steps[order],
+        mean=seconds[:, None], profile=profile, steps=graph.steps[order],
         weight=np.full(order.size, 1.0 / order.size), rank=no_ranks, follows=no_ranks,
         rank_kinds=(), rank_law=none, rank_power=np.zeros(0), content=none, rank_step=none,
         correlation_steps=0.0, correlation_share=0.0, measured_mean=float(graph.measured.mean()),
-    )  # fmt: skip
+        most_lead=graph.most_lead,
+    ))  # fmt: skip
 
 
 def redrawn(graph: KernelGraph, drawn: TraceGraph) -> KernelGraph:
@@ -96,16 +122,6 @@ def redrawn(graph: KernelGraph, drawn: TraceGraph) -> KernelGraph:
     return replace(
         graph, durations=drawn.durations[place], steps=drawn.steps, measured=drawn.measured
     )
-
-
-def _period_ratio(steps: NDArray[np.int64], begin: Array, end: Array) -> float:
-    """Mean time from step to step over a step's own [1]; 1 where no two follow each other.
-
-    From end to end on the device: a host that runs ahead begins its first steps faster than the
-    device can follow.
-    """
-    between = np.diff(end)[np.diff(steps) == 1]
-    return float(between.mean() / (end - begin).mean()) if between.sum() > 0.0 else 1.0
 
 
 def _op_group(graph: KernelGraph, nominal: Array, group: NodeGroup) -> OpGroup:
@@ -129,14 +145,12 @@ def _label(row: KernelRow) -> str:
     return f"{kind}{row.name}"
 
 
-def _report(
-    trace: Trace, graph: KernelGraph, simulated: Array, period_ratio: float
-) -> dict[str, Any]:
+def _report(trace: Trace, graph: KernelGraph, simulated: Array) -> dict[str, Any]:
     """Collect what a fit found, as plain values."""
     measured = graph.measured
     rows = [row.report("empirical", _label(row)) for row in kernel_table(trace)]
     warnings = []
-    if measured.size < FEW_STEPS:
+    if 1 < measured.size < FEW_STEPS:
         warnings.append(
             f"{format_count(measured.size, 'step')}: too few for how steps differ; profile "
             f"{FEW_STEPS} or more"
@@ -147,13 +161,6 @@ def _report(
             f"the model's mean step is {percent_change(off)} off the measured one: too few steps "
             "to identify which waits bind; its spread and its what-ifs are uncertain"
         )
-    if round(period_ratio, 2) != 1.0:
-        period = format_duration(period_ratio * float(measured.mean()))
-        warnings.append(
-            f"steps follow each other every {period}, but take {format_duration(measured.mean())} "
-            "each, from the host's begin to the last GPU's end: steps overlap or leave pauses; "
-            "the time of a run counts the first"
-        )
     if any(r["measure"] == "includes waiting" for r in rows):
         warnings.append(
             "ranks not traced enter through the waiting in collectives, drawn as recorded: "
@@ -163,7 +170,7 @@ def _report(
         "inputs": [trace.source], "steps": measured.size, "stages": graph.n_stages,
         "dp_size": 1, "p2p": "none",
         "step_time": figures(measured),
-        "step_period": {"mean": period_ratio * figures(measured)["mean"], "ratio": period_ratio},
+        "lead": {"mean": graph.lead},
         "cross_check": {"measured": figures(measured), "model": figures(simulated)},
         "kernels": rows,
         "effects": {"step": {"cv": _step_cv(graph), "ci": [None, None], "share": None}},
@@ -175,6 +182,8 @@ def _report(
 
 def _step_cv(graph: KernelGraph) -> float:
     """CV over the steps of what all computing kernels of a step take together."""
+    if graph.steps.size < 2:
+        return 0.0
     seconds = graph.durations[:, 0]
     computes = (graph.roles.role == "device") & ~np.isin(graph.op_kinds(), list(COLLECTIVES))
     total = seconds[computes & np.isfinite(seconds).all(axis=1)].sum(axis=0)

@@ -1,8 +1,9 @@
 """A kernel trace step by step: what each rank's host issued, and when it ran on the device.
 
-A step is the ordered list of host events of one rank: launches of device activities and calls that
-wait for the device. Steps are aligned event by event, so that one step can be explained by the
-others. Left out: CPU work between the calls, which is the time from one call to the next.
+A step is the ordered list of host events of one rank: launches of device activities, calls that
+wait for the device, and the end of the host's step. Steps are aligned event by event, so that one
+step can be explained by the others. Its time is its period on the devices: from the end of the work
+of the step before, over all ranks, to the end of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
@@ -30,6 +32,12 @@ longest common subsequence, whose cost grows with the square of the length."""
 
 _SHORTEST_S = 1e-9
 """A step whose device time is shorter [s] holds none: no clock tells less."""
+
+QUEUE_DEPTH = 1024
+"""Launches that CUDA queues before the next one blocks; 1,021 in the trace of an H100 at hand."""
+
+END = "end of step"
+"""Kind of the event with which the host's next step begins."""
 
 
 class KernelKey(NamedTuple):
@@ -61,13 +69,16 @@ class StepView:
     end: Floats
     call: Floats  # the host's; not a number where the launch was not recorded
     call_end: Floats
+    queued: Floats  # of the call, the time in which the device's queue was full
+    slot: Ints  # row of the activity whose end lets the queue take this one, -1: none
     blocks: NDArray[np.bool_]  # whether the call returns only when its own activity has ended
-    sync: NDArray[np.str_]  # stream_sync, device_sync, event_sync or ""
+    sync: NDArray[np.str_]  # stream_sync, device_sync, event_sync, `END` or ""
     sync_stream: Ints  # the stream such a call waits for, -1 unknown
     collective: Ints  # number of the one matched over ranks, -1 for none
     transfer: Floats  # its duration from the last arrival
     carried: dict[int, float]  # per stream, when the last activity of earlier steps ends
     waits: list[tuple[int, int]]  # recorded ones: event waited for, event that waits
+    waits_at: Floats  # of the call that made its stream wait for what is not recorded; 0: none
 
     @cached_property
     def on_device(self) -> NDArray[np.bool_]:
@@ -94,56 +105,170 @@ class KernelSteps:
     """All steps of a kernel trace."""
 
     keys: list[KernelKey]  # what the events' `key` counts
-    steps: list[int]  # in which every rank has device activities, in order
+    begin: Floats  # [step] end of the work of the step before, over all ranks [s]
+    end: Floats  # [step]
+    steps: list[int]  # those of known begin in which every rank has device activities, in order
     ranks: list[int]
-    views: dict[tuple[int, int], StepView]  # by step and rank
+    views: dict[tuple[int, int], StepView]  # by step and rank, steps of unknown begin too
+    queue_depth: int  # launches that wait before the next one blocks
+    n_periods: int  # steps whose begin is the end of another; 0: one step, from its first start
 
-    def bounds(self) -> tuple[Floats, Floats, Floats]:
-        """First begin on a host, first start and last end on a device of each step, [step] s."""
-        of_step = [[self.views[step, rank] for rank in self.ranks] for step in self.steps]
-        return (
-            np.array([min(v.begin for v in views) for views in of_step]),
-            np.array([min(float(np.nanmin(v.start)) for v in views) for views in of_step]),
-            np.array([max(float(np.nanmax(v.end)) for v in views) for views in of_step]),
-        )
-
-    def spans(self) -> Floats:
-        """First start to last end of the device activities over all ranks, [step] s."""
-        _, start, end = self.bounds()
-        return end - start
+    def periods(self) -> Floats:
+        """Time from the end of the step before to the end of each step, [step] s."""
+        return self.end - self.begin
 
     def typical(self) -> int:
-        """Find the step of median span."""
-        order = np.argsort(self.spans(), kind="stable")
+        """Find the step of median period."""
+        order = np.argsort(self.periods(), kind="stable")
         return self.steps[int(order[(len(order) - 1) // 2])]
+
+    def others(self, step: int, rank: int) -> list[StepView]:
+        """Give the views of a rank's other steps, those of unknown begin too."""
+        return [view for (s, r), view in self.views.items() if r == rank and s != step]
 
 
 def split_steps(trace: Trace) -> KernelSteps:
     """Cut a kernel trace into steps."""
     keys, key = kernel_keys(trace)
-    ops = trace.ops
+    keys += [HOST._replace(name=kind) for kind in (*_SYNCS, END)]
+    ranks = sorted(int(about["rank"]) for about in trace.meta["ranks"])
     views: dict[tuple[int, int], StepView] = {}
-    abouts = {int(about["rank"]): about for about in trace.meta["ranks"]}
-    of_rank = ops["rank"].to_numpy()
-    on_device = ops["op_kind"].to_numpy() != "launch_gap"
-    step = ops["step"].to_numpy()
-    for rank, about in abouts.items():
-        mine = on_device & (of_rank == rank)
-        for number in np.unique(step[mine]):
-            if number >= 0:
-                rows = np.flatnonzero(mine & (step == number))
-                view = _view(trace, rows, key, keys, rank, int(number), about)
-                if view.span() > _SHORTEST_S and np.nansum(view.end - view.start) > 0.0:
-                    views[int(number), rank] = view
-    ranks = sorted(abouts)
-    steps = sorted({s for s, _ in views if all((s, rank) in views for rank in ranks)})
+    depth = 0
+    for about in trace.meta["ranks"]:
+        of_rank, own_depth = _views_of(trace, about, key, keys)
+        views |= {
+            (v.step, v.rank): v
+            for v in of_rank
+            if v.span() > _SHORTEST_S and np.nansum(v.seconds) > 0.0
+        }
+        depth = max(depth, own_depth)
+    known = {int(number): (a, b) for number, a, b in trace.meta["periods"]}
+    steps = [number for number in known if all((number, rank) in views for rank in ranks)]
     if not steps:
         raise PrismError(
             f"{trace.source}: no step has device time on all {format_count(len(ranks), 'rank')}; "
             "expected "
             "traces of the same steps; give one rank, or files of one recording"
         )
-    return KernelSteps(keys, steps, ranks, views)
+    begin, end = np.array([known[number] for number in steps]).T
+    own = {view.step for view in views.values()}
+    n_periods = len(steps) if len(own) > 1 else 0
+    return KernelSteps(keys, begin, end, steps, ranks, views, depth or QUEUE_DEPTH, n_periods)
+
+
+_SYNCS = ("stream_sync", "device_sync", "event_sync")
+
+
+def _views_of(
+    trace: Trace, about: dict[str, Any], key: Ints, keys: list[KernelKey]
+) -> tuple[list[StepView], int]:
+    """Cut one rank into views; also how many launches its queue holds, 0: it was never full."""
+    ops, rank = trace.ops, int(about["rank"])
+    mine = (ops["rank"] == rank).to_numpy() & (ops["op_kind"] != "launch_gap").to_numpy()
+    rows = np.flatnonzero(mine)
+    columns = [
+        "step", "start", "duration", "launch", "launch_end", "stream", "thread", "copy_back",
+        "collective", "transfer",
+    ]  # fmt: skip
+    device = ops.iloc[rows][columns].assign(row=rows, key=key[rows], sync="", sync_stream=-1)
+    device["end"] = device["start"] + device["duration"]
+    device["queued"], device["slot"], depth = _queue(device)
+    first = device.groupby("step")[["launch", "start"]].min().min(axis=1)
+    marked = about["steps"] or [[0, float(first.min()), float(device["launch_end"].max())]]
+    marks = pd.DataFrame(marked, columns=["step", "begin", "until"])
+    follows = (marks["step"].diff(-1) == -1).to_numpy()
+    marks.loc[follows, "until"] = marks["begin"].shift(-1)[follows]
+    calls = pd.DataFrame(about["calls"])
+    number = {keys[i].name: i for i in range(len(keys) - 4, len(keys))}
+    hosted = device["launch"].notna().any()
+    extra = [
+        pd.DataFrame({
+            "step": marks["step"], "launch": marks["until"], "launch_end": marks["until"],
+            "sync": END, "thread": -1,
+        })[np.full(len(marks), hosted)],
+    ]  # fmt: skip
+    if len(calls):
+        at = np.searchsorted(marks["begin"], calls["start"], side="right") - 1
+        calls["step"] = np.where(at >= 0, marks["step"].to_numpy()[at], -1)
+        waiting = calls[calls["kind"] != "stream_wait"]
+        extra.append(waiting.rename(columns={
+            "start": "launch", "end": "launch_end", "kind": "sync", "stream": "sync_stream",
+        })[["step", "launch", "launch_end", "sync", "sync_stream", "thread"]])  # fmt: skip
+    events = pd.concat([device, *(part for part in extra if len(part))], ignore_index=True)
+    blank = {"row": -1, "collective": -1, "stream": -1, "sync_stream": -1, "slot": -1,
+             "queued": 0.0, "copy_back": False}  # fmt: skip
+    events = events.fillna({name: value for name, value in blank.items()})
+    events["key"] = events["sync"].map(number).fillna(events["key"]).astype(np.int64)
+    events["order"] = events["launch"].fillna(events["start"])
+    events["last"] = events["sync"] == END
+    events = events[events["step"] >= 0].sort_values(
+        ["step", "last", "order", "start"], kind="stable"
+    )
+    names = _names(keys)
+    views = []
+    for step, part in events.groupby("step"):
+        if (part["row"] < 0).all():
+            continue
+        view = _view(part, rank, int(step), names, marks, float(first[step]))
+        before = (device["step"] >= 0) | (device["start"] < np.nanmin(view.start))
+        earlier = device[(device["step"] < step) & before]
+        carried = earlier.groupby("stream")["end"].max()
+        view.carried.update((int(s), float(end)) for s, end in carried.items())
+        if len(calls):
+            view.waits.extend(_recorded_waits(view, calls[calls["step"] == step]))
+        views.append(view)
+    return views, depth
+
+
+def _view(
+    part: pd.DataFrame, rank: int, step: int, names: Ints, marks: pd.DataFrame, first: float
+) -> StepView:
+    """Lay out the events of one step."""
+    begin = marks.loc[marks["step"] == step, "begin"]
+
+    def ints(name: str) -> Ints:
+        return np.asarray(part[name], np.int64)
+
+    def floats(name: str) -> Floats:
+        return np.asarray(part[name], np.float64)
+
+    key = ints("key")
+    return StepView(
+        rank, step, min(float(begin.iloc[0]) if len(begin) else first, first), ints("row"), key,
+        names[key], ints("stream"), ints("thread"), floats("start"), floats("end"),
+        floats("launch"), floats("launch_end"), floats("queued"), ints("slot"),
+        part["copy_back"].to_numpy(np.bool_), part["sync"].to_numpy(np.str_), ints("sync_stream"),
+        ints("collective"), floats("transfer"), {}, [], np.zeros(len(part)),
+    )  # fmt: skip
+
+
+def _queue(device: pd.DataFrame) -> tuple[Floats, Ints, int]:
+    """Time of each launch in which the queue was full, what made room, and the queue's depth.
+
+    The depth is the largest number of launches that had not begun to run when a call returned, if
+    calls that returned so took longer for it; 0 otherwise.
+    """
+    queued, slot = np.zeros(len(device)), np.full(len(device), -1)
+    launched = np.flatnonzero(device["launch"].notna())
+    call, call_end = (device[name].to_numpy() for name in ("launch", "launch_end"))
+    launched = launched[np.argsort(call[launched], kind="stable")]
+    start, row = device["start"].to_numpy(), device["row"].to_numpy()
+    ran = launched[np.argsort(start[launched], kind="stable")]
+    waiting = np.arange(1, launched.size + 1) - np.searchsorted(
+        start[ran], call_end[launched], side="right"
+    )
+    depth = int(waiting.max(initial=0))
+    late = np.arange(depth, launched.size)
+    if depth < 2 or not late.size:
+        return queued, slot, 0
+    free = start[ran[late - depth]]
+    begins, returns = call[launched[late]], call_end[launched[late]]
+    inside = np.clip(np.minimum(free, returns) - begins, 0.0, None)
+    if inside.sum() < 0.01 * (returns - begins).sum():
+        return queued, slot, 0
+    queued[launched[late]] = inside
+    slot[launched[late[1:]]] = row[ran[late[1:] - depth - 1]]
+    return queued, slot, depth
 
 
 def kernel_keys(trace: Trace) -> tuple[list[KernelKey], Ints]:
@@ -167,102 +292,24 @@ def kernel_keys(trace: Trace) -> tuple[list[KernelKey], Ints]:
     return list(numbers), key
 
 
-def _view(
-    trace: Trace, rows: Ints, key: Ints, keys: list[KernelKey], rank: int, step: int, about: Any
-) -> StepView:
-    """Host events of one rank in one step."""
-    ops = trace.ops
-    table = {
-        name: ops[name].to_numpy()[rows]
-        for name in (
-            "start", "duration", "launch", "launch_end", "stream", "thread", "copy_back",
-            "collective", "transfer",
-        )
-    }  # fmt: skip
-    first = float(np.nanmin(np.r_[table["launch"], table["start"]]))
-    begin = next((a for s, a, _ in about["steps"] if s == step), first)
-    until = min((a for _, a, _ in about["steps"] if a > begin), default=np.inf)
-    calls = about["calls"]
-    chosen = [
-        i for i, kind in enumerate(calls["kind"])
-        if kind != "stream_wait" and begin <= calls["start"][i] < until
-    ]  # fmt: skip
-    n = len(chosen)
-    nothing = np.full(n, np.nan)
-    sync = np.array([calls["kind"][i] for i in chosen], dtype="U11")
-    sync_stream = np.array([calls["stream"][i] for i in chosen], dtype=np.int64)
-
-    def both(name: str, calls_column: Any) -> Any:
-        return np.r_[table[name], np.array(calls_column, dtype=table[name].dtype)]
-
-    call = both("launch", [calls["start"][i] for i in chosen])
-    start = both("start", nothing)
-    order = np.lexsort((start, np.where(np.isfinite(call), call, start)))
-    own = np.r_[key[rows], _sync_keys(sync, keys)][order]
-    view = StepView(
-        rank,
-        step,
-        min(begin, first),
-        np.r_[rows, np.full(n, -1)][order],
-        own,
-        _names(keys)[own],
-        both("stream", np.full(n, -1))[order],
-        both("thread", [calls["thread"][i] for i in chosen])[order],
-        start[order],
-        np.r_[table["start"] + table["duration"], nothing][order],
-        call[order],
-        both("launch_end", [calls["end"][i] for i in chosen])[order],
-        both("copy_back", np.zeros(n))[order],
-        np.r_[np.full(rows.size, "", dtype="U11"), sync][order],
-        np.r_[np.full(rows.size, -1), sync_stream][order],
-        both("collective", np.full(n, -1))[order],
-        both("transfer", nothing)[order],
-        _carried(trace, rank, step),
-        [],
-    )
-    view.waits.extend(_recorded_waits(view, calls, begin, until))
-    return view
-
-
 def _names(keys: list[KernelKey]) -> Ints:
     """First key of the same name [key], whatever the launch shape."""
     first: dict[tuple[str, str, str], int] = {}
     return np.array([first.setdefault(key[:3], i) for i, key in enumerate(keys)], dtype=np.int64)
 
 
-def _sync_keys(sync: NDArray[np.str_], keys: list[KernelKey]) -> Ints:
-    """Give each synchronising call [call] its key; new ones are added to `keys`."""
-    found = []
-    for kind in sync:
-        made = HOST._replace(name=str(kind))
-        if made not in keys[-8:]:  # kinds of calls are last, and three
-            keys.append(made)
-        found.append(len(keys) - 1 - keys[::-1].index(made))
-    return np.array(found, dtype=np.int64)
-
-
-def _carried(trace: Trace, rank: int, step: int) -> dict[int, float]:
-    """Find when each stream's last activity of earlier steps ends [s]."""
-    ops = trace.ops
-    earlier = (ops["rank"].to_numpy() == rank) & (ops["step"].to_numpy() < step)
-    earlier &= ops["op_kind"].to_numpy() != "launch_gap"
-    ends = (ops["start"] + ops["duration"]).to_numpy()[earlier]
-    streams = ops["stream"].to_numpy()[earlier]
-    return {int(s): float(ends[streams == s].max()) for s in np.unique(streams)}
-
-
-def _recorded_waits(
-    view: StepView, calls: Any, begin: float, until: float
-) -> list[tuple[int, int]]:
-    """Pairs of events (waited for, waiting) that the trace itself names."""
+def _recorded_waits(view: StepView, calls: pd.DataFrame) -> list[tuple[int, int]]:
+    """Pairs of events (waited for, waiting) that the trace itself names; notes other calls."""
     waits = []
-    call = np.where(np.isfinite(view.call), view.call, np.inf)
-    for i, kind in enumerate(calls["kind"]):
-        at, recorded = calls["start"][i], calls["recorded"][i]
-        if kind != "stream_wait" or recorded is None or not begin <= at < until:
-            continue
-        waiting = np.flatnonzero((view.stream == calls["stream"][i]) & (call > at))
-        awaited = np.flatnonzero((view.stream == calls["on_stream"][i]) & (call < recorded))
+    call = np.where(np.isfinite(view.call) & view.on_device, view.call, np.inf)
+    stream_waits = calls[calls["kind"] == "stream_wait"]
+    for row in stream_waits[stream_waits["recorded"].isna()].itertuples():
+        after = np.where((view.thread == row.thread) & (call > row.start), call, np.inf)
+        if np.isfinite(after).any():
+            view.waits_at[np.argmin(after)] = row.start
+    for row in stream_waits[stream_waits["recorded"].notna()].itertuples():
+        waiting = np.flatnonzero((view.stream == row.stream) & (call > row.start))
+        awaited = np.flatnonzero((view.stream == row.on_stream) & (call < row.recorded))
         if waiting.size and awaited.size and awaited[-1] < waiting[0]:
             waits.append((int(awaited[-1]), int(waiting[0])))
     return waits

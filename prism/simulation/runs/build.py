@@ -70,10 +70,10 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", seed: int, threads: i
     PrismError
         Parts of the run do not fit the length of a step.
     """
-    job, effects, ratio = step.job, step.effects, step.period_ratio
+    job, effects = step.job, step.effects
     # a run is made of what lies between steps
-    times, shared = ratio * np.asarray(dataset.step_time), np.asarray(dataset.step_effect)
-    ideal = ratio * float(dataset.ideal_step_time)
+    times, shared = np.asarray(dataset.step_time), np.asarray(dataset.step_effect)
+    ideal = float(dataset.ideal_step_time)
     full, regime, stall = effects.dependence == "full", effects.regime, effects.stall
     slow, keep = job.variability.effects.fail_slow, np.ones(times.size, bool)
     congestion = stalls = episodes = None

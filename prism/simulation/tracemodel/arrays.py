@@ -5,6 +5,8 @@ other ops have a mean per replica. Left out: barriers that only one replica know
 the step's end.
 """
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,16 +15,19 @@ from prism.distributions.distribution import constant
 from prism.distributions.tables import LEVELS, N_CELLS, table_edges
 from prism.simulation.placednodes import count_terms, hold_seconds
 from prism.simulation.program import Origin, Program, Tables, graph_arrays
-from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceNode
+from prism.simulation.tracemodel.graph import COMPUTE, WORLD, Array, TraceNode, ops_of
 from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, Table, TraceModel, profile_table
 from prism.workload.build import Collective
 from prism.workload.opgraph import START, Builder, OpType, StepGraph, build_arrays
+
+LAUNCH_GAP = "launch_gap"
+ORIGIN = "origin"  # name of the node that takes the earliest lead off again
 
 
 def kernel_class(node: TraceNode) -> str:
     """Class under which a node's time is counted."""
     if node.kind == "gap":
-        return "launch_gap"
+        return LAUNCH_GAP
     return node.op_kind if node.op_kind in COMPUTE else node.kernel_class or node.op_kind
 
 
@@ -31,6 +36,7 @@ def build_trace_graph_arrays(model: TraceModel, n_replicas: int) -> StepGraph:
 
     Every node has an op type of its own, whose collective is named by the node's index.
     """
+    model = _from_zero(model)
     builder = Builder()
     index: list[int] = []
     for i, node in enumerate(model.nodes):
@@ -47,7 +53,10 @@ def build_trace_graph_arrays(model: TraceModel, n_replicas: int) -> StepGraph:
         index.append(
             builder.add(preds, number, is_global=node.is_global, stage=stage, microbatch=microbatch)
         )
-    final = builder.join(index, is_global=True)
+    if model.nodes[-1].name == ORIGIN:
+        final = index[-1]
+    else:
+        final = builder.join([index[i] for i in ops_of(model.nodes)], is_global=True)
     return build_arrays(builder, final, n_replicas, model.n_stages)
 
 
@@ -57,6 +66,7 @@ def build_trace_program(model: TraceModel, graph: StepGraph, measured_ranks: boo
     Each worker keeps its measured factor; or else ranks are drawn from the body, and lemons are as
     many in proportion.
     """
+    model = _from_zero(model)
     node_of = [int(t.collective.name) for t in graph.op_types if t.collective is not None]
     lay = _Layout(model, node_of, graph.n_replicas, measured_ranks)
     low, typical = lay.lowering()
@@ -88,6 +98,22 @@ def build_trace_program(model: TraceModel, graph: StepGraph, measured_ranks: boo
         ops, graph_arrays(graph), bank, engine.NO_LINKS, ranks, low, stalls, lay.tables.stack(),
         step_table, shares, classes, graph.n_draws, 1, typical=typical, alike=lay.alike(),
         origin=origin,
+    )  # fmt: skip
+
+
+def _from_zero(model: TraceModel) -> TraceModel:
+    """Count from the earliest lead, as no time of the engine is below 0, and take it off again."""
+    sources = np.array([node.continues >= 0 for node in model.nodes])
+    if not sources.any():
+        return model
+    lead = min(0.0, float(model.mean[sources].min()))
+    mean = np.where(sources[:, None], model.mean - lead, model.mean)
+    host = model.nodes[int(np.flatnonzero(sources)[0])]
+    preds = tuple(ops_of(model.nodes).tolist())
+    last = host._replace(name=ORIGIN, preds=preds, continues=-1, scope=WORLD)
+    return replace(
+        model, nodes=(*model.nodes, last), mean=np.append(mean, np.full_like(mean[:1], lead), 0),
+        group=np.append(model.group, model.group[sources][0]),
     )  # fmt: skip
 
 

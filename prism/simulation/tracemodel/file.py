@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism.common.errors import PrismError
-from prism.distributions.distribution import Distribution, constant
 from prism.distributions.modelfile import ModelFile, Scalar, Spec, json_of
 from prism.distributions.ranges import COUNT, FINITE, NON_NEGATIVE, POSITIVE, SAME, SHARE, Range
 from prism.simulation.tracemodel.graph import Scope, TraceNode
@@ -23,10 +22,13 @@ if TYPE_CHECKING:
 NODE = [name for name in TraceNode._fields if name != "lags"]  # which are nodes of their own
 FILE = ModelFile(
     "trace",
-    (1, 2),
+    (3,),
     {
         "duration": Spec(
-            ("node", "dp_rank"), "s", "mean time from the last arrival, rank factor taken out"
+            ("node", "dp_rank"),
+            "s",
+            "mean time from the last arrival, rank factor taken out; of a source its lead, below 0",
+            FINITE,
         ),
         "profile": Spec(
             ("op_group", "dp_rank", "step"), "1", "step factor, steps from fast to slow"
@@ -48,7 +50,7 @@ LAWS = {"rank_law": "rank", "content": "microbatch", "rank_step": "rank_step"}  
 SCALARS = {
     "n_stages": Scalar(int, COUNT), "n_replicas": Scalar(int, COUNT), "p2p": Scalar(str),
     "correlation_steps": Scalar(float), "correlation_share": Scalar(float, SHARE),
-    "measured_mean": Scalar(float), "period_ratio": Scalar(float, POSITIVE),
+    "measured_mean": Scalar(float), "most_lead": Scalar(float),
 }  # fmt: skip
 
 
@@ -79,10 +81,8 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
             f"{source}: a model of step times alone, without a step graph; a job needs one of a "
             f"trace: {FILE.command}"
         )
-    if FILE.check(dataset, source) == 1:
-        dataset, laws = _of_version_1(dataset)
-    else:
-        laws = FILE.laws(dataset)
+    FILE.check(dataset, source)
+    laws = FILE.laws(dataset)
     nodes = tuple(
         TraceNode(**{**n, "scope": Scope(n["scope"]), "stages": tuple(n["stages"]),
                      "preds": tuple(n["preds"])})
@@ -104,23 +104,6 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
     )  # fmt: skip
     _check(model)
     return model
-
-
-def _of_version_1(dataset: "xr.Dataset") -> tuple["xr.Dataset", dict[str, Distribution]]:
-    """Bring a file whose distributions were JSON to today's names; give the distributions."""
-    groups, shared = (json_of(dataset, name) for name in ("groups", "laws"))
-    laws = {entry: _law_of(shared[name]) for name, entry in LAWS.items()}
-    laws |= {f"residual/{i}": _law_of(g.pop("residual")) for i, g in enumerate(groups)}
-    attrs = {"period_ratio": 1.0} | dataset.attrs  # older files lack it
-    text = {"groups": ((), json.dumps(groups))}
-    return dataset.rename(mean="duration").assign(text).assign_attrs(attrs), laws
-
-
-def _law_of(plain: dict[str, Any]) -> Distribution:
-    if not plain:
-        return constant()
-    fields = {k: tuple(plain[k]) for k in ("params", "knots_q", "knots_x")}
-    return Distribution(plain["family"], loc=plain["loc"], scale=plain["scale"], **fields)
 
 
 def load_model(path: str | Path) -> TraceModel:
@@ -157,6 +140,10 @@ def _check(model: TraceModel) -> None:
         if not (0 <= replica < model.n_replicas and 0 <= stage < model.n_stages):
             raise ValueError(f"lemon (replica {replica}, stage {stage}) is no traced worker")
     for i, node in enumerate(model.nodes):
+        if not -1 <= node.continues < n:
+            raise ValueError(f"node {i} continues what is no node")
+        if node.continues < 0 and (model.mean[i] < 0.0).any():
+            raise ValueError(f"node {i} takes less than no time")
         if not all(0 <= p < i for p in node.preds):
             raise ValueError(f"node {i} comes before what it waits for")
         if not node.stages or not all(0 <= s < model.n_stages for s in node.stages):

@@ -7,6 +7,7 @@ what-if questions. Left out: contention between streams.
 Arrays over workers are [stage, replica, step]; NaN stands for what a trace lacks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -20,6 +21,7 @@ Array = NDArray[np.float64]
 COMPUTE = ("forward", "backward", "backward_weight", "recompute")
 ARRIVAL = "arrival"  # name of a join before an op of several workers, where one of them comes
 LATENCY = ("host", "host", "launch latency")  # op_kind, kernel_class and name of a lag
+LEAD = "lead"  # name of a source: when a host or stream begins, after the end of the step before
 
 
 class Scope(NamedTuple):
@@ -61,6 +63,7 @@ class TraceNode(NamedTuple):
     microbatch: int
     preds: tuple[int, ...]
     lags: tuple[float, ...] = ()  # from each predecessor's end to the earliest start [s]; (): none
+    continues: int = -1  # of a source: the node of the step before whose end it is
 
     @property
     def is_global(self) -> bool:
@@ -75,7 +78,7 @@ class TraceGraph:
     nodes: tuple[TraceNode, ...]
     durations: Array  # [node, replica, step] s from the last arrival; 0 for joins, NaN: missing
     steps: NDArray[np.int64]  # their numbers
-    measured: Array  # [step] last end - first start [s]
+    measured: Array  # [step] from the step's begin, or the end of the one before, to its end [s]
     n_stages: int
     n_replicas: int
     p2p: str  # blocking, async or none
@@ -85,8 +88,6 @@ class TraceGraph:
     # [node, replica, step] ops that were not recorded, whose duration is what their neighbours
     # leave: good for a replay, no measurement
     placed: NDArray[np.bool_] | None = None
-    # [node] whose first start and last end bound the step; None: it is from 0 to the last end
-    bounds: NDArray[np.bool_] | None = None
 
     def where(self, **fields: object) -> NDArray[np.int64]:
         """Return indices of nodes whose fields have these values."""
@@ -108,17 +109,13 @@ def replay(graph: TraceGraph, durations: Array | None = None) -> Array:
     `durations` [node, replica, step] are the measured ones by default, where a missing one is its
     node's median.
     """
-    durations = filled(graph) if durations is None else durations
     ends = ends_of(graph, durations)
-    if graph.bounds is None:
-        return np.asarray(ends.max(axis=(0, 1)))
-    return span(ends, durations, graph.bounds)
+    return np.asarray(ends[ops_of(graph.nodes)].max(axis=(0, 1)))
 
 
-def span(ends: Array, durations: Array, nodes: NDArray[np.bool_]) -> Array:
-    """First start to last end of some nodes, [step] s."""
-    starts = ends[nodes] - durations[nodes]
-    return np.asarray(ends[nodes].max(axis=(0, 1)) - starts.min(axis=(0, 1)))
+def ops_of(nodes: Sequence[TraceNode]) -> NDArray[np.int64]:
+    """Nodes whose last end is that of the step: a host may be further."""
+    return np.flatnonzero([node.kind == "op" for node in nodes])
 
 
 def ends_of(graph: TraceGraph, durations: Array | None = None) -> Array:
@@ -164,7 +161,7 @@ def with_lags_as_nodes(graph: TraceGraph) -> tuple[tuple[TraceNode, ...], list[i
     place: list[int] = []
     found: dict[tuple[int, float], int] = {}
     for node in graph.nodes:
-        preds = []
+        preds: list[int] = []
         for k, p in enumerate(node.preds):
             key = place[p], node.lags[k] if node.lags else 0.0
             if key[1] > 0.0 and key not in found:
@@ -176,6 +173,9 @@ def with_lags_as_nodes(graph: TraceGraph) -> tuple[tuple[TraceNode, ...], list[i
         place.append(len(nodes))
         nodes.append(node._replace(preds=tuple(dict.fromkeys(preds)), lags=()))
         lags.append(0.0)
+    for i in place:
+        if nodes[i].continues >= 0:
+            nodes[i] = nodes[i]._replace(continues=place[nodes[i].continues])
     return tuple(nodes), place, np.array(lags)
 
 

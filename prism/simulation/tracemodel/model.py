@@ -7,6 +7,7 @@ The same tables serve `draw_durations` here and the engine.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,11 +20,13 @@ from prism.distributions.distribution import Distribution, constant, quantile_ta
 from prism.distributions.samples import sample_law
 from prism.distributions.tables import N_CELLS, sample_table
 from prism.jobs.job import Job, job_from_dict
-from prism.simulation.tracemodel.graph import TraceGraph, TraceNode, replay
+from prism.simulation.tracemodel.graph import TraceGraph, TraceNode, ops_of, replay
 
 Array = NDArray[np.float64]
 Table = NDArray[np.float32]
 POOL_STEPS = 200  # steps that independent ops are drawn from
+MOST_ROUNDS = 200  # steps until the host's lead is steady: it grows by what its device is slower
+CLOSE_S = 1e-6
 
 
 class OpGroup(NamedTuple):
@@ -78,9 +81,7 @@ class TraceModel:
     correlation_share: float  # share of its variance that is
     lemons: tuple[tuple[int, int, float], ...] = ()  # replica, stage, slowdown
     measured_mean: float = 0.0  # of the measured steps [s]
-    # time from one step to the next over its own: below 1 where steps overlap, as where the host
-    # runs ahead of the GPU
-    period_ratio: float = 1.0
+    most_lead: float = 0.0  # by which a host can be ahead of its device [s]: the queue's depth
     report: dict[str, Any] = field(default_factory=dict)  # what `prism fit` prints
     job: dict[str, Any] = field(default_factory=dict)  # blocks of the traced job's file
 
@@ -235,6 +236,44 @@ def _replayed(model: TraceModel, steps: NDArray[np.int64], durations: Array) -> 
     return replace(graph, measured=replay(graph))
 
 
+def settled(model: TraceModel) -> TraceModel:
+    """Return the model with the leads of its sources as they are once steps follow each other.
+
+    A host that needs less time than its devices gets ahead until its queue is full or something
+    blocks it; one that needs more loses its lead and decides the period.
+    """
+    sources = [i for i, node in enumerate(model.nodes) if node.continues >= 0]
+    if not sources:
+        return model
+    mean = model.mean.mean(axis=1)
+    for _ in range(MOST_ROUNDS):
+        ends = _ends(model, mean)
+        end = max(ends[i] for i in ops_of(model.nodes))
+        lead = np.array([ends[model.nodes[i].continues] - end for i in sources])
+        lead = np.maximum(lead, -model.most_lead)
+        far = float(np.abs(lead - mean[sources]).max())
+        mean[sources] = lead
+        if far < CLOSE_S:
+            break
+    out = model.mean.copy()
+    out[sources] = mean[sources, None]
+    return replace(model, mean=out)
+
+
+def rescaled(model: TraceModel, factors: Sequence[float]) -> TraceModel:
+    """Return the model whose nodes [node] take so many times as long, once steps are steady."""
+    own = [1.0 if n.continues >= 0 else f for n, f in zip(model.nodes, factors, strict=True)]
+    return settled(replace(model, mean=model.mean * np.array(own)[:, None]))
+
+
+def _ends(model: TraceModel, mean: Array) -> list[float]:
+    """Find the ends of the nodes of one replica [node] s; numbers are faster than arrays of one."""
+    ends: list[float] = []
+    for node, seconds in zip(model.nodes, mean.tolist(), strict=True):
+        ends.append(max((ends[p] for p in node.preds), default=0.0) + seconds)
+    return ends
+
+
 def ideal_graph(model: TraceModel) -> TraceGraph:
     """Step with every effect at 1: each op at its mean over the replicas."""
     mean = np.repeat(model.mean.mean(axis=1, keepdims=True), model.n_replicas, axis=1)
@@ -251,6 +290,9 @@ def figures(seconds: Array) -> dict[str, float]:
     }  # fmt: skip
 
 
+_FREE = ("model", "ranks", "dependence", "model_error", "kernel_scale", "host_scale")
+
+
 def check_trace_job(job: Job, model: TraceModel) -> None:
     """Refuse keys that differ from the traced job's and that its model cannot follow."""
     if job.variability.ranks == "measured" and job.parallelism.dp != model.n_replicas:
@@ -259,7 +301,7 @@ def check_trace_job(job: Job, model: TraceModel) -> None:
             f"traced, not {job.parallelism.dp}; set drawn, or leave it out"
         )
     traced = job_from_dict(model.job)
-    free = {f"variability.{k}" for k in ("model", "ranks", "dependence", "model_error")}
+    free = {f"variability.{k}" for k in _FREE}
     free |= {f"cluster.{k}" for k in ("nodes", "gpus_per_node", "nvlink_domain_gpus")}
     free |= {"parallelism.dp", "parallelism.data_parallel"}
     changed = []
@@ -270,5 +312,5 @@ def check_trace_job(job: Job, model: TraceModel) -> None:
     if changed:
         raise PrismError(
             f"{job.source}: {', '.join(changed)}: a fitted trace has its own; with it can be set: "
-            "parallelism.dp, variability.ranks, dependence and model_error, and the run block"
+            f"parallelism.dp, variability.{', '.join(_FREE[1:])}, and the run block"
         )

@@ -93,10 +93,17 @@ class Distributed(msgspec.Struct):
     world_size: Scalar = None
 
 
+class DeviceProperties(msgspec.Struct):
+    """What a device is."""
+
+    name: Scalar = None
+
+
 class TraceFile(msgspec.Struct, rename="camel"):
     """A profiler's file."""
 
     trace_events: list[Event] | None = None
+    device_properties: list[DeviceProperties] | None = None
     distributed_info: Distributed | None = None
     base_time_nanoseconds: Scalar = None
 
@@ -114,6 +121,8 @@ class RawTrace:
     notes: list[str] = field(default_factory=list)
     cut: bool = False
     """Whether the end of the file is missing."""
+    device: str = ""
+    """Product name of the device."""
 
 
 _DECODER = msgspec.json.Decoder(TraceFile | list[Event])
@@ -173,6 +182,8 @@ def decode_events(data: bytes, where: str) -> RawTrace:
                 found.trace_events or [], as_int(info.rank, 0), as_int(info.world_size, 1),
                 as_int(found.base_time_nanoseconds, 0, 1 << 63),
             )  # fmt: skip
+            if found.device_properties:
+                trace.device = str(found.device_properties[0].name or "")
     trace.cut |= bool(damage)
     if not trace.events:
         lost = f" ({trace.n_dropped} broken ones)" if trace.n_dropped else ""

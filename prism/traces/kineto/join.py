@@ -9,7 +9,7 @@ transfer stands beside them. Left out: clock drift.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.kineto.collectives import Matched, Members, match_collectives
 from prism.traces.kineto.events import no_collection
 from prism.traces.kineto.notes import about_job, notes_of, once
+from prism.traces.kineto.periods import mark_by_rhythm, periods_of
 from prism.traces.kineto.rank import RankTrace
 from prism.traces.table import COLUMNS, Trace, impossible_durations, make_trace
 
@@ -80,6 +81,7 @@ def join_ranks(
     if not all(np.isfinite(rank.start).all() for rank in ranks):
         return _without_times(ranks, numbers, source, notes, format)
     starts = _common_clock(ranks)
+    mark_by_rhythm(ranks, starts)
     members = _members(ranks, starts)
     matched = match_collectives(members, len(ranks))
     _check_together(ranks, files, starts, matched)
@@ -98,7 +100,10 @@ def join_ranks(
         for name in (*COLUMNS, *EXTRA_COLUMNS) if name in tables[0]
     }  # fmt: skip
     meta = {"ranks": meta_ranks, **about_job(ranks, members, matched)}
-    return make_trace(columns, source, format, notes + notes_of(ranks, meta, format), meta)
+    trace = make_trace(columns, source, format, [], meta)
+    notes = notes + notes_of(ranks, meta)
+    meta["periods"] = periods_of(trace.ops, notes)
+    return replace(trace, notes=tuple(notes), meta=meta)
 
 
 def _without_times(

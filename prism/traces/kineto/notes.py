@@ -14,10 +14,10 @@ from prism.common.text import format_count, format_duration
 from prism.traces.kineto.collectives import Matched, Members
 from prism.traces.kineto.rank import RankTrace
 
-_STEP_MARKS = {
-    "kineto": "ProfilerStep marks",
-    "nsys": "NVTX ranges that mark steps",
-    "chakra": "ProfilerStep nodes with times",
+_FOUND_BY = {
+    "optimizer": "no ProfilerStep marks: steps are found by the optimizer's annotations",
+    "kernels": "no marks of steps: steps are the period in which the same kernels come again",
+    "": "no marks of steps, and no kernels that repeat: all of it is taken as one step",
 }
 
 
@@ -27,6 +27,8 @@ def about_job(ranks: list[RankTrace], members: Members, matched: Matched) -> dic
     n_collectives = int(matched.collective.max(initial=-1)) + 1
     return {
         "n_ranks": len(ranks),
+        "device": next((rank.device for rank in ranks if rank.device), ""),
+        "found_by": sorted({rank.marks for rank in ranks}),
         "n_cut": sum(rank.cut for rank in ranks),
         "world_size": max(world, default=len(ranks)),
         "clock_offset_s": [float(x) for x in matched.offset],
@@ -37,7 +39,7 @@ def about_job(ranks: list[RankTrace], members: Members, matched: Matched) -> dic
     }
 
 
-def notes_of(ranks: list[RankTrace], meta: dict[str, Any], format: str) -> list[str]:
+def notes_of(ranks: list[RankTrace], meta: dict[str, Any]) -> list[str]:
     """Say what a user should know of how the trace was read."""
     notes = []
     n_recorded, n_ranks, world = (
@@ -72,9 +74,7 @@ def notes_of(ranks: list[RankTrace], meta: dict[str, Any], format: str) -> list[
                 "ranks not traced enter through the waiting in collectives: transfers count "
                 "from the last arrival of those traced"
             )
-    if any(not rank.steps for rank in ranks):
-        marks = _STEP_MARKS[format]
-        notes.append(f"no {marks} in the trace: all of it is taken as one step")
+    notes += [_FOUND_BY[m] for m in dict.fromkeys(rank.marks for rank in ranks) if m in _FOUND_BY]
     n_outside = sum(int((rank.step < 0).sum()) for rank in ranks)
     if n_outside:
         notes.append(f"{n_outside:,} device activities launched outside all steps: step -1")

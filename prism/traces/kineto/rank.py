@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.text import format_count
@@ -21,7 +22,7 @@ from prism.traces.file import COPY_AGAIN
 from prism.traces.kernelnames import classify, is_communication_kernel, op_role
 from prism.traces.kineto.events import Args, Event, RawTrace, arguments, correlation
 from prism.traces.kineto.messages import number, numbers, raw_text, read_message, whole
-from prism.traces.kineto.stepmarks import NamedRanges, find_steps
+from prism.traces.kineto.stepmarks import NamedRanges, find_steps, optimizer_steps
 
 Floats = NDArray[np.float64]
 
@@ -36,7 +37,7 @@ _DEVICE = {
 }
 _RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver"})
 _OPS = frozenset({"cpu_op", "user_annotation", "operator"})
-_STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
+_MARK = re.compile(r"ProfilerStep#\d{1,15}$|Optimizer\.(step|zero_grad)#")
 CALLS = (
     (re.compile(r"StreamSynchronize"), "stream_sync"),
     (re.compile(r"DeviceSynchronize|CtxSynchronize|Context Sync", re.I), "device_sync"),
@@ -103,6 +104,10 @@ class RankTrace:
     notes: list[str]
     cut: bool
     """Whether the end of its file is missing."""
+    marks: str = ""
+    """What the steps were found by."""
+    device: str = ""
+    """Product name of the device, where it is known."""
 
 
 _COLUMNS = {
@@ -170,14 +175,20 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
     launches = _Launches(found.runtime, call_ts - origin, call_dur, threads)
     index = [launches.by_correlation.get(whole(a.args.correlation), -1) for a in device]
     hosts = _enclosing_ops(found.ops, op_ts - origin, op_dur, launches, index, threads)
-    steps = find_steps(_marks(found.ops))[0] if steps is None else steps
+    marks = "ranges"
+    if steps is None:
+        ranges = _marks(found.ops)
+        steps, marks = find_steps(ranges)[0], "ProfilerStep"
+        if not steps:
+            steps, marks = optimizer_steps(ranges, np.sort(call_ts)), "optimizer"
     steps = [(number, begin - origin, end - origin) for number, begin, end in steps]
     start = ts - origin
     launch = launches.start[index] if len(launches.start) else np.full(len(device), np.nan)
     launch_end = launches.end[index] if len(launches.end) else launch.copy()
     missing = np.array(index, dtype=np.int64) < 0
     launch[missing] = launch_end[missing] = np.nan
-    step = step_of(np.where(np.isfinite(launch), launch, start), steps)
+    columns = _describe(device, hosts, index, launches)
+    step = _steps_of_activities(columns["stream"], start, launch, steps)
     if raw.cut and len(steps) > 1:
         incomplete = int(step.max(initial=-1))
         step[step == incomplete] = -1
@@ -188,7 +199,7 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
         raw.world_size,
         raw.base_time_ns or 0,
         origin,
-        _describe(device, hosts, index, launches),
+        columns,
         start,
         dur,
         launch,
@@ -201,6 +212,8 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
         bool(ts.size) and bool((np.floor(ts) != ts).any()),
         [*raw.notes, *notes],
         raw.cut,
+        marks if steps else "",
+        raw.device,
     )
 
 
@@ -294,10 +307,31 @@ def _around(stack: list[tuple[float, Event]]) -> _Host:
 
 
 def _marks(ops: list[Event]) -> NamedRanges:
-    """Give the ranges that PyTorch's profiler marks steps with, times in us as recorded."""
-    marks = [e for e in ops if isinstance(e.name, str) and _STEP.match(e.name)]
+    """Give the ranges that mark steps in PyTorch, times in us as recorded."""
+    marks = [e for e in ops if isinstance(e.name, str) and _MARK.match(e.name)]
     start, length = (numbers([getattr(e, name) for e in marks]) for name in ("ts", "dur"))
-    return NamedRanges([str(e.name) for e in marks], np.arange(len(marks)), start, start + length)
+    label, names = pd.factorize(np.array([str(e.name) for e in marks], object))
+    return NamedRanges(list(names), label.astype(np.int64), start, start + length)
+
+
+def _steps_of_activities(
+    stream: NDArray[np.int64], start: Floats, launch: Floats, steps: Steps
+) -> NDArray[np.int64]:
+    """Step of each activity: that of its launch, or where that is missing of its predecessor.
+
+    What a stream runs before its first recorded launch was launched before the recording. Streams
+    without any launch go by the start of their activities.
+    """
+    step = step_of(np.where(np.isfinite(launch), launch, start), steps)
+    if not steps or np.isfinite(launch).all():
+        return step
+    order = np.lexsort((start, stream))
+    table = pd.DataFrame({"stream": stream, "step": step, "known": np.isfinite(launch)}).iloc[order]
+    of_stream = table.groupby("stream")
+    some = of_stream["known"].transform("any")
+    before = of_stream["step"].transform(lambda s: s.where(table["known"].loc[s.index]).ffill())
+    step[order] = np.where(some, before.fillna(-1), table["step"]).astype(np.int64)
+    return step
 
 
 def step_of(when: Floats, steps: Steps) -> NDArray[np.int64]:

@@ -1,12 +1,13 @@
 """Which of a recording's named ranges are the job's steps.
 
 Ranges called step, iteration or batch, with or without a number, are taken for steps; of several
-families the one that covers most time. A pattern of the user's replaces the guess. Left out:
-guessing steps from the rhythm of kernels.
+families the one that covers most time. A pattern of the user's replaces the guess. Where PyTorch's
+profiler marks no steps, the annotations of the optimizer do.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,6 +105,38 @@ def _steps(
         old = found.get(number, (start, end))
         found[number] = (min(start, old[0]), max(end, old[1]))
     return sorted(((n, *times) for n, times in found.items()), key=lambda step: step[1])
+
+
+def optimizer_steps(ranges: NamedRanges, launches: Floats) -> list[tuple[int, float, float]]:
+    """Find steps by the optimizer: each lasts from the end of one update to that of the next.
+
+    ``Optimizer.zero_grad#`` serves where no update is annotated. Where several optimizers take
+    turns, the one that comes least often counts; where one comes several times a step, as for
+    several groups of parameters, the pattern of launches between them says so.
+    """
+    for word in ("Optimizer.step#", "Optimizer.zero_grad#"):
+        named_so = [i for i, text in enumerate(ranges.labels) if text.startswith(word)]
+        of = {i: np.flatnonzero(ranges.label == i) for i in named_so}
+        if not of:
+            continue
+        rows = min(of.values(), key=lambda rows: rows.size)
+        is_update = word == "Optimizer.step#"
+        at = np.sort((ranges.end if is_update else ranges.start)[rows])
+        first = float(launches.min(initial=at[0]))
+        bounds = np.r_[min(first, at[0]), at] if is_update else np.r_[at, np.inf]
+        bounds = bounds[:: _turns(np.histogram(launches, bounds)[0])]
+        return [(k, float(a), float(b)) for k, (a, b) in enumerate(itertools.pairwise(bounds))]
+    return []
+
+
+def _turns(launched: NDArray[np.int64]) -> int:
+    """Tell how many pieces between marks are one step, from what each launches."""
+    usual = launched[1:]  # the recording may begin within the first
+    for turns in range(1, usual.size // 2 + 1):
+        ahead, behind = usual[turns:], usual[:-turns]
+        if (np.abs(ahead - behind) <= 0.1 * np.maximum(ahead, behind)).all():
+            return turns
+    return 1
 
 
 def candidates(ranges: NamedRanges, most: int = 4) -> str:
