@@ -85,7 +85,7 @@ def test_every_step_is_replayed_through_the_waits_of_the_others(made):
 
 CLASSES = {
     "memcpy_h2d": ["HtoD"], "memcpy_d2h": ["DtoH"], "gemm": ["ampere"], "optimizer": ["Adam"],
-    "memory": ["backward", "reduce_metrics"], "all_reduce": ["nccl"],
+    "elementwise": ["backward", "reduce_metrics"], "all_reduce": ["nccl"],
 }  # fmt: skip
 
 

@@ -25,7 +25,8 @@ DOCUMENTS = [synth.events(PROGRAM, TIMES, rank, world=2) for rank in (0, 1)]
 ACTIVE = [i for i, call in enumerate(PROGRAM) if call.do in ("launch", "copy_back", "collective")]
 MEMBERS = [i for i, call in enumerate(PROGRAM) if call.do == "collective"]
 CLASS_OF = {
-    "ampere": ("compute", "gemm"), "void at": ("memory", "memory"), "void re": ("memory", "memory"),
+    "ampere": ("compute", "gemm"),
+    "void at": ("memory", "elementwise"), "void re": ("memory", "elementwise"),
     "void mu": ("optimizer", "optimizer"), "ncclDev": ("all_reduce", "all_reduce"),
     "Memcpy H": ("memory", "memcpy_h2d"), "Memcpy D": ("memory", "memcpy_d2h"),
 }  # fmt: skip
@@ -374,7 +375,7 @@ def test_an_activity_is_of_the_step_that_launched_it(tmp_path):
     ("kernel", "op", "expected"),
     [
         ("some_kernel", "aten::addmm", ("compute", "gemm")),
-        ("some_kernel", None, ("memory", "memory")),
+        ("some_kernel", None, ("memory", "elementwise")),
         ("ampere_sgemm_128x64_nn", None, ("compute", "gemm")),
         ("ampere_sgemm_128x64_nn", "aten::convolution_backward", ("compute", "convolution")),
         ("ampere_sgemm_128x64_nn", "Optimizer.step#Muon.step", ("optimizer", "optimizer")),

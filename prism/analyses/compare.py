@@ -1,8 +1,8 @@
-"""`prism compare`: whether two results, or two measurements of step times, really differ.
+"""`prism compare`: whether two results or measurements differ; or a profile against a job.
 
-In mean, percentiles, spread and as whole distributions, with intervals that count what is
-independent: clusters, runs, or stretches of a run longer than its memory. It also says how many of
-them it takes to see an effect.
+Of samples: in mean, percentiles, spread and as whole distributions, with intervals that count what
+is independent: clusters, runs, or stretches of a run longer than its memory. It also says how many
+of them it takes to see an effect.
 """
 
 import json
@@ -25,6 +25,7 @@ from prism.analyses.comparisons.inputs import (
     job_differences,
     read_input,
 )
+from prism.analyses.comparisons.profile import compare_classes, read_profile, refuse
 from prism.analyses.comparisons.quantity import (
     LEVEL,
     POWERS,
@@ -35,6 +36,7 @@ from prism.analyses.comparisons.quantity import (
 )
 from prism.common.errors import PrismError, named
 from prism.common.text import format_count
+from prism.jobs.job import Job
 from prism.simulation.steps import fresh_seed
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ _SAMPLE_POINTS = 2_000  # values kept of each side for the pictures
 
 def compare(
     a: "str | os.PathLike[str] | xr.Dataset",
-    b: "str | os.PathLike[str] | xr.Dataset",
+    b: "str | os.PathLike[str] | xr.Dataset | Job",
     *,
     column: str | None = None,
     unit: str | None = None,
@@ -57,26 +59,31 @@ def compare(
     effect: float = EFFECT,
     skip: int | None = None,
     steps: str | None = None,
+    step_range: str | None = None,
     fail_if_slower: float | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Compare two results or two measurements of step times.
+    """Compare two results or two measurements of step times; or a profile with a job.
 
     Parameters
     ----------
     a, b : path or xarray.Dataset
         A result of `prism.estimate`, its file or folder; or step times (CSV, parquet, a
         log), where ``FILE[key=value,...]`` keeps rows. Where each run has one value, these are its
-        totals.
+        totals. Or a profiler's trace (a file or a folder), and a job (its file, the name of a
+        shipped one): the step's time by kernel class, measured and predicted.
     column, unit, where, steps
-        Choose from a table of step times, for both; steps are ``A:B``, numbers of the first and
-        the last.
+        Choose from a table of step times, for both; steps, also of a profile, are ``A:B``, numbers
+        of the first and the last.
     effect : float
         Relative difference that matters [1]: how many steps, runs or replicates see it is worked
         out, and differences that are surely smaller are called so.
     skip : int, optional
-        First steps of each measured run to leave out; those that stick out where None.
+        First steps of each measured run, or of a profile, to leave out; those of runs that stick
+        out where None.
+    step_range : str, optional
+        Of a profile: what the ranges that are steps are called; see `prism.analyses.replay`.
     fail_if_slower : float, optional
         Whether the mean of B is slower than that of A by more than this share [1] is decided too,
         for each quantity: ``gate`` of the summary.
@@ -110,6 +117,10 @@ def compare(
             f"{named('fail_if_slower')} {fail_if_slower:g}: expected a share from 0 up to 1, such "
             "as 1% or 0.01"
         )
+    profile = read_profile(a, b, step_range)
+    if profile is not None:
+        refuse({"column": column, "unit": unit, "where": where, "fail_if_slower": fail_if_slower})
+        return compare_classes(*profile, skip, steps)
     seed = fresh_seed() if seed is None else seed
     options = {"column": column, "unit": unit, "where": where}
     first, second = (read_input(source, options, steps, seed) for source in (a, b))

@@ -55,6 +55,7 @@ KINDS = {
     "measurement": Kind("measure", "measure:measurement_answer"),
     "measured_step": Kind("measure", "measure:step_answer"),
     "comparison": Kind("compare", "compare:compare_answer"),
+    "class_comparison": Kind("compare", "classes:classes_answer"),
     "watch": Kind("watch", "watch:watch_answer"),
 }  # fmt: skip
 """Every kind of result and model, by the ``kind`` of its dataset, in the order of work."""

@@ -163,7 +163,8 @@ def _events(
     kind, classes = texts(timeline, "kind"), texts(timeline, "classes")
     first = np.char.partition(classes, " ")[:, 0]
     kind = np.where(np.isin(kind, ("compute", "memory")) & (first != ""), first, kind)
-    kind[np.char.startswith(kind, "mem")] = "memory"  # copies, too
+    in_memory = np.isin(kind, ("elementwise", "norm")) | np.char.startswith(kind, "mem")  # copies
+    kind[in_memory] = "memory"
     shown = np.isfinite(at) & (end >= begin) & (start <= until)
     found = (at, start / scale, end / scale, texts(timeline, "stream"), kind,
              timeline["critical"].values == 1)  # fmt: skip

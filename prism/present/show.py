@@ -124,7 +124,8 @@ def describe(
     from prism.present.traceshow import describe_step_times, describe_trace
 
     if kind == "trace":
-        return describe_trace(choose_steps(read_trace(found or what, step_range), skip, steps))
+        whole = read_trace(found or what, step_range)
+        return describe_trace(choose_steps(whole, skip, steps), whole)
     times = read_step_times(found or what, column, where, unit)
     return describe_step_times(choose_steps(times, skip, steps))
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from prism.analyses.comparisons.classes import IDLE, measured_times
 from prism.common.agreement import effective_n
 from prism.common.text import format_count
 from prism.models.changes.find import settled
@@ -29,6 +30,7 @@ from prism.present.answer import (
     pairs_table,
     share,
 )
+from prism.present.answers.classes import class_times_table
 from prism.present.answers.stepmodel import step_time_rows
 from prism.traces import StepTimes
 from prism.traces.table import Trace
@@ -38,9 +40,12 @@ WAITING = ("transfer", "all_reduce", "all_gather", "reduce_scatter", "all_to_all
 MOST_ROWS = 20
 
 
-def describe_trace(trace: Trace) -> Answer:
-    """Describe a trace: its layout, and each kind of op with its spread."""
-    ops = trace.ops
+def describe_trace(trace: Trace, whole: Trace | None = None) -> Answer:
+    """Describe a trace: its layout, where its step's time goes, each kind of op with its spread.
+
+    `whole` has the steps before, from whose ends periods are counted.
+    """
+    ops, times = trace.ops, measured_times(whole or trace, trace)
     steps = np.unique(ops["step"][ops["step"] >= 0])
     places = ("rank", "dp_rank", "stage", "chunk", "stream")
     found: dict[str, Any] = {
@@ -51,7 +56,19 @@ def describe_trace(trace: Trace) -> Answer:
         **{f"n_{name}s": int(ops[name].nunique()) for name in places},
         "step_span_mean": _step_span(ops), "ops": _kinds(trace), "notes": list(trace.notes),
     }  # fmt: skip
-    tables = (_sizes(found), *_ops(found["ops"]), lines_table("Notes", found["notes"]))
+    if times is not None:
+        found["step_classes"] = {
+            "period": times.period, "steps": times.n_steps,
+            "classes": [
+                {"name": name, "seconds": seconds, "share": seconds / times.period,
+                 "kernels": times.kernels.get(name)}
+                for name, seconds in times.seconds.items()
+                if name == IDLE or times.kernels[name] or seconds
+            ],
+        }  # fmt: skip
+    by_class = () if times is None else (class_times_table(times),)
+    ops_tables = _ops(found["ops"], details=times is not None)
+    tables = (_sizes(found), *by_class, *ops_tables, lines_table("Notes", found["notes"]))
     return Answer(
         title="Trace",
         subject=Path(trace.source).name,
@@ -106,8 +123,8 @@ def _sizes(found: Mapping[str, Any]) -> Table:
     return pairs_table("Recorded", rows)
 
 
-def _ops(kinds: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Lay out kinds of op, those with most of the time by default."""
+def _ops(kinds: Sequence[Mapping[str, Any]], details: bool) -> list[Table]:
+    """Lay out kinds of op, those with most of the time first."""
     rows = tuple(
         (
             row["op_kind"], row["what"] if row["what"] != row["op_kind"] else None,
@@ -121,6 +138,8 @@ def _ops(kinds: Sequence[Mapping[str, Any]]) -> list[Table]:
     columns = tuple(Column(head, right=2 <= i <= 6) for i, head in enumerate(heads))
     more = len(rows) - MOST_ROWS
     notes = (f"{more} more: --details lists them",) if more > 0 else ()
+    if details:
+        return [Table("Ops, as recorded", columns, rows, details=True)]
     shown = Table("Ops, as recorded", columns, rows[:MOST_ROWS], notes)
     return [shown, Table("Further ops", columns, rows[MOST_ROWS:], details=True)]
 

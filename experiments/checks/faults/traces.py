@@ -51,7 +51,7 @@ FAULTS = [
     (
         "a kernel's own name decides its class before the op that launched it",
         "kernel_class = by_op or by_name",
-        'kernel_class = by_name if by_name != "memory" else by_op or by_name',
+        'kernel_class = by_name if by_name != "elementwise" else by_op or by_name',
     ),
     (
         "launch gaps count idle time whether or not the host was late",

@@ -1,4 +1,4 @@
-"""``prism compare``: whether two results, or two measurements, really differ."""
+"""``prism compare``: whether two results or measurements differ; or a profile against a job."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from prism.cli.commands.options import (
     details_option,
     output_option,
     rows_of,
+    step_range_option,
     steps_option,
 )
 from prism.cli.commands.outputs import check_file_path, conclude, write_text
@@ -35,8 +36,9 @@ from prism.cli.commands.terminal import progress_line
     "--skip",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Drop the first N steps of each measured run.  [default: those that stick out]",
+    help="Drop the first N steps of each measured run or profile.  [default: those that stick out]",
 )
+@step_range_option
 @steps_option
 @click.option(
     "--fail-if-slower",
@@ -58,6 +60,7 @@ def compare(
     where: tuple[tuple[str, str], ...],
     effect: float,
     skip: int | None,
+    step_range: str | None,
     steps: str | None,
     fail_if_slower: float | None,
     junit: str | None,
@@ -68,11 +71,14 @@ def compare(
     seed: int | None,
     threads: int | None,
 ) -> int:
-    """Test whether two results or measurements differ.
+    """Compare two results or measurements, or a profile with a job.
 
     A and B are each the folder or result.nc of `prism estimate`, or step times (CSV, parquet, a
     trainer's log); FILE[column=value,...] chooses rows, so that both can be of one file.
     Differences are those of B against A.
+
+    Or A is a profiler's trace with kernels (a file or a folder) and B a job (its file or a shipped
+    name): class by class, what the job predicts of a step and the trace measured.
     """
     from prism.analyses.compare import compare as compare_two
     from prism.common.files import check_directory
@@ -86,7 +92,7 @@ def compare(
     with progress_line("comparing", quiet) as report:
         result = compare_two(
             a, b, column=column, unit=unit, where=rows_of(where), effect=effect, skip=skip,
-            steps=steps,
+            step_range=step_range, steps=steps,
             fail_if_slower=fail_if_slower, seed=seed, progress=report,
         )  # fmt: skip
     found = conclude(result, output=output, as_json=as_json, details=details, quiet=quiet).figures
