@@ -63,26 +63,9 @@ class _Activities:
 
 # --------------------------------------------------------------------------------- of a profile
 def step_windows(trace: Trace, steps: Sequence[int]) -> dict[int, list[tuple[float, float]]]:
-    """Find when the periods of steps begin and end, by rank [s].
-
-    From the end of one step's device work to the end of the next one's; of steps that none was
-    recorded before, all alone or with gaps between their numbers, their span.
-    """
-    ops = trace.ops
-    known = ops[(ops["step"] >= 0) & ops["start"].notna() & ~ops["op_kind"].isin(_NO_DEVICE)]
-    ends = (known["start"] + known["duration"]).groupby([known["rank"], known["step"]]).max()
-    starts = known["start"].groupby([known["rank"], known["step"]]).min()
-    found: dict[int, list[tuple[float, float]]] = {}
-    for rank in known["rank"].unique().tolist():
-        end, start = ends[rank].to_dict(), starts[rank].to_dict()
-        wanted = [step for step in steps if step in end]
-        windows = [(end[step - 1], end[step]) for step in wanted if step - 1 in end]
-        windows = sorted(windows or [(start[step], end[step]) for step in wanted])
-        before = np.maximum.accumulate([-np.inf, *(b for _, b in windows)])
-        found[rank] = [
-            (a, b) for (a, b), last in zip(windows, before, strict=False) if last <= a < b
-        ]
-    return {rank: windows for rank, windows in found.items() if windows}
+    """Find begin and end of the periods of steps, by rank [s]."""
+    found = [(a, b) for number, a, b in trace.meta.get("periods", ()) if number in steps]
+    return {int(rank): found for rank in trace.ops["rank"].unique()} if found else {}
 
 
 def measured_times(trace: Trace, chosen: Trace | None = None) -> ClassTimes | None:
