@@ -125,7 +125,7 @@ def describe(
 
     if kind == "trace":
         whole = read_trace(found or what, step_range)
-        return describe_trace(choose_steps(whole, skip, steps), whole)
+        return describe_trace(choose_steps(whole, skip, steps))
     times = read_step_times(found or what, column, where, unit)
     return describe_step_times(choose_steps(times, skip, steps))
 

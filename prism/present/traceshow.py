@@ -42,12 +42,9 @@ WAITING = ("transfer", "all_reduce", "all_gather", "reduce_scatter", "all_to_all
 MOST_ROWS = 20
 
 
-def describe_trace(trace: Trace, whole: Trace | None = None) -> Answer:
-    """Describe a trace: its layout, where its step's time goes, each kind of op with its spread.
-
-    `whole` has the steps before, from whose ends periods are counted.
-    """
-    ops, times = trace.ops, measured_times(whole or trace, trace)
+def describe_trace(trace: Trace) -> Answer:
+    """Describe a trace: its layout, where its step's time goes, each kind of op with its spread."""
+    ops, times = trace.chosen, measured_times(trace)
     steps = np.unique(ops["step"][ops["step"] >= 0])
     places = ("rank", "dp_rank", "stage", "chunk", "stream")
     found: dict[str, Any] = {
@@ -84,9 +81,9 @@ def describe_trace(trace: Trace, whole: Trace | None = None) -> Answer:
 def _kinds(trace: Trace) -> list[dict[str, Any]]:
     """Statistics per kind of op and, where the format knows kernels, per class; longest first."""
     keys = ["op_kind", "kernel_class"] if trace.has_kernels else ["op_kind", "name"]
-    total = float(trace.ops["duration"].sum()) or 1.0
+    total = float(trace.chosen["duration"].sum()) or 1.0
     rows = []
-    for (kind, what), group in trace.ops.groupby(keys, observed=True)["duration"]:
+    for (kind, what), group in trace.chosen.groupby(keys, observed=True)["duration"]:
         seconds = group.to_numpy()
         mean, median = float(seconds.mean()), float(np.median(seconds))
         rows.append({
@@ -109,8 +106,7 @@ def _step_span(ops: pd.DataFrame) -> float | None:
 
 def _step_times(trace: Trace) -> dict[str, Any]:
     """Periods of a profile's steps, and where the host leads what it sees of them [s]."""
-    chosen = set(trace.ops["step"].unique().tolist())
-    rows = [row for row in trace.meta.get("periods", ()) if row[0] in chosen]
+    rows = trace.meta.get("periods", ())
     if not rows:
         return {}
     periods = np.array([end - begin for _, begin, end in rows])

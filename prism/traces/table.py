@@ -41,6 +41,9 @@ INTEGER_COLUMNS = tuple(name for name, value in _DEFAULTS.items() if isinstance(
 KERNEL_FORMATS = ("kineto", "nsys", "chakra")
 """Formats whose rows are device activities: kernels, copies and fills, by stream."""
 
+LEFT_OUT = -2
+"""Step of activities whose step the user left out: they still occupy the device."""
+
 FEW = 0.01
 """Share of wrong rows below which they are dropped and counted; more of them are an error."""
 
@@ -65,6 +68,11 @@ class Trace:
 
     def __post_init__(self) -> None:
         assert tuple(self.ops.columns[: len(COLUMNS)]) == COLUMNS, list(self.ops.columns)
+
+    @property
+    def chosen(self) -> pd.DataFrame:
+        """Rows of all steps but those that were left out, and outside of all steps."""
+        return self.ops[self.ops["step"] != LEFT_OUT]
 
     @property
     def has_kernels(self) -> bool:

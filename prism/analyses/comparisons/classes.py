@@ -62,18 +62,11 @@ class _Activities:
 
 
 # --------------------------------------------------------------------------------- of a profile
-def step_windows(trace: Trace, steps: Sequence[int]) -> dict[int, list[tuple[float, float]]]:
-    """Find begin and end of the periods of steps, by rank [s]."""
-    found = [(a, b) for number, a, b in trace.meta.get("periods", ()) if number in steps]
-    return {int(rank): found for rank in trace.ops["rank"].unique()} if found else {}
-
-
-def measured_times(trace: Trace, chosen: Trace | None = None) -> ClassTimes | None:
-    """Find a profile's time by class, of the steps of `chosen`; None without a step or kernels."""
+def measured_times(trace: Trace) -> ClassTimes | None:
+    """Find a profile's time by class, in the periods of its steps; None without any."""
     if not trace.has_kernels:
         return None
-    steps = np.unique((trace if chosen is None else chosen).ops["step"]).tolist()
-    windows = step_windows(trace, [step for step in steps if step >= 0])
+    windows = [(begin, end) for _, begin, end in trace.meta.get("periods", ())]
     if not windows:
         return None
     ops = trace.ops[trace.ops["start"].notna() & ~trace.ops["op_kind"].isin(_NO_DEVICE)]
@@ -82,16 +75,17 @@ def measured_times(trace: Trace, chosen: Trace | None = None) -> ClassTimes | No
     start, rank = ops["start"].to_numpy(), ops["rank"].to_numpy()
     end = start + ops["duration"].to_numpy()
     means, counts = [], []
-    for of, spans in windows.items():
+    ranks = np.unique(rank)
+    for of in ranks:
         mine = rank == of
         activities = _Activities(start[mine], end[mine], code[mine])
-        seconds, n = _time_by_class(activities, np.array(spans), len(ORDER))
+        seconds, n = _time_by_class(activities, np.array(windows), len(ORDER))
         means.append(seconds.mean(axis=0))
         counts.append(n.mean(axis=0))
     mean, count = np.mean(means, axis=0), np.mean(counts, axis=0)
     return ClassTimes(
         float(mean.sum()), _named(mean), dict(zip(ORDER, count.tolist(), strict=True)),
-        max(map(len, windows.values())), tuple(windows),
+        len(windows), tuple(ranks.tolist()),
     )  # fmt: skip
 
 

@@ -126,7 +126,7 @@ def compare_classes(
     PrismError
         No step has kernels, or the job's kernels are not known.
     """
-    measured = measured_times(trace, choose_steps(trace, skip, steps))
+    measured = measured_times(choose_steps(trace, skip, steps))
     if measured is None:
         raise PrismError(f"{trace.source}: no step with kernels in it; {_TAKES}")
     n_ranks = int(trace.meta.get("world_size", len(measured.ranks)))

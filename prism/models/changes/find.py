@@ -21,6 +21,7 @@ from prism.models.changes.spans import FEWEST, Index, Span, find_spans
 from prism.simulation.tracemodel.graph import COMPUTE
 from prism.traces import StepTimes, Trace
 from prism.traces.kernelnames import COLLECTIVES
+from prism.traces.table import LEFT_OUT
 
 MANY = 3  # series whose median is what they have in common
 
@@ -149,9 +150,13 @@ def changes_of_trace(trace: Trace) -> tuple[list[Row], Index]:
     A worker's step is the median of its computing ops' durations over what each usually takes.
     """
     ops = trace.ops[(trace.ops["step"] >= 0) & (trace.ops["op_kind"] != "launch_gap")]
+    periods = {number: end - begin for number, begin, end in trace.meta.get("periods", ())}
+    if periods:
+        ops = ops[ops["step"].isin(list(periods))]
     begin = ops["start"].groupby(ops["step"]).min()
     end = (ops["start"] + ops["duration"]).groupby(ops["step"]).max()
     steps, seconds = begin.index.to_numpy(), (end - begin).to_numpy()
+    seconds = np.array([periods.get(step, own) for step, own in zip(steps, seconds, strict=True)])
     workers, values = _workers(ops, trace.has_kernels, steps)
     rows: list[Row] = []
 
@@ -267,9 +272,15 @@ def _skip(recording: Any, n: int | None) -> Any:
 
 
 def without_steps(trace: Trace, steps: Index) -> Trace:
-    """Leave out some steps of a trace."""
+    """Leave out some steps of a trace; of a profiler's the rows stay, as others wait for them."""
     if not steps.size:
         return trace
+    if trace.has_kernels:
+        ops = trace.ops.assign(
+            step=trace.ops["step"].where(~trace.ops["step"].isin(steps), LEFT_OUT)
+        )
+        periods = [row for row in trace.meta.get("periods", ()) if row[0] not in steps]
+        return replace(trace, ops=ops, meta=trace.meta | {"periods": periods})
     ops = trace.ops[~trace.ops["step"].isin(steps)].reset_index(drop=True)
     return replace(trace, ops=ops)
 

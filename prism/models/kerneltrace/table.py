@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from prism.models.kerneltrace.steps import kernel_keys
 from prism.traces.kernelnames import COLLECTIVES
-from prism.traces.table import Trace
+from prism.traces.table import LEFT_OUT, Trace
 
 Floats = NDArray[np.float64]
 
@@ -60,7 +60,7 @@ class KernelRow:
 
 def kernel_table(trace: Trace) -> list[KernelRow]:
     """Kernels of a trace, launch gaps among them, with their share of all ranks' time."""
-    ops = trace.ops
+    ops = trace.chosen
     by_rank = ops["rank"]
     end, start = ops["start"] + ops["duration"], ops["start"]
     total = float((end.groupby(by_rank).max() - start.groupby(by_rank).min()).sum())
@@ -74,7 +74,8 @@ def kernel_durations(trace: Trace) -> pd.DataFrame:
     deviation, corrected for the shape's own mean.
     """
     keys, key = kernel_keys(trace)
-    ops = trace.ops
+    ops = trace.chosen
+    key = key[(trace.ops["step"] != LEFT_OUT).to_numpy()]
     kind, transfer = ops["op_kind"].astype(str).to_numpy(), ops["transfer"].to_numpy()
     measure = np.where(np.isin(kind, list(COLLECTIVES)), np.where(np.isfinite(transfer), 1, 2), 0)
     measure[kind == "launch_gap"] = 3
