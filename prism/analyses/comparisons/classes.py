@@ -62,27 +62,13 @@ class _Activities:
 
 
 # --------------------------------------------------------------------------------- of a profile
-def step_windows(trace: Trace, steps: Sequence[int]) -> dict[int, list[tuple[float, float]]]:
-    """Find when the periods of steps begin and end, by rank [s].
+def step_windows(trace: Trace, steps: Sequence[int]) -> dict[int, tuple[float, float]]:
+    """Find when the periods of some steps begin and end, by number [s].
 
-    From the end of one step's device work to the end of the next one's; of steps that none was
-    recorded before, all alone or with gaps between their numbers, their span.
+    From the end of one step's device work to the end of the next one's; the span of an only step.
     """
-    ops = trace.ops
-    known = ops[(ops["step"] >= 0) & ops["start"].notna() & ~ops["op_kind"].isin(_NO_DEVICE)]
-    ends = (known["start"] + known["duration"]).groupby([known["rank"], known["step"]]).max()
-    starts = known["start"].groupby([known["rank"], known["step"]]).min()
-    found: dict[int, list[tuple[float, float]]] = {}
-    for rank in known["rank"].unique().tolist():
-        end, start = ends[rank].to_dict(), starts[rank].to_dict()
-        wanted = [step for step in steps if step in end]
-        windows = [(end[step - 1], end[step]) for step in wanted if step - 1 in end]
-        windows = sorted(windows or [(start[step], end[step]) for step in wanted])
-        before = np.maximum.accumulate([-np.inf, *(b for _, b in windows)])
-        found[rank] = [
-            (a, b) for (a, b), last in zip(windows, before, strict=False) if last <= a < b
-        ]
-    return {rank: windows for rank, windows in found.items() if windows}
+    found = {int(number): (a, b) for number, a, b in trace.meta.get("periods", ())}
+    return {number: found[number] for number in sorted(found) if number in steps}
 
 
 def measured_times(trace: Trace, chosen: Trace | None = None) -> ClassTimes | None:
@@ -90,25 +76,27 @@ def measured_times(trace: Trace, chosen: Trace | None = None) -> ClassTimes | No
     if not trace.has_kernels:
         return None
     steps = np.unique((trace if chosen is None else chosen).ops["step"]).tolist()
-    windows = step_windows(trace, [step for step in steps if step >= 0])
-    if not windows:
+    periods = step_windows(trace, steps)
+    if not periods:
         return None
+    windows = np.array(list(periods.values()))
     ops = trace.ops[trace.ops["start"].notna() & ~trace.ops["op_kind"].isin(_NO_DEVICE)]
     labels = {name: _measured_class(name) for name in ops["kernel_class"].unique()}
     code = ops["kernel_class"].map(labels).map(ORDER.index).to_numpy(np.int64)
     start, rank = ops["start"].to_numpy(), ops["rank"].to_numpy()
     end = start + ops["duration"].to_numpy()
-    means, counts = [], []
-    for of, spans in windows.items():
+    ranks = np.unique(rank).tolist()
+    means = []
+    for of in ranks:
         mine = rank == of
         activities = _Activities(start[mine], end[mine], code[mine])
-        seconds, n = _time_by_class(activities, np.array(spans), len(ORDER))
-        means.append(seconds.mean(axis=0))
-        counts.append(n.mean(axis=0))
-    mean, count = np.mean(means, axis=0), np.mean(counts, axis=0)
+        means.append(_time_by_class(activities, windows, len(ORDER)).mean(axis=0))
+    mean = np.mean(means, axis=0)
+    counted = np.bincount(code[ops["step"].isin(list(periods))], minlength=len(ORDER))
+    count = counted / (len(periods) * len(ranks))
     return ClassTimes(
         float(mean.sum()), _named(mean), dict(zip(ORDER, count.tolist(), strict=True)),
-        max(map(len, windows.values())), tuple(windows),
+        len(periods), tuple(ranks),
     )  # fmt: skip
 
 
@@ -119,10 +107,8 @@ def _measured_class(kernel_class: str) -> str:
     return kernel_class if kernel_class in ORDER else OTHER
 
 
-def _time_by_class(
-    activities: _Activities, windows: Array, n: int
-) -> tuple[Array, NDArray[np.int64]]:
-    """Split windows among classes, then idle [window, class + 1], and count what begins there."""
+def _time_by_class(activities: _Activities, windows: Array, n: int) -> Array:
+    """Split windows [window, 2] in order among classes, then idle: seconds [window, class + 1]."""
     start, end, code = activities.start, activities.end, activities.code
     cuts = np.unique(np.concatenate([start, end, windows.ravel()]))
     begins, ends = np.searchsorted(cuts, start), np.searchsorted(cuts, end)
@@ -141,10 +127,7 @@ def _time_by_class(
             taken = free & (np.cumsum(steps)[:-1] > 0)
         seconds[:, k] = np.bincount(window[taken], length[taken], len(windows))
         free = free & ~taken
-    place = np.searchsorted(windows[:, 0], start, side="right") - 1
-    counted = (place >= 0) & (start < windows[np.maximum(place, 0), 1])
-    counts = np.bincount(place[counted] * n + code[counted], minlength=len(windows) * n)
-    return seconds, counts.reshape(len(windows), n)
+    return seconds
 
 
 def _named(seconds: Array) -> dict[str, float]:
@@ -211,7 +194,7 @@ def _stage_times(
         for mixed, part in zip(whole, parts, strict=True)
     ]
     activities = _Activities(begin[list(ops)], end[list(ops)], np.array(code, np.int64))
-    seconds = _time_by_class(activities, windows, 1 + len(LINKS))[0][0]
+    seconds = _time_by_class(activities, windows, 1 + len(LINKS))[0]
     time: dict[str, float] = defaultdict(float)
     for i, mixed, part in zip(ops, whole, parts, strict=True):
         for name, share in part.items() if mixed else ():
