@@ -13,7 +13,7 @@ from prism.cluster.nodes.hosts import find_nodes, read_host_list
 from prism.cluster.nodes.inventory import merge_inventories
 from prism.jobs.hostfiles import as_ranges, host_order, placement_csv, read_hosts
 from prism.traces import find_recording
-from prism.traces.rare.nccltests import split_hosts
+from prism.traces.formats.nccltests import split_hosts
 
 DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))
 RUNS = DATA / "gpu_variability" / "runs.parquet"

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from timing import least_seconds
 
 import prism
+from prism.traces import read_trace
 
 PROGRAM = synth.training_step(n_layers=2, kernels=2)
 TIMES = synth.simulate(PROGRAM, *synth.draw(PROGRAM, 4, 2, seed=5))
@@ -223,6 +224,90 @@ def test_each_group_of_ranks_has_its_own_collectives(tmp_path, told_by):
     # of tp 100 us each; of dp 200 us less the wait of 20 and 30 us for the group's second rank
     assert (row["measure"], row["n"]) == ("transfer", 3 * 4)
     assert row["mean"] == pytest.approx(1e-6 * (100 + 100 + 180 + 170) / 4)
+
+
+def clocked(folder, n_ranks=8, n=500, steps=5, wrong=(), late_s=0.0, miss=0.0, seed=1):
+    """Record a job of tp pairs and dp groups, each rank by a clock of its own.
+
+    Returns the trace, true starts [s] of the all-reduces by rank, and how many were recorded by
+    several ranks, and by one alone. A transfer takes 100 us; ends differ by some 3 us.
+    """
+    draw = np.random.default_rng(seed)
+    offset, drift = draw.uniform(-0.05, 0.05, n_ranks), draw.uniform(-50e-6, 50e-6, n_ranks)
+    offset[0] = drift[0] = 0.0
+    first = draw.uniform(0.0, late_s, n_ranks)
+    last = 2e-3 * n - draw.uniform(0.0, late_s, n_ranks)
+    made, starts = (
+        [Recorder(rank, n_ranks) for rank in range(n_ranks)],
+        [[] for _ in range(n_ranks)],
+    )
+
+    def by_clock(rank, seconds):
+        return 1e6 * (1.0 + (seconds - offset[rank]) / (1.0 + drift[rank]))
+
+    for rank in range(n_ranks) if steps else ():
+        for step in range(steps):
+            span = 2e-3 * n / steps
+            made[rank].step(step, by_clock(rank, span * step - 1e-3), 1e6 * span)
+    count = {"matched": 0, "alone": 0}
+    for i in range(n):
+        for group in ([0, 1], [2, 3], [4, 5], [6, 7]) if i % 2 else ([0, 2, 4, 6], [1, 3, 5, 7]):
+            arrival = 2e-3 * i + 1e-3 * draw.random() + draw.uniform(0.0, 300e-6, len(group))
+            end = arrival.max() + 100e-6 + 3e-6 * draw.random(len(group))
+            if group in wrong:
+                arrival = draw.uniform(0.0, 2e-3 * n, len(group))
+                end = arrival + 200e-6
+            members = [
+                (rank, a, b) for rank, a, b in zip(group, arrival, end, strict=True)
+                if first[rank] <= a and b <= last[rank] and draw.random() >= miss
+            ]  # fmt: skip
+            count["matched"] += len(members) > 1
+            count["alone"] += len(members) == 1
+            for rank, a, b in members:
+                at = by_clock(rank, a)
+                made[rank].collective(at, by_clock(rank, b) - at, group, elements=100 + i % 8)
+                starts[rank].append(a)
+    write(folder, *[recorder.document for recorder in made])
+    return read_trace(folder), starts, count, (offset, drift)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"steps": 0}, {"late_s": 0.2}, {"late_s": 0.2, "steps": 0}, {"miss": 0.3},
+     {"miss": 0.3, "late_s": 0.2, "steps": 0}],
+    ids=str,
+)  # fmt: skip
+def test_clocks_are_aligned_whatever_their_offset_and_drift(tmp_path, how):
+    """Ranks 3, 5 and 7 share no group with rank 0; some start late, end early, miss events."""
+    trace, starts, count, (_, drift) = clocked(tmp_path, **how)
+    assert trace.meta["n_collectives_matched"] == count["matched"]
+    assert trace.meta["n_members_unmatched"] == count["alone"]
+    ops = trace.ops[trace.ops["op_kind"] == "all_reduce"]
+    wrong = [
+        1e6 * (np.sort(ops.loc[ops["rank"] == rank, "start"]) - np.array(starts[rank]))
+        for rank in range(8)
+    ]
+    assert np.ptp(np.concatenate(wrong)) < 10.0  # us
+    if not how:
+        assert trace.meta["clock_drift"] == pytest.approx(drift, abs=3e-6)
+        # launches, 5 us before their kernels, and steps are by the same clock
+        assert (ops["start"] - ops["launch"]).to_numpy() == pytest.approx(5e-6, abs=1e-9)
+        begins = np.array([[row[1] for row in about["steps"]] for about in trace.meta["ranks"]])
+        assert np.ptp(begins, axis=0).max() < 10e-6
+        assert ops["transfer"].mean() == pytest.approx(101.5e-6, abs=3e-6)
+
+
+def test_ends_that_nothing_ties_together_are_not_matched(tmp_path):
+    """The second tp pair runs unrelated programs, and is tied by its dp groups alone."""
+    trace, _, count, _ = clocked(tmp_path, wrong=([2, 3],))
+    n = trace.ops.loc[trace.ops["collective"] >= 0, "group"].value_counts()
+    assert n["[2, 3]"] <= 0.1 * n["[0, 1]"] and n["[0, 1]"] == 500
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    groups = ([0, 1], [2, 3], [4, 5], [6, 7], [0, 2, 4, 6], [1, 3, 5, 7])
+    trace, *_ = clocked(alone, wrong=groups, n=200)
+    assert trace.meta["n_collectives_matched"] == 0
+    assert trace.meta["clock_aligned_on"] == [0] * 8
 
 
 @pytest.mark.parametrize(

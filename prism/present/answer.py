@@ -217,6 +217,13 @@ def share(value: float | None, half: float | None = None) -> Cell:
     return Figure(value, format_share(value, half=half or 0.0))
 
 
+def spread(figures: Mapping[str, float]) -> Cell:
+    """Write the CV of step times with half of its 95 % interval."""
+    half = 1.96 * figures.get("cv_se", 0.0)
+    more = f" ± {100.0 * half:.2g} %" if half > 0.0 else ""
+    return Figure(figures["cv"], format_share(figures["cv"]) + more)
+
+
 def duration(seconds: float | None, fine: float | None = None, like: float | None = None) -> Cell:
     """Write a duration, to a smallest difference and in the unit of another one where given [s]."""
     if seconds is None:

@@ -29,9 +29,11 @@ from prism.present.answer import (
     lines_table,
     pairs_table,
     share,
+    spread,
 )
 from prism.present.answers.classes import class_times_table
 from prism.present.answers.stepmodel import step_time_rows
+from prism.simulation.tracemodel.model import figures
 from prism.traces import StepTimes
 from prism.traces.table import Trace
 
@@ -54,7 +56,8 @@ def describe_trace(trace: Trace, whole: Trace | None = None) -> Answer:
         "steps": [int(steps[0]), int(steps[-1])] if steps.size else [],
         "n_microbatches": int(np.unique(ops["microbatch"][ops["microbatch"] >= 0]).size),
         **{f"n_{name}s": int(ops[name].nunique()) for name in places},
-        "step_span_mean": _step_span(ops), "ops": _kinds(trace), "notes": list(trace.notes),
+        "step_span_mean": _step_span(ops), **_step_times(trace),
+        "ops": _kinds(trace), "notes": list(trace.notes),
     }  # fmt: skip
     if times is not None:
         found["step_classes"] = {
@@ -104,6 +107,24 @@ def _step_span(ops: pd.DataFrame) -> float | None:
     return float((end - known["start"].groupby(known["step"]).min()).mean())
 
 
+def _step_times(trace: Trace) -> dict[str, Any]:
+    """Periods of a profile's steps, and where the host leads what it sees of them [s]."""
+    chosen = set(trace.ops["step"].unique().tolist())
+    rows = [row for row in trace.meta.get("periods", ()) if row[0] in chosen]
+    if not rows:
+        return {}
+    periods = np.array([end - begin for _, begin, end in rows])
+    begins: dict[int, float] = {}
+    for about in trace.meta["ranks"]:
+        for number, begin, _ in about["steps"]:
+            begins[number] = min(begin, begins.get(number, np.inf))
+    latency = [end - begins[number] for number, _, end in rows if number in begins]
+    return {
+        "periods": periods.tolist(), "step_time": figures(periods),
+        "host_to_device_end": float(np.mean(latency)) if latency else None,
+    }  # fmt: skip
+
+
 def _sizes(found: Mapping[str, Any]) -> Table:
     rows: list[tuple[str, Cell]] = [("ops", count(found["n_ops"]))]
     if found["n_steps"]:
@@ -117,7 +138,17 @@ def _sizes(found: Mapping[str, Any]) -> Table:
     ):  # fmt: skip
         if found[key] > 1 or key == "n_ranks":
             rows.append((title, count(found[key])))
-    if found["step_span_mean"] is not None:
+    step, latency = found.get("step_time"), found.get("host_to_device_end")
+    if step is not None:
+        rows.append(("step time, mean", duration(step["mean"], 1e-3 * step["mean"])))
+        if step["n"] > 1:
+            rows.append(("step time, median", duration(step["p50"], 1e-3 * step["mean"])))
+            rows.append(("step time, CV, ± 95 %", spread(step)))
+        if latency is not None and latency > 1.01 * step["mean"]:
+            rows.append((
+                "host's begin to the device's end", duration(latency, 1e-3 * latency)
+            ))  # fmt: skip
+    elif found["step_span_mean"] is not None:
         span = found["step_span_mean"]
         rows.append(("step, mean, first start to last end", duration(span, 1e-3 * span)))
     return pairs_table("Recorded", rows)

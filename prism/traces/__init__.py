@@ -27,6 +27,6 @@ __all__ = [
 
 # modules that rooms above may import
 FACE = (
-    "choose", "columns", "file", "growing", "kernelnames", "rare.hta", "rare.nccltests", "rawtable",
-    "table",
+    "choose", "columns", "file", "formats.hta", "formats.nccltests", "growing", "kernelnames",
+    "rawtable", "table",
 )  # fmt: skip

@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.traces.columns import Taken, counts_among, take, take_named
+from prism.traces.columns import Taken, counts_among, take
 from prism.traces.rawtable import RawTable
 
 RUN_COLUMNS = ("run", "run_id")
@@ -31,10 +30,9 @@ _SHOWN = 8
 def rows_in_name(
     source: str, where: Mapping[str, str] | None = None, told: str = ""
 ) -> tuple[str, dict[str, str]]:
-    """Split ``FILE[key=value,...]`` into the file and the rows to keep.
+    """Split ``FILE[key=value,...]`` into the file and the rows to keep, added to `where`.
 
-    The brackets are a choice only where no file has that name; `where` are rows chosen beside it,
-    `told` is what messages start with.
+    The brackets are a choice only where no file has that name; `told` is what messages start with.
     """
     path, bracket, inside = source.partition("[")
     if not bracket or Path(source).exists():
@@ -118,42 +116,33 @@ def duration_column(
     known |= {of for of in ("samples", "tokens") if any(counts_among(table.columns, of))}
     if column is not None:
         check_column(table, column, "--column", names)
-        return take_named(column, unit, known, table.source)
-    return take(names, unit, known, table.source, groups)
+    return take(table.source, names, column, unit, known, groups)
 
 
 def seconds_of(
-    table: RawTable, taken: Taken, per_step: Mapping[str, float], steps: NDArray[np.int64] | None
-) -> NDArray[np.float64]:
-    """Step times [row; s] of the column that was taken; `steps` number the rows."""
-    values = table.numbers(taken.column)
-    if taken.of in ("", "steps"):
-        return taken.seconds(values)
+    table: RawTable, taken: Taken, values: NDArray[np.float64], per_step: Mapping[str, float],
+    steps: NDArray[np.int64],
+) -> NDArray[np.float64]:  # fmt: skip
+    """Step times [row; s] of the values that were taken; `steps` number the rows."""
     each, so_far = counts_among(table.columns, taken.of)
     if each:
         return taken.seconds(values, np.prod([table.numbers(name) for name in each], axis=0))
-    if taken.of in per_step or so_far is None or steps is None:
-        return taken.seconds(values, per_step.get(taken.of, np.nan))
+    if taken.of in per_step or so_far is None:
+        return taken.seconds(values, per_step.get(taken.of, 1.0))
     counts = table.numbers(so_far)
     known = np.isfinite(counts)
     gain, gap = np.diff(counts[known]), np.diff(steps[known])
     use = (gain > 0.0) & (gap > 0)
-    count = float(np.median(gain[use] / gap[use])) if use.any() else np.nan
-    return taken.seconds(values, count)
+    return taken.seconds(values, float(np.median(gain[use] / gap[use])) if use.any() else np.nan)
 
 
 def is_mostly_numbers(table: RawTable, name: str) -> bool:
     """Say whether at least half of the filled cells are numbers, so that others are errors."""
-    series = table.frame[name]
-    if pd.api.types.is_bool_dtype(series):
-        return False
-    if pd.api.types.is_numeric_dtype(series):
-        return True
-    try:
-        n_numbers = int(pd.to_numeric(series.astype(object), errors="coerce").notna().sum())
-    except (TypeError, ValueError):
-        return False
-    return n_numbers > 0 and 2 * n_numbers >= int(series.notna().sum())
+    n_numbers, n_filled = (
+        int(table.coerced(name).notna().sum()),
+        int(table.frame[name].notna().sum()),
+    )
+    return table.is_numeric(name) or (n_numbers > 0 and 2 * n_numbers >= n_filled)
 
 
 def groups_among(table: RawTable, rows: NDArray[np.int64], but: set[str]) -> str:
@@ -162,7 +151,7 @@ def groups_among(table: RawTable, rows: NDArray[np.int64], but: set[str]) -> str
     for name in table.columns:
         series = table.frame[name]
         known = name in but or name in RUN_COLUMNS
-        if known or pd.api.types.is_numeric_dtype(series) or series.dtype.kind in "bmM":
+        if known or table.is_numeric(name) or series.dtype.kind in "bmM":
             continue
         values = list(table.texts(name)[rows].remove_unused_categories().categories)
         # as many values as rows: a remark or a file name, not a group (few rows can be both)

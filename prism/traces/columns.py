@@ -240,7 +240,7 @@ class Taken:
     unit: str
     """As shown: s, ms, or steps/s of a rate."""
     why: str
-    per_second: float
+    per_second: float = 1.0
     """Of a duration: values of one second; of a rate: what brings it to one second."""
     of: str = ""
     """What a rate counts; "" for a duration."""
@@ -283,18 +283,34 @@ def unit_per_second(column: str, source: str) -> float:
     return PER_SECOND[found.unit]
 
 
-def take_named(column: str, unit: str | None, known: Collection[str], source: str) -> Taken:
-    """Take the column that a user names, whatever it is; `known` are counts of a step at hand."""
+def take(
+    source: str, names: Sequence[str], column: str | None, unit: str | None,
+    known: Collection[str], groups: str = "",
+) -> Taken:  # fmt: skip
+    """Take the column of step times that a user names, whatever it is, else the one of `names`.
+
+    `known` are the counts of a step at hand, `groups` are rows to be chosen among too.
+
+    Raises
+    ------
+    PrismError
+        There is none, several may be it, or it gives no step time.
+    """
+    told = f"--column {column}, " * (column is not None)
+    column = _find(source, names, known, groups) if column is None else column
     found = meaning(column)
-    told = f"--column {column}"
     if unit is not None:
         word = unit if unit in PER_SECOND else _UNIT.get(unit.lower(), "")
         if not word:
             raise PrismError(f"--unit {unit}: expected one of {', '.join(PER_SECOND)}")
-        told = f"by --unit {unit}"
-        return Taken(column, word, told, PER_SECOND[word], is_mean=found.is_mean)
+        why = f"by --unit {unit}"
+        return Taken(column, word, why, PER_SECOND[word], is_mean=found.is_mean)
     if found.kind == "rate":
-        return _of_rate(column, found, f"{told}, ", known, source)
+        if found.of not in known:
+            raise PrismError(f"{source}: {_why_no_rate(column, found)}")
+        over = "1" if found.of == "steps" else f"{found.of} of a step"
+        scale = PER_SECOND.get(found.unit, 1.0 / 86_400.0)
+        return Taken(column, found.shown, f"{told}{over} over {found.why}", scale, found.of, True)
     if found.kind == "clock":
         raise PrismError(
             f"{source}: column {column!r} is {found.why}, not a duration; --unit says otherwise"
@@ -305,22 +321,18 @@ def take_named(column: str, unit: str | None, known: Collection[str], source: st
             f"({', '.join(PER_SECOND)}), or rename it so that it ends with one after an "
             f"underscore, such as {column}_s or {column}_ms"
         )
-    return _of_time(column, found, f"{told}, ")
+    why = "the unit in its name" if found.unit else "no unit in its name, taken as seconds"
+    why = found.why if found.known and found.kind == "duration" else why
+    why = told + "a mean, " * (found.kind == "mean") + why
+    unit = found.unit or "s"
+    return Taken(
+        column, unit, why, PER_SECOND[unit], "", found.is_mean, not found.unit,
+        not found.of and not told,
+    )  # fmt: skip
 
 
-def take(
-    names: Sequence[str], unit: str | None, known: Collection[str], source: str, groups: str = ""
-) -> Taken:
-    """Take the one column of step times among `names`.
-
-    A tool's own name wins, then durations, means, and rates of what is counted. `unit` is of a
-    column without one; `groups` are rows to be chosen among too.
-
-    Raises
-    ------
-    PrismError
-        There is none, or several may be it.
-    """
+def _find(source: str, names: Sequence[str], known: Collection[str], groups: str) -> str:
+    """Find the column: a tool's own name wins, then durations, means, and rates of what counts."""
     found = {name: meaning(name) for name in names}
     tiers = (
         [n for n, m in found.items() if m.kind == "duration" and m.known],
@@ -329,17 +341,11 @@ def take(
         [n for n, m in found.items() if m.kind == "rate" and m.of in known],
     )
     best = next((tier for tier in tiers if tier), [])
-    if len(best) > 1:
+    if len(best) == 1:
+        return best[0]
+    if best:
         each = [f"{name} [{found[name].shown}]" for name in best]
         raise several_columns(source, "step time", each, groups)
-    if best and unit is not None:
-        return take_named(best[0], unit, known, source)
-    if best:
-        column, what = best[0], found[best[0]]
-        return (
-            _of_rate(column, what, "", known, source) if what.kind == "rate"
-            else _of_time(column, what, "")
-        )  # fmt: skip
     near = [_why_no_rate(n, m) for n, m in found.items() if m.kind == "rate"]
     near += [f"{n} is {m.why}" for n, m in found.items() if m.why and m.kind != "rate"]
     listing = ", ".join(names)
@@ -357,25 +363,6 @@ def several_columns(source: str, what: str, found: Sequence[str], groups: str) -
         f"{source}: several columns may be the {what}: {', '.join(found)}; choose one with "
         f"--column NAME" + f", and rows with --where COLUMN=VALUE ({groups})" * bool(groups)
     )
-
-
-def _of_time(column: str, found: Meaning, told: str) -> Taken:
-    assumed, unit = not found.unit, found.unit or "s"
-    why = "the unit in its name" if found.unit else "no unit in its name, taken as seconds"
-    why = found.why if found.known and found.kind == "duration" else why
-    why = f"a mean, {why}" if found.kind == "mean" else why
-    return Taken(
-        column, unit, told + why, PER_SECOND[unit], "", found.is_mean, assumed,
-        not found.of and not told,
-    )  # fmt: skip
-
-
-def _of_rate(column: str, found: Meaning, told: str, known: Collection[str], source: str) -> Taken:
-    if found.of not in known:
-        raise PrismError(f"{source}: {_why_no_rate(column, found)}")
-    over = "1" if found.of == "steps" else f"{found.of} of a step"
-    scale = PER_SECOND.get(found.unit, 1.0 / 86_400.0)
-    return Taken(column, found.shown, f"{told}{over} over {found.why}", scale, found.of, True)
 
 
 def _why_no_rate(column: str, found: Meaning) -> str:

@@ -70,22 +70,33 @@ class RawTable:
                 pass
         return f"{self.source}: row {row + 1}"
 
+    def is_numeric(self, column: str) -> bool:
+        """Say whether a column was stored as numbers, not as texts or truth values."""
+        series, is_bool = self.frame[column], pd.api.types.is_bool_dtype
+        return pd.api.types.is_numeric_dtype(series) and not is_bool(series)
+
+    def coerced(self, column: str) -> pd.Series:
+        """Return a column as numbers [row]; not-a-number where a cell is anything else."""
+        series = self.frame[column]
+        if not self.is_numeric(column):
+            series = series.astype(object)
+            series = series.where(~series.map(lambda cell: isinstance(cell, bool)))
+            try:
+                series = pd.to_numeric(series, errors="coerce")
+            except (TypeError, ValueError):
+                series = series.map(lambda _: np.nan)
+        return pd.Series(series.to_numpy(np.float64, na_value=np.nan))
+
     def numbers(self, column: str) -> NDArray[np.float64]:
         """Return a column as numbers [row]; not-a-number where a cell is empty."""
-        series = self.frame[column]
-        if pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_bool_dtype(series):
-            values: NDArray[np.float64] = series.to_numpy(dtype=np.float64, na_value=np.nan)
+        values: NDArray[np.float64] = self.coerced(column).to_numpy()
+        if self.is_numeric(column):
             return values
-        text = series.astype(object)
-        try:
-            values = pd.to_numeric(text, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-        except (TypeError, ValueError):
-            values = np.full(len(text), np.nan)
-        asked = np.flatnonzero(np.isnan(values) | text.map(lambda cell: isinstance(cell, bool)))
-        bad = [row for row in asked if not _is_missing(text.iloc[row])]
+        cells = self.frame[column].astype(object)
+        bad = [row for row in np.flatnonzero(np.isnan(values)) if not _is_missing(cells.iloc[row])]
         if bad:
             more = f" ({len(bad)} such cells)" if len(bad) > 1 else ""
-            cell = str(text.iloc[bad[0]])[:40]
+            cell = str(cells.iloc[bad[0]])[:40]
             hint = "; use a point as decimal mark" if re.fullmatch(r"-?\d+,\d+", cell) else ""
             raise PrismError(
                 f"{self.locate(int(bad[0]))}: {column} is {cell!r}, expected a number{more}{hint}"

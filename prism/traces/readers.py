@@ -16,6 +16,10 @@ from typing import Any, Literal
 
 from prism.common.errors import PrismError, named
 from prism.traces.file import RecordedFile
+from prism.traces.formats.chakra import is_chakra, read_chakra
+from prism.traces.formats.hta import is_hta, read_hta
+from prism.traces.formats.nccltests import is_nccl_tests, read_nccl_tests
+from prism.traces.formats.nsys import read_nsys
 from prism.traces.kineto.read import read_kineto
 from prism.traces.logs import (
     is_events,
@@ -26,10 +30,6 @@ from prism.traces.logs import (
     read_log,
 )
 from prism.traces.pipeline import is_pipeline, read_pipeline
-from prism.traces.rare.chakra import is_chakra, read_chakra
-from prism.traces.rare.hta import is_hta, read_hta
-from prism.traces.rare.nccltests import is_nccl_tests, read_nccl_tests
-from prism.traces.rare.nsys import read_nsys
 from prism.traces.steps import StepTimes, is_step_table, read_table_times
 from prism.traces.table import Trace
 from prism.traces.tidy import is_tidy, read_tidy

@@ -1,8 +1,7 @@
 """Measured step times and run totals: from CSV or parquet, or from logs.
 
-What a column's name means is in columns.py. A file that holds several durations, jobs or systems is
-refused until the user says which, since pooled they would look like spread. Left out: any
-statistics.
+A file that holds several durations, jobs or systems is refused until the user says which, since
+pooled they would look like spread.
 """
 
 from __future__ import annotations
@@ -88,14 +87,22 @@ def read_table_times(
     table, where = files[0].table, dict(where or {})
     for name in where:
         check_column(table, name, "--where")
-    rows, count = chosen_rows(table, where), step_column(table.columns)
-    names = [name for name in table.columns if is_mostly_numbers(table, name)]
-    names = table.columns if column is not None else names
+    rows, names = chosen_rows(table, where), table.columns
+    if column is None:
+        names = [name for name in names if is_mostly_numbers(table, name)]
     groups = groups_among(table, rows, {"step", *where})
     taken = duration_column(table, names, column, unit, per_step or {}, groups)
     check_groups(table, taken.column, where, rows)
-    count = count if count != taken.column else None
-    return _from_table(table, taken, where, rows, count, per_step or {})
+    count = step_column(table.columns)
+    if count in (None, taken.column):
+        count, step = None, np.zeros(len(table.frame), np.int64)
+    else:
+        step = table.integers(count, _NO_STEP)
+    seconds = seconds_of(table, taken, table.numbers(taken.column), per_step or {}, step)
+    label = next((name for name in RUN_COLUMNS if name in table.columns), None)
+    run = table.texts(label).astype(str) if label else ""
+    found = pd.DataFrame({"run": run, "step": step, "seconds": seconds}).iloc[rows]
+    return _in_order(table, taken, found, where, count, label)
 
 
 def is_step_table(file: RecordedFile) -> bool:
@@ -110,13 +117,12 @@ def is_step_table(file: RecordedFile) -> bool:
 
 def total_per_run(times: StepTimes) -> dict[str, float]:
     """Sum the steps of each run."""
-    names, first, idx = np.unique(times.run, return_index=True, return_inverse=True)
-    totals = np.bincount(idx, weights=times.seconds * times.mean_over, minlength=names.size)
-    return {str(names[i]): float(totals[i]) for i in np.argsort(first, kind="stable")}
+    totals = pd.Series(times.seconds * times.mean_over).groupby(times.run, sort=False).sum()
+    return {str(run): float(total) for run, total in totals.items()}
 
 
 def read_totals(spec: str, where: Mapping[str, str] | None = None) -> dict[str, float]:
-    """Read the measured total of each run."""
+    """Read the measured total of each run; one that did not finish has none."""
     source, colon, column = str(spec).rpartition(":")
     if not colon or not source or not column:
         raise PrismError(
@@ -127,95 +133,78 @@ def read_totals(spec: str, where: Mapping[str, str] | None = None) -> dict[str, 
     check_column(table, column, "--totals")
     chosen = {name: value for name, value in (where or {}).items() if name in table.columns}
     rows = chosen_rows(table, chosen)
-    seconds = table.numbers(column)[rows] / unit_per_second(column, table.source)
-    run_column = next((name for name in RUN_COLUMNS if name in table.columns), None)
-    if run_column is None and rows.size > 1:
+    label = next((name for name in RUN_COLUMNS if name in table.columns), None)
+    if label is None and rows.size > 1:
         raise PrismError(
             f"{source}: has {rows.size} totals and no column run or run_id; found "
             f"{table.listing}; add one"
         )
-    runs = table.texts(run_column)[rows].astype(str) if run_column else np.array([""])
-    totals: dict[str, float] = {}
-    for row, run, total in zip(rows, runs, seconds, strict=True):
-        if np.isnan(total):
-            continue  # a run that did not finish has none
-        if not 0.0 < total < np.inf:
-            raise PrismError(
-                f"{table.locate(int(row))}: {column} is {total:g}, expected a number above 0"
-            )
-        if str(run) in totals:
-            groups = groups_among(table, rows, set(chosen))
-            raise PrismError(
-                f"{table.locate(int(row))}: run {run} has a second total; expected one row per run"
-                + f"; choose with --where COLUMN=VALUE ({groups})" * bool(groups)
-            )
-        totals[str(run)] = float(total)
-    if not totals:
+    seconds = table.numbers(column) / unit_per_second(column, table.source)
+    run = table.texts(label).astype(str) if label else ""
+    totals = pd.DataFrame({"run": run, "seconds": seconds}).iloc[rows].dropna(subset="seconds")
+    bad = totals[~((totals["seconds"] > 0.0) & (totals["seconds"] < np.inf))]
+    twice = totals[totals.duplicated("run")]
+    if len(bad):
+        raise PrismError(
+            f"{table.locate(int(bad.index[0]))}: {column} is {bad['seconds'].iloc[0]:g}, expected "
+            "a number above 0"
+        )
+    if len(twice):
+        groups = groups_among(table, rows, set(chosen))
+        raise PrismError(
+            f"{table.locate(int(twice.index[0]))}: run {twice['run'].iloc[0]} has a second total; "
+            "expected one row per run"
+            + f"; choose with --where COLUMN=VALUE ({groups})"
+            * bool(groups)
+        )
+    if totals.empty:
         raise PrismError(f"{source}: column {column} is empty; expected a total per run")
-    return totals
+    return {str(name): float(x) for name, x in zip(totals["run"], totals["seconds"], strict=True)}
 
 
-def _from_table(
-    table: RawTable, taken: Taken, where: Mapping[str, str], rows: NDArray[np.int64],
-    count: str | None, per_step: Mapping[str, float],
+def _in_order(
+    table: RawTable, taken: Taken, found: pd.DataFrame, where: Mapping[str, str],
+    count: str | None, label: str | None,
 ) -> StepTimes:  # fmt: skip
-    """Check and sort the chosen rows; `count` is the column that numbers the steps."""
-    column, has_step = taken.column, count is not None
-    step = np.zeros(len(table.frame), np.int64)
-    if count is not None:
-        step = table.integers(count, _NO_STEP)
-    seconds, step = seconds_of(table, taken, per_step, step)[rows], step[rows]
-    run_column = next((name for name in RUN_COLUMNS if name in table.columns), None)
-    run = (
-        table.texts(run_column)[rows].astype(str) if run_column else np.full(rows.size, "")
-    ).astype(np.str_)
-    taken.check_size(seconds, table.source)
-    if taken.unsaid and _rises(seconds, run):
+    """Check and sort the rows found; `count` numbers the steps, `label` tells runs apart."""
+    column, seconds = taken.column, found["seconds"]
+    taken.check_size(seconds.to_numpy(), table.source)
+    rises = found.groupby("run")["seconds"].agg(
+        lambda run: len(run) >= _RISING and (run.diff()[1:] > 0).all()
+    )
+    if taken.unsaid and rises.all():  # among n! orders chance has one
         raise PrismError(
             f"{table.source}: column {column!r} rises from row to row: a time since the start, not "
             "durations; expected a column of the differences, as step_s"
         )
-    mean_over = _mean_over(table, rows)
-    n_runs = np.unique(run).size
+    mean_over = _mean_over(table, found.index)
     faults = [
         # the first of a series of differences has none
-        Fault(f"{column} is empty", np.isnan(seconds), spare=n_runs),
+        Fault(f"{column} is empty", seconds.isna(), spare=len(rises)),
         Fault(
             f"{column} is not within {SHORTEST_S:g} and {LONGEST_S:g} s; is its unit right?",
-            ~((seconds >= SHORTEST_S) & (seconds <= LONGEST_S)),
+            ~seconds.between(SHORTEST_S, LONGEST_S),
         ),
     ]
-    if has_step:
-        faults.append(Fault("step is empty, expected a number", step == _NO_STEP, spare=1))
-        faults.append(_repeated(table, {column, str(count)}, where, rows, run, step))
-    if run_column:
-        faults.append(Fault(f"{run_column} is empty, expected a name", run == "", spare=1))
-    keep, notes = sound_rows(faults, lambda row: table.locate(int(rows[row])), table.source)
-    seconds, step, run = seconds[keep], step[keep], run[keep]
-    _, first, run_idx = np.unique(run, return_index=True, return_inverse=True)
-    place = first[run_idx]  # runs stay in the order of the file
-    order = np.lexsort((step, place)) if has_step else np.argsort(place, kind="stable")
-    seconds, step, run, place = seconds[order], step[order], run[order], place[order]
-    if not has_step:
-        begins = np.flatnonzero(np.r_[True, np.diff(place) != 0])
-        step = np.arange(place.size) - np.repeat(begins, np.diff(np.r_[begins, place.size]))
+    if count is not None:
+        faults.append(Fault("step is empty, expected a number", found["step"] == _NO_STEP, spare=1))
+        faults.append(_repeated(table, {column, count, *RUN_COLUMNS, *where}, found,
+                                ALL in where.values()))  # fmt: skip
+    if label:
+        faults.append(Fault(f"{label} is empty, expected a name", found["run"] == "", spare=1))
+    keep, notes = sound_rows(faults, lambda row: table.locate(int(found.index[row])), table.source)
+    found = found[keep]
+    by = [pd.factorize(found["run"])[0]]  # runs stay in the order of the file
+    found = found.iloc[np.lexsort([found["step"], *by] if count is not None else by)]
+    run, step = found["run"].to_numpy(np.str_), found["step"].to_numpy()
+    if count is None:
+        step = found.groupby("run").cumcount().to_numpy()
     elif mean_over == 1 and taken.is_mean:
         mean_over = usual_gap(run, step)
-    if mean_over > 1:
-        notes.append(
-            f"each value is the mean of {format_count(mean_over, 'step')}: the spread of single "
-            "steps is larger, "
-            f"by about sqrt({mean_over}) where steps are independent"
-        )
     return StepTimes(
-        seconds, step, run, table.source, column, mean_over, tuple(notes), taken.unit, taken.why
-    )
-
-
-def _rises(seconds: NDArray[np.float64], run: NDArray[np.str_]) -> bool:
-    """Whether values of every run rise throughout: among n! orders chance has one."""
-    runs = [seconds[run == name] for name in dict.fromkeys(run)]
-    return all(values.size >= _RISING and bool((np.diff(values) > 0).all()) for values in runs)
+        found["seconds"].to_numpy(), step, run, table.source, column, mean_over,
+        (*notes, *covers(mean_over)), taken.unit, taken.why,
+    )  # fmt: skip
 
 
 def usual_gap(run: NDArray[np.str_], step: NDArray[np.int64]) -> int:
@@ -224,7 +213,15 @@ def usual_gap(run: NDArray[np.str_], step: NDArray[np.int64]) -> int:
     return int(sizes[np.argmax(counts)]) if sizes.size else 1
 
 
-def _mean_over(table: RawTable, rows: NDArray[np.int64]) -> int:
+def covers(n_steps: int) -> list[str]:
+    """Note of values that are means of steps."""
+    return [
+        f"each value is the mean of {format_count(n_steps, 'step')}: the spread of single steps is "
+        f"larger, by about sqrt({n_steps}) = {np.sqrt(n_steps):.2g} where steps are independent"
+    ] * (n_steps > 1)
+
+
+def _mean_over(table: RawTable, rows: pd.Index) -> int:
     """Read how many steps each value covers; all values alike."""
     name = next((name for name in _MEAN_OVER if name in table.columns), None)
     if name is None:
@@ -239,33 +236,24 @@ def _mean_over(table: RawTable, rows: NDArray[np.int64]) -> int:
     return int(values[0])
 
 
-def _repeated(
-    table: RawTable,
-    chosen: set[str],
-    where: Mapping[str, str],
-    rows: NDArray[np.int64],
-    run: NDArray[np.str_],
-    step: NDArray[np.int64],
-) -> Fault:
-    """Find steps that a run has twice: copies, or what another column would tell apart."""
-    keys = pd.DataFrame({"run": run, "step": step})
-    again = keys.duplicated().to_numpy() & (step != _NO_STEP)
-    if not again.any() or ALL in where.values():
-        return Fault("the run has this step twice", np.zeros_like(again))
-    frame = table.frame.iloc[rows].astype(str)
-    others = again & ~frame.duplicated().to_numpy()
+def _repeated(table: RawTable, known: set[str], found: pd.DataFrame, pooled: bool) -> Fault:
+    """Find steps that a run has twice: copies, or what a column that is not known tells apart."""
+    what, keys = "the run has this step twice", found[["run", "step"]]
+    again = keys.duplicated() & (found["step"] != _NO_STEP)
+    if pooled or not again.any():
+        return Fault(what, again & False)
+    frame = table.frame.loc[found.index].astype(str)
+    others = again & ~frame.duplicated()
     if others.mean() >= FEW:
-        taken = {*chosen, *RUN_COLUMNS, *where}
         split = [
             name
             for name in table.columns
-            if name not in taken
-            and 1 < frame[name].nunique() <= rows.size / 2
-            and not keys.assign(value=frame[name].to_numpy()).duplicated().any()
+            if name not in known
+            and 1 < frame[name].nunique() <= len(found) / 2
+            and not keys.assign(value=frame[name]).duplicated().any()
         ]
         way = "add a column run that identifies the run"
         if split:
             way = f"choose with --where COLUMN=VALUE ({', '.join(split)} distinguish them)"
-        first = int(rows[np.flatnonzero(others)[0]])
-        raise PrismError(f"{table.locate(first)}: the run has this step twice; {way}")
-    return Fault("the run has this step twice", again, limit=1.0)
+        raise PrismError(f"{table.locate(int(others.idxmax()))}: {what}; {way}")
+    return Fault(what, again, limit=1.0)

@@ -81,8 +81,8 @@ FAULTS = [
     ),
     (
         "the runs of a log that starts again are joined into one",
-        "if before is None or (e.step <= before.step and not again):",
-        "if before is None:",
+        'back = (rows["step"].diff() <= 0) & ~again',
+        'back = (rows["step"].diff() <= -1e15) & ~again',
     ),
     (
         "of several choices of rows only the last counts",
@@ -91,8 +91,8 @@ FAULTS = [
     ),
     (
         "a rate between lines of a log is per line, not per step",
-        "out[1:][same] = np.diff(clock)[same] / np.diff(step)[same]",
-        "out[1:][same] = np.diff(clock)[same]",
+        'return gap["clock"] / gap["step"]',
+        'return gap["clock"]',
     ),
     (
         "the interval of means in a log is the least gap of its step numbers",
@@ -101,8 +101,8 @@ FAULTS = [
     ),
     (
         "totals of runs add means of several steps as single steps",
-        "totals = np.bincount(idx, weights=times.seconds * times.mean_over, minlength=names.size)",
-        "totals = np.bincount(idx, weights=times.seconds, minlength=names.size)",
+        "totals = pd.Series(times.seconds * times.mean_over).groupby(",
+        "totals = pd.Series(times.seconds).groupby(",
     ),
     (
         "steps to be skipped are skipped once in all, not in each run",
@@ -111,10 +111,8 @@ FAULTS = [
     ),
     (
         "samples of a step over a rate of samples are taken as one",
-        "batch = tool.batch.search(text) if tool.batch else None\n"
-        "    if batch is not None:\n        seconds = int(batch[1]) / seconds",
-        "batch = tool.batch.search(text) if tool.batch else None\n"
-        "    if batch is not None:\n        seconds = 1.0 / seconds",
+        'entries["seconds"] = int(batch[1]) / entries["seconds"]',
+        'entries["seconds"] = 1.0 / entries["seconds"]',
     ),
     (
         "the step factor of a fitted trace is drawn from all steps alike after conditioning",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from prism.models.kernellaws.collectives import library_of_collectives
 from prism.models.kernellaws.moments import library_of_moments
 from prism.models.kernellaws.samples import library_of_trace, why_no_model
-from prism.traces.rare.hta import KernelMoments
-from prism.traces.rare.nccltests import BandwidthTests
+from prism.traces.formats.hta import KernelMoments
+from prism.traces.formats.nccltests import BandwidthTests
 
 if TYPE_CHECKING:
     import xarray as xr

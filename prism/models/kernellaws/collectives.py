@@ -28,7 +28,7 @@ from prism.common.text import format_count, format_share
 from prism.distributions.library import Entry
 from prism.distributions.samples import sample_law
 from prism.models.kernellaws.pack import make_library
-from prism.traces.rare.nccltests import BandwidthTest, BandwidthTests
+from prism.traces.formats.nccltests import BandwidthTest, BandwidthTests
 
 if TYPE_CHECKING:
     import xarray as xr

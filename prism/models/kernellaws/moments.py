@@ -18,8 +18,8 @@ from prism.common.text import format_share
 from prism.distributions.distribution import Distribution, constant, lognormal
 from prism.models.kernellaws.pack import kernel_library
 from prism.models.kerneltrace.table import KERNEL, KernelRow
+from prism.traces.formats.hta import OTHERS, KernelMoments
 from prism.traces.kernelnames import classify, collective_kind
-from prism.traces.rare.hta import OTHERS, KernelMoments
 
 if TYPE_CHECKING:
     import xarray as xr

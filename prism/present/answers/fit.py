@@ -20,6 +20,7 @@ from prism.present.answer import (
     duration,
     lines_table,
     share,
+    spread,
     words,
 )
 from prism.present.answers.stepmodel import (
@@ -181,8 +182,8 @@ def _step_times(numbers: Json) -> Table:
         figures = found if isinstance(found, Mapping) else {"mean": found}
         times = (figures.get(name) for name in ("mean", "p50", "p95"))
         rows.append((CHECKED.get(key, key), *(_time(t, numbers) for t in times),
-                     share(figures.get("cv"))))  # fmt: skip
-    heads = map(Column, ("mean", "p50", "p95", "CV"))
+                     spread(figures) if "cv" in figures else None))  # fmt: skip
+    heads = map(Column, ("mean", "p50", "p95", "CV, ± 95 %"))
     return Table("Step time", (Column(right=False), *heads), tuple(rows))
 
 

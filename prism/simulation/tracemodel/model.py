@@ -281,12 +281,16 @@ def ideal_graph(model: TraceModel) -> TraceGraph:
 
 
 def figures(seconds: Array) -> dict[str, float]:
-    """Size, mean, p50, p95 [s] and cv of step times, as reports give them."""
-    mean = float(seconds.mean())
+    """Size, mean, p50, p95 [s] and cv of step times, as reports give them, with standard errors.
+
+    That of the CV holds for steps that are normal and independent.
+    """
+    n, mean = int(seconds.size), float(seconds.mean())
+    cv = float(seconds.std(ddof=1)) / mean if n > 1 else 0.0
     return {
-        "n": int(seconds.size), "mean": mean, "p50": float(np.median(seconds)),
-        "p95": float(np.quantile(seconds, 0.95)),
-        "cv": float(seconds.std(ddof=1)) / mean if seconds.size > 1 else 0.0,
+        "n": n, "mean": mean, "mean_se": cv * mean / math.sqrt(n),
+        "p50": float(np.median(seconds)), "p95": float(np.quantile(seconds, 0.95)),
+        "cv": cv, "cv_se": cv * math.sqrt((0.5 + cv**2) / max(1, n - 1)),
     }  # fmt: skip
 
 

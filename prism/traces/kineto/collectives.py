@@ -1,19 +1,24 @@
 """Collectives matched over the ranks of a trace, and the ranks' clocks brought together.
 
-Members of one collective end together, so the offset of two clocks is the commonest difference
-of the ends of ops of the same kind, size and group, and matched ops overlap in time. The transfer
-of a matched collective runs from its last arrival to its end. Left out: clock drift within a
-trace, and point-to-point transfers in groups of more than two, whose peers are not recorded.
+Members of one collective end together. So the differences of two ranks' ends of the same kind,
+size and group gather at the offset of their clocks, and a line through them over time gives the
+drift. Ranks are aligned one by one, each on the aligned rank that it shares most with. On one
+clock, members are those that overlap and end together. The transfer of a matched collective runs
+from its last arrival to its end. Left out: point-to-point transfers in groups of more than two,
+whose peers are not recorded.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import pdtrc
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 _WINDOW_S = 1e-3
 """Ends of one collective differ by less than this over ranks [s]; the largest difference found
@@ -26,19 +31,37 @@ piece on from rank to rank."""
 _FAR_S = 0.1
 """Ends this far apart are of different collectives, however long [s]."""
 
-_MOST = 2_000
-"""Members of one rank that vote on the clock's offset: the vote compares them pairwise."""
+_WIDTHS_S = (20e-6, 200e-6, 2.0 * _WINDOW_S)
+"""Windows in which differences of ends may gather, the narrowest that shows it first [s]."""
+
+_CHANCE = 1e-4
+"""Differences of unrelated ends gather as densely with less than this probability."""
+
+_BLOCK = 64
+"""Collectives in a row that are compared with all of the other rank's."""
+
+_TRIES = 3
+"""Aligned ranks that a rank is compared with before it counts as unrelated."""
+
+_SIGNIFICANT = 4.0
+"""A drift counts from this many standard errors."""
+
+_LEAST_S = 1e-6
+"""A drift counts where it moves the clock by more over the recording [s]: some profilers round."""
+
+_MOST_OPEN = 256
+"""Collectives of one kind, size and group that can be under way at once."""
 
 
 @dataclass(frozen=True)
 class Members:
     """Collectives of all ranks, one row a recorded kernel [row]."""
 
-    rank_idx: NDArray[np.int64]
+    rank_idx: Ints
     """Which rank's, by its place in the recording."""
     key: list[tuple[str, str, float]]
     """Op kind, group and, where all members must agree on it, size."""
-    step: NDArray[np.int64]
+    step: Ints
     start: Floats
     end: Floats
     """On a common origin, before alignment [s]."""
@@ -49,98 +72,186 @@ class Matched:
     """What belongs together."""
 
     offset: Floats
-    """[rank] to be added to a rank's times [s]."""
-    aligned_on: NDArray[np.int64]
-    """[rank] pairs of collectives the offset rests on."""
-    collective: NDArray[np.int64]
+    """[rank] to be added to a rank's times [s], and"""
+    drift: Floats
+    """[rank] this share of the time since the rank's recording began."""
+    aligned_on: Ints
+    """[rank] pairs of collectives that these rest on."""
+    collective: Ints
     """[row] number of the collective, -1 unmatched."""
     transfer: Floats
     """[row] from the last arrival to the own end [s]; not-a-number where unmatched."""
 
 
-def match_collectives(members: Members, n_ranks: int) -> Matched:
-    """Match the collectives of several ranks and align the ranks' clocks."""
+def match_collectives(members: Members, begin: Floats) -> Matched:
+    """Match the collectives of ranks whose recordings start at `begin` [s], and align clocks."""
     numbers: dict[tuple[str, str, float], int] = {}
     key = np.array([numbers.setdefault(k, len(numbers)) for k in members.key], dtype=np.int64)
-    offset, aligned_on = np.zeros(n_ranks), np.zeros(n_ranks, dtype=np.int64)
-    aligned = [0]
-    waiting = list(range(1, n_ranks))
-    while waiting:
-        votes = {r: _offset(members, key, offset, aligned, r) for r in waiting}
-        best = max(waiting, key=lambda r: votes[r][1])
-        offset[best], aligned_on[best] = votes[best]
-        waiting.remove(best)
-        aligned.append(best)
-    start = members.start + offset[members.rank_idx]
-    end = members.end + offset[members.rank_idx]
-    collective = _cluster(members, key, start, end)
-    transfer = np.full(start.size, np.nan)
+    offset, drift, aligned_on, root = _align(members, key, begin)
+    rank, length = members.rank_idx, members.end - members.start
+    end = members.end + offset[rank] + drift[rank] * (members.end - begin[rank])
+    start = members.start + offset[rank] + drift[rank] * (members.start - begin[rank])
+    # a transfer is between two ranks: in unnamed or larger groups nobody says between which
+    most = np.array([begin.size if k != "transfer" else 2 if g else 0 for k, g, _ in numbers])
+    collective = _cluster(rank, key * begin.size + root[rank], most[key], start, end)
     rows = np.flatnonzero(collective >= 0)
     last = np.full(collective.max(initial=-1) + 1, -np.inf)
     np.maximum.at(last, collective[rows], start[rows])
-    since_last = np.maximum(0.0, end[rows] - last[collective[rows]])
-    transfer[rows] = np.minimum(since_last, members.end[rows] - members.start[rows])
-    return Matched(offset, aligned_on, collective, transfer)
+    transfer = np.full(start.size, np.nan)
+    transfer[rows] = np.clip(end[rows] - last[collective[rows]], 0.0, length[rows])
+    return Matched(offset, drift, aligned_on, collective, transfer)
 
 
-def _offset(
-    members: Members, key: NDArray[np.int64], offset: Floats, aligned: list[int], rank: int
-) -> tuple[float, int]:
-    """Clock offset [s] of `rank` against the aligned ranks, and the pairs that vote for it."""
-    mine = np.flatnonzero(members.rank_idx == rank)[:_MOST]
-    best = (0.0, 0)
-    for other in aligned:
-        theirs = np.flatnonzero(members.rank_idx == other)[:_MOST]
-        same = key[mine][:, None] == key[theirs][None, :]
-        same &= members.step[mine][:, None] == members.step[theirs][None, :]
-        i, j = np.nonzero(same)
-        if not i.size:
-            continue
-        lag = np.sort(members.end[theirs][j] + offset[other] - members.end[mine][i])
-        n_near = np.searchsorted(lag, lag + 2.0 * _WINDOW_S, side="right") - np.arange(lag.size)
-        top = np.flatnonzero(n_near == n_near.max())
-        at = top[np.argmin(np.abs(lag[top]))]
-        if n_near[at] > best[1] and (n_near[at] > 1 or lag.size == 1):
-            best = (float(np.median(lag[at : at + n_near[at]])), int(n_near[at]))
-        if best[1] >= min(mine.size, theirs.size):
-            break
-    return best
-
-
-def _cluster(
-    members: Members, key: NDArray[np.int64], start: Floats, end: Floats
-) -> NDArray[np.int64]:
-    """Find the collective that each row belongs to, -1 where nobody overlaps it."""
-    collective = np.full(key.size, -1, dtype=np.int64)
-    n_made = 0
-    for k in np.unique(key):
-        rows = np.flatnonzero(key == k)
-        rows = rows[np.argsort(end[rows], kind="stable")]
-        if members.key[rows[0]][0] == "transfer" and not _pairs(members, rows):
-            continue
-        present = np.unique(members.rank_idx[rows]).size
-        for i, first in enumerate(rows):
-            if collective[first] >= 0:
+def _align(members: Members, key: Ints, begin: Floats) -> tuple[Floats, Floats, Ints, Ints]:
+    """Find each rank's offset, drift, pairs they rest on, and the rank it is aligned to [rank]."""
+    n_ranks = begin.size
+    offset, drift = np.zeros(n_ranks), np.zeros(n_ranks)
+    aligned_on, root = np.zeros(n_ranks, dtype=np.int64), np.arange(n_ranks)
+    step = np.unique(members.step, return_inverse=True)[1]
+    cell = np.unique(key * (step.max(initial=0) + 1) + step, return_inverse=True)[1]
+    there = np.zeros((n_ranks, cell.max(initial=-1) + 1), dtype=np.float32)
+    there[members.rank_idx, cell] = 1.0
+    shared, tries = there @ there.T, np.full(n_ranks, _TRIES)
+    end = members.end.copy()
+    rows = [np.flatnonzero(members.rank_idx == r) for r in range(n_ranks)]
+    rows = [mine[np.argsort(end[mine], kind="stable")] for mine in rows]
+    aligned, waiting = [0], list(range(1, n_ranks))
+    while waiting:
+        among = shared[np.ix_(aligned, waiting)]
+        i, j = np.unravel_index(np.argmax(among), among.shape)
+        to, rank = aligned[i], waiting[j]
+        if among[i, j]:
+            mine, theirs = rows[rank], rows[to]
+            found = _line_between(key, cell, end, mine, theirs, begin[rank])
+            if found is None:
+                shared[to, rank] = 0.0
+                tries[rank] -= 1
+                if not tries[rank]:
+                    shared[:, rank] = 0.0
                 continue
-            group, ranks = [first], {int(members.rank_idx[first])}
-            for row in rows[i + 1 :]:
-                if len(ranks) == present:
+            offset[rank], drift[rank], aligned_on[rank] = found
+            root[rank] = root[to]
+            end[mine] += offset[rank] + drift[rank] * (end[mine] - begin[rank])
+        waiting.remove(rank)
+        aligned.append(rank)
+    return offset, drift, aligned_on, root
+
+
+def _line_between(
+    key: Ints, cell: Ints, end: Floats, mine: Ints, theirs: Ints, begin: float
+) -> tuple[float, float, int] | None:
+    """Offset at `begin`, drift and pairs that bring ends of `mine` onto those of `theirs`.
+
+    Notes
+    -----
+    From where the differences gather, the line is followed outwards over twice the time at each
+    turn: what it foretells is then wrong by little more than ends are apart.
+    """
+    found = _gathered(cell[mine], end[mine], cell[theirs], end[theirs])
+    if found is None:
+        return None
+    when, lag = found
+    middle, reach = float(np.median(when)), max(float(np.ptp(when)), _WINDOW_S)
+    until = max(middle - end[mine[0]], end[mine[-1]] - middle)
+    low = min(end[mine[0]], end[theirs[0]])
+    band = 2.0 * (max(end[mine[-1]], end[theirs[-1]]) - low) + _FAR_S
+    theirs = theirs[np.lexsort((end[theirs], key[theirs]))]
+    place, ends, keys = key[theirs] * band + end[theirs] - low, end[theirs], key[theirs]
+    while True:
+        offset, drift = _line(when - begin, lag)
+        near = mine[np.abs(end[mine] - middle) <= reach]
+        correction = offset + drift * (end[near] - begin)
+        at = np.searchsorted(place, key[near] * band + end[near] + correction - low)
+        beside = np.clip([at - 1, at], 0, theirs.size - 1)
+        apart = ends[beside] - end[near]
+        off = np.where(keys[beside] == key[near], np.abs(apart - correction), np.inf)
+        nearest = np.argmin(off, axis=0), np.arange(near.size)
+        kept = off[nearest] <= _WINDOW_S
+        when, lag = end[near][kept], apart[nearest][kept]
+        if not when.size:
+            return None
+        if reach > until:
+            return (*_line(when - begin, lag), when.size)
+        reach *= 2.0
+
+
+def _gathered(
+    my_cell: Ints, my_end: Floats, their_cell: Ints, their_end: Floats
+) -> tuple[Floats, Floats] | None:
+    """Find the ends whose distances to the other rank's gather, and these distances."""
+    order = np.argsort(their_cell, kind="stable")
+    first, last = (np.searchsorted(their_cell[order], my_cell, side) for side in ("left", "right"))
+    common = np.flatnonzero(last > first)
+    for share in (0.5, 0.25, 0.75, 0.05, 0.95):  # one of them may be recorded longer
+        at = max(0, int(share * common.size) - _BLOCK // 2)
+        block = common[at : at + _BLOCK]
+        n = last[block] - first[block]
+        i = np.repeat(block, n)
+        j = order[np.repeat(first[block] - np.cumsum(n) + n, n) + np.arange(i.size)]
+        by = np.argsort(their_end[j] - my_end[i])
+        i, lag = i[by], (their_end[j] - my_end[i])[by]
+        for width in _WIDTHS_S:
+            n_in = np.searchsorted(lag, lag + width, side="right") - np.arange(lag.size)
+            top = np.flatnonzero(n_in == n_in.max())
+            at = top[np.argmin(np.abs(lag[top]))]
+            won = slice(at, at + n_in[at])
+            # twice the mean density: that of differences of even ends has a peak in its middle
+            others = 2.0 * (lag.size - n_in[at]) * width / max(float(np.ptp(lag)), width)
+            if lag.size == 1 or (n_in[at] > 1 and lag.size * pdtrc(n_in[at] - 2, others) < _CHANCE):
+                return my_end[i[won]], lag[won]
+        if common.size <= _BLOCK:
+            return None
+    return None
+
+
+def _line(time: Floats, lag: Floats) -> tuple[float, float]:
+    """Robust line: offset at 0, and drift where it is significant, else 0.
+
+    The drift is the median slope of pairs half of the points apart.
+    """
+    order = np.argsort(time)
+    half = time.size // 2
+    early, late = order[:half], order[time.size - half :]
+    apart = time[late] - time[early]
+    slopes = (lag[late] - lag[early])[apart > 0.0] / apart[apart > 0.0]
+    drift = float(np.median(slopes)) if slopes.size >= 10 else 0.0
+    moved = abs(drift) * float(np.ptp(time))
+    error = 1.86 * _mad(slopes) / np.sqrt(slopes.size) if slopes.size else 0.0  # of the median
+    if abs(drift) < _SIGNIFICANT * error or moved < max(_LEAST_S, _mad(lag - drift * time)):
+        drift = 0.0
+    return float(np.median(lag - drift * time)), drift
+
+
+def _mad(x: Floats) -> float:
+    """Median distance from the median."""
+    return float(np.median(np.abs(x - np.median(x)))) if x.size else 0.0
+
+
+def _cluster(rank: Ints, key: Ints, most: Ints, start: Floats, end: Floats) -> Ints:
+    """Find the collective that each row belongs to, -1 where nobody overlaps it."""
+    collective = np.arange(key.size)
+    order = np.lexsort((end, key))
+    for rows in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
+        present = np.unique(rank[rows]).size
+        if not 2 <= present <= most[rows[0]]:
+            continue
+        room = np.clip(_SHARE * (end[rows] - start[rows]), _WINDOW_S, _FAR_S)
+        far = room.max()
+        under_way: deque[tuple[int, float, set[int]]] = deque(maxlen=_MOST_OPEN)
+        columns = (x.tolist() for x in (rows, rank[rows], start[rows], end[rows], room))
+        for row, of, begin, until, near in zip(*columns, strict=True):
+            while under_way and until - under_way[0][1] > far:
+                under_way.popleft()
+            for group in under_way:
+                first, its_end, ranks = group
+                if begin < its_end and until - its_end <= near and of not in ranks:
+                    collective[row] = first
+                    ranks.add(of)
+                    if len(ranks) == present:
+                        under_way.remove(group)
                     break
-                if end[row] - end[first] > max(_WINDOW_S, _SHARE * (end[row] - start[row])):
-                    if end[row] - end[first] > _FAR_S:
-                        break
-                    continue
-                rank = int(members.rank_idx[row])
-                if start[row] < end[first] and collective[row] < 0 and rank not in ranks:
-                    group.append(row)
-                    ranks.add(rank)
-            if len(group) > 1:
-                collective[group] = n_made
-                n_made += 1
-    return collective
-
-
-def _pairs(members: Members, rows: NDArray[np.int64]) -> bool:
-    """Whether transfers can only be between two ranks."""
-    named = members.key[rows[0]][1] != ""
-    return named and np.unique(members.rank_idx[rows]).size == 2
+            else:
+                under_way.append((row, until, {of}))
+    _, number, size = np.unique(collective, return_inverse=True, return_counts=True)
+    found = np.cumsum(size > 1) - 1
+    return np.where(size[number] > 1, found[number], -1)

@@ -2,8 +2,8 @@
 
 Rows are device activities and ``launch_gap``: stretches in which a rank's GPU idles on all
 streams because the host had not launched. Collectives are matched over the ranks present and the
-ranks' clocks aligned on them; recorded durations, waiting included, stay as they are and the
-transfer stands beside them. Left out: clock drift.
+ranks' clocks, their drift too, aligned on them; recorded durations, waiting included, stay as they
+are and the transfer stands beside them.
 """
 
 from __future__ import annotations
@@ -83,18 +83,16 @@ def join_ranks(
     starts = _common_clock(ranks)
     mark_by_rhythm(ranks, starts)
     members = _members(ranks, starts)
-    matched = match_collectives(members, len(ranks))
+    matched = match_collectives(members, starts)
     _check_together(ranks, files, starts, matched)
-    shifts = [start + offset for start, offset in zip(starts, matched.offset, strict=True)]
-    origin = min(
-        float((rank.start * 1e-6 + shift).min()) for rank, shift in zip(ranks, shifts, strict=True)
-    )
+    clocks = [_Clock(*c) for c in zip(1.0 + matched.drift, starts + matched.offset, strict=True)]
+    origin = min(float(clock(rank.start).min()) for clock, rank in zip(clocks, ranks, strict=True))
     tables, meta_ranks = [], []
-    for idx, (rank, shift) in enumerate(zip(ranks, shifts, strict=True)):
+    for idx, (rank, clock) in enumerate(zip(ranks, clocks, strict=True)):
         mine = members.rank_idx == idx
-        gaps = _launch_gaps(rank)
-        tables.append(_rank_table(rank, gaps, _Clock(shift, origin), matched, mine, numbers[idx]))
-        meta_ranks.append(_about(rank, gaps, _Clock(shift, origin), numbers[idx]))
+        gaps, clock = _launch_gaps(rank), clock._replace(origin=origin)
+        tables.append(_rank_table(rank, gaps, clock, matched, mine, numbers[idx]))
+        meta_ranks.append(_about(rank, gaps, clock, numbers[idx]))
     columns = {
         name: _join([table[name] for table in tables])
         for name in (*COLUMNS, *EXTRA_COLUMNS) if name in tables[0]
@@ -180,7 +178,7 @@ def _number_ranks(ranks: list[RankTrace], files: list[RecordedFile], notes: list
 
 
 def _check_together(
-    ranks: list[RankTrace], files: list[RecordedFile], starts: list[float], matched: Matched
+    ranks: list[RankTrace], files: list[RecordedFile], starts: Floats, matched: Matched
 ) -> None:
     """Refuse ranks of different jobs, or recorded at different times."""
     sizes = {rank.world_size: file.source for rank, file in zip(ranks, files, strict=True)}
@@ -204,13 +202,11 @@ def _check_together(
             )
 
 
-def _common_clock(ranks: list[RankTrace]) -> list[float]:
+def _common_clock(ranks: list[RankTrace]) -> Floats:
     """Origin [s] of each rank's times against the first rank's."""
-    first = ranks[0]
-    return [
-        (rank.base_time_ns - first.base_time_ns) * 1e-9 + (rank.origin_us - first.origin_us) * 1e-6
-        for rank in ranks
-    ]
+    base = np.array([rank.base_time_ns - ranks[0].base_time_ns for rank in ranks])
+    origin = np.array([rank.origin_us - ranks[0].origin_us for rank in ranks])
+    return np.asarray(base * 1e-9 + origin * 1e-6)
 
 
 def _collectives(rank: RankTrace) -> NDArray[np.int64]:
@@ -219,7 +215,7 @@ def _collectives(rank: RankTrace) -> NDArray[np.int64]:
     return np.flatnonzero(np.isin(kinds, list(COLLECTIVES))[idx])
 
 
-def _members(ranks: list[RankTrace], starts: list[float]) -> Members:
+def _members(ranks: list[RankTrace], starts: Floats) -> Members:
     """Rows of all collectives, rank by rank and in the rows' order."""
     key: list[tuple[str, str, float]] = []
     parts: list[tuple[NDArray[Any], ...]] = []
@@ -248,12 +244,13 @@ _OF_GAP: dict[str, Any] = {
 class _Clock(NamedTuple):
     """How a rank's times become those of the trace."""
 
+    rate: float
     shift: float
-    origin: float
+    origin: float = 0.0
 
     def __call__(self, us: Any) -> Any:
         """Turn times of the rank [us] into times of the trace [s]."""
-        return us * 1e-6 + self.shift - self.origin
+        return us * 1e-6 * self.rate + self.shift - self.origin
 
 
 class _Gaps(NamedTuple):

@@ -32,6 +32,7 @@ def about_job(ranks: list[RankTrace], members: Members, matched: Matched) -> dic
         "n_cut": sum(rank.cut for rank in ranks),
         "world_size": max(world, default=len(ranks)),
         "clock_offset_s": [float(x) for x in matched.offset],
+        "clock_drift": [float(x) for x in matched.drift],
         "clock_aligned_on": [int(x) for x in matched.aligned_on],
         "n_collectives_recorded": len(members.key),
         "n_collectives_matched": n_collectives,
@@ -56,7 +57,9 @@ def notes_of(ranks: list[RankTrace], meta: dict[str, Any]) -> list[str]:
         )
     elif n_recorded:
         spread = max(abs(x) for x in meta["clock_offset_s"])
+        drift = max(abs(x) for x in meta["clock_drift"])
         moved = f"moved by up to {format_duration(spread)}" if spread >= 1e-6 else "agree"
+        moved += f", drift up to {1e6 * drift:.2g} ppm" if drift else ""
         notes.append(
             f"{n_ranks} of {format_count(world, 'rank')} traced: "
             f"{meta['n_collectives_matched']:,} collectives "

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from prism.traces.kineto.rank import RankTrace
 from prism.traces.kineto.rhythm import ends_of_steps
 
 
-def mark_by_rhythm(ranks: list[RankTrace], starts: list[float]) -> None:
+def mark_by_rhythm(ranks: list[RankTrace], starts: NDArray[np.float64]) -> None:
     """Give ranks without marks the steps in which their kernels repeat, numbered alike."""
     first: float | None = None
     for rank, at in zip(ranks, starts, strict=True):

@@ -180,7 +180,10 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
         ranges = _marks(found.ops)
         steps, marks = find_steps(ranges)[0], "ProfilerStep"
         if not steps:
-            steps, marks = optimizer_steps(ranges, np.sort(call_ts)), "optimizer"
+            steps, marks = (
+                optimizer_steps(ranges, call_ts[[i for i in index if i >= 0]]),
+                "optimizer",
+            )
     steps = [(number, begin - origin, end - origin) for number, begin, end in steps]
     start = ts - origin
     launch = launches.start[index] if len(launches.start) else np.full(len(device), np.nan)

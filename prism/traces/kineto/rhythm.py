@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.fft import fft, ifft, next_fast_len
 
 Ints = NDArray[np.int64]
+
+_TRIED = 100  # distances that are looked at more closely
 
 _ALIKE = 0.9
 """Share of the activities that are the same one period later; of made-up jobs whose steps differ in
@@ -33,21 +36,18 @@ def ends_of_steps(kernel: Ints, optimizer: NDArray[np.bool_]) -> Ints:
 
 def _period(kernel: Ints) -> int:
     """Find the shortest distance at which nearly all activities are the same; 0: none."""
-    order = np.argsort(kernel, kind="stable")
-    same = kernel[order[1:]] == kernel[order[:-1]]
-    distance = (order[1:] - order[:-1])[same]
-    counts = np.bincount(kernel)
-    # kernels that come seldom come once a step: their distances are the candidates
-    seldom = counts[kernel[order[1:]][same]]
-    tried: dict[int, float] = {}
-    for count in np.unique(seldom)[:64]:
-        for lag in np.unique(distance[seldom == count])[-8:].tolist():
-            if lag not in tried and 2 * lag <= kernel.size:
-                tried[lag] = float((kernel[lag:] == kernel[:-lag]).mean())
-    best = max(tried.values(), default=0.0)
-    if best < _ALIKE:
+    if kernel.max(initial=0) == 0:
         return 0
-    return min(lag for lag, alike in tried.items() if alike >= best - 0.01)
+    half = kernel.size // 2
+    # a direction by chance for each kernel: their autocorrelation is the share that is the same
+    directions = np.random.default_rng(0).uniform(0.0, 2.0 * np.pi, kernel.max(initial=0) + 1)
+    spectrum = fft(np.exp(1j * directions[kernel]), next_fast_len(2 * kernel.size))
+    alike = ifft(np.abs(spectrum) ** 2).real[1 : half + 1] / (kernel.size - np.arange(1, half + 1))
+    near = np.flatnonzero(alike > alike.max(initial=0.0) - 0.05)[:_TRIED] + 1
+    share = np.array([(kernel[lag:] == kernel[:-lag]).mean() for lag in near.tolist()])
+    if share.max(initial=0.0) < _ALIKE:
+        return 0
+    return int(near[np.argmax(share >= share.max() - 0.01)])
 
 
 def _once_a_period(kernel: Ints, period: int) -> Ints:

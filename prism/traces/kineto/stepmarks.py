@@ -132,7 +132,7 @@ def optimizer_steps(ranges: NamedRanges, launches: Floats) -> list[tuple[int, fl
 def _turns(launched: NDArray[np.int64]) -> int:
     """Tell how many pieces between marks are one step, from what each launches."""
     usual = launched[1:]  # the recording may begin within the first
-    for turns in range(1, usual.size // 2 + 1):
+    for turns in range(1, usual.size // 3 + 1):
         ahead, behind = usual[turns:], usual[:-turns]
         if (np.abs(ahead - behind) <= 0.1 * np.maximum(ahead, behind)).all():
             return turns

@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
-import numpy as np
+import pandas as pd
 
 from prism.common.errors import PrismError
 from prism.common.files import MOST_TRACE
-from prism.traces.choose import list_values
-from prism.traces.columns import Taken, meaning, take, take_named
+from prism.traces.columns import meaning, take
 from prism.traces.file import RecordedFile
-from prism.traces.logs.lines import Entry, to_seconds
-from prism.traces.logs.runs import in_order, rows_of_run, split_runs
+from prism.traces.logs.runs import in_order, split_runs, to_seconds
 from prism.traces.protobuf import fields
 from prism.traces.steps import StepTimes
 
@@ -45,60 +42,33 @@ def read_events(
     per_step: Mapping[str, float] | None = None,
 ) -> StepTimes:  # fmt: skip
     """Read the step times of a run; `column` chooses among scalars, `where` a run by its name."""
-    source, notes = files[0].source, []
-    parts = []
+    source, per_step = files[0].source, per_step or {}
+    others = sorted({*(where or {})} - {"run"})
+    if others:
+        raise PrismError(f"{source}: --where {others[0]}: expected --where run=NAME, or none")
+    parts, notes = [], []
     for file in files:
-        data = file.read_text(MOST_TRACE)
-        events, cut = _read_file(data, column)
-        parts.append(events)
+        scalars, cut = _read_file(file.read_text(MOST_TRACE), column)
+        parts.append(pd.DataFrame(scalars, columns=["step", "clock", "tag", "value"]))
         if cut:
             notes.append(f"{file.source}: ends inside a record; what is before was read")
-    found = sorted((part for part in parts if part), key=lambda part: part[0][1])
-    values = [row for part in found for row in part]
-    per_step = per_step or {}
-    taken = _choose(sorted({row[2] for row in values}), column, unit, per_step, source)
-    rows = [(step, clock, value) for step, clock, name, value in values if name == taken.column]
-    seconds = taken.seconds(
-        np.array([value for *_, value in rows], np.float64), per_step.get(taken.of, 1.0)
+    found = sorted((part for part in parts if len(part)), key=lambda part: part["clock"].iloc[0])
+    if not found:
+        what = "no scalar is a step time" if column is None else f"--column: no scalar {column!r}"
+        raise PrismError(
+            f"{source}: {what}; expected one such as iteration-time, or one whose name ends with "
+            "its unit; Megatron writes its with --log-timers-to-tensorboard"
+        )
+    entries = pd.concat(found, ignore_index=True)
+    taken = take(source, sorted(entries["tag"].unique()), column, unit, {"steps", *per_step})
+    entries = entries[entries["tag"] == taken.column]
+    entries = entries.assign(
+        seconds=taken.seconds(entries["value"].to_numpy(), per_step.get(taken.of, 1.0))
     )
-    entries = [
-        Entry(step, to_seconds(float(each), f"{source}, step", step), 0, clock)
-        for (step, clock, _), each in zip(rows, seconds, strict=True)
-    ]
-    named, said = split_runs(entries, source)
-    others = set(where or {}) - {"run"}
-    if others:
-        raise PrismError(f"{source}: --where {min(others)}: expected --where run=NAME, or none")
-    runs = np.array([name for name, _ in named])
-    keep = rows_of_run(runs, (where or {}).get("run"), source)
-    kept = [e for (_, e), k in zip(named, keep, strict=True) if k]
-    times = in_order(
-        runs[keep], np.array([e.step for e in kept]), np.array([e.value for e in kept]),
-        np.array([e.clock for e in kept]), taken.is_mean, taken, source,
-    )  # fmt: skip
-    return replace(times, notes=(*notes, *said, *times.notes))
-
-
-def _choose(
-    tags: list[str], column: str | None, unit: str | None, per_step: Mapping[str, float],
-    source: str,
-) -> Taken:  # fmt: skip
-    """Choose the scalar that is the step time."""
-    known = {"steps", *per_step}
-    if column is None:
-        try:
-            return take(tags, unit, known, source)
-        except PrismError as error:
-            if tags:
-                raise
-            raise PrismError(
-                f"{source}: no scalar is a step time; expected one such as iteration-time, or one "
-                "whose name ends with its unit; Megatron writes its with "
-                "--log-timers-to-tensorboard"
-            ) from error
-    if column not in tags:
-        raise PrismError(f"{source}: --column: no scalar {column!r}; found {list_values(tags)}")
-    return take_named(column, unit, known, source)
+    for row in entries.itertuples():
+        to_seconds(row.seconds, f"{source}, step", row.step)
+    entries, said = split_runs(entries, source, (where or {}).get("run"))
+    return in_order(entries, taken, source, [*notes, *said])
 
 
 def _records(data: bytes) -> Iterator[tuple[bytes, bool]]:

@@ -12,11 +12,9 @@ References
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from prism.common.errors import PrismError
 from prism.common.text import format_count
@@ -27,20 +25,16 @@ from prism.traces.choose import (
     duration_column,
     seconds_of,
 )
-from prism.traces.columns import STEP_COLUMNS, Taken, step_column
+from prism.traces.columns import step_column
 from prism.traces.file import RecordedFile
-from prism.traces.logs.lines import Entry
-from prism.traces.logs.runs import in_order, rows_of_run, split_runs
-from prism.traces.rawtable import RawTable
+from prism.traces.logs.runs import in_order, split_runs
 from prism.traces.steps import StepTimes
 from prism.traces.table import LONGEST_S, SHORTEST_S
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 _MLFLOW = {"run_id", "key", "value", "step", "timestamp"}
 _SCALARS = {"Wall time", "Step", "Value"}
 _HISTORY, _ENDS = "_step", ("__MIN", "__MAX")
-_CLOCKS = ("_timestamp", "_runtime")
+_CLOCKS = ("_timestamp", "_runtime", "Wall time")
 
 
 def is_export(file: RecordedFile) -> bool:
@@ -50,32 +44,13 @@ def is_export(file: RecordedFile) -> bool:
     return whole or bool(_chart_columns(file.columns))
 
 
-def _chart_columns(names: Sequence[str]) -> list[str]:
-    """Columns of a chart's values: a metric each, most often after its run."""
+def _chart_columns(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Run ("" without one) and metric of the columns of a chart's values."""
     known = set(names)
-    return [name for name in names if all(f"{name}{end}" in known for end in _ENDS)]
-
-
-class _Call(NamedTuple):
-    """What a user asks for, and the rows that are meant."""
-
-    rows: Index
-    column: str | None
-    unit: str | None
-    per_step: Mapping[str, float]
-
-    def take(self, table: RawTable, names: Sequence[str]) -> Taken:
-        """Choose the metric that is the step time."""
-        return duration_column(table, list(names), self.column, self.unit, self.per_step)
-
-
-class _Part(NamedTuple):
-    """Values of a metric."""
-
-    seconds: Array  # [row]
-    step: Index  # [row]; below 0 where there is none
-    clock: Array  # [row; s]
-    runs: Sequence[str]  # [row]
+    return {
+        name: name.rpartition(" - ")[::2]
+        for name in names if all(f"{name}{end}" in known for end in _ENDS)
+    }  # fmt: skip
 
 
 def read_export(
@@ -84,102 +59,55 @@ def read_export(
     per_step: Mapping[str, float] | None = None,
 ) -> StepTimes:  # fmt: skip
     """Read step times; `column` is the metric, `where` chooses rows or a run."""
-    table, where = files[0].table, dict(where or {})
-    wanted = None if "run" in table.columns else where.pop("run", None)
+    table, where, per_step = files[0].table, dict(where or {}), per_step or {}
+    names, source = table.columns, table.source
+    wanted = None if "run" in names else where.pop("run", None)
     for name in where:
         check_column(table, name, "--where")
-    rows, names = chosen_rows(table, where), set(table.columns)
-    kind = _mlflow if _MLFLOW <= names else _scalars if _SCALARS <= names else _history
-    kind = _chart if _chart_columns(table.columns) else kind
-    taken, parts, notes = kind(table, _Call(rows, column, unit, per_step or {}))
-    entries = [e for part in parts for e in _entries(table, taken.column, rows, part)]
-    if not entries:
-        raise PrismError(
-            f"{table.source}: {taken.column} is empty in these rows; expected step times"
-        )
-    named, said = split_runs(entries, table.source)
-    runs = np.array([name for name, _ in named])
-    keep = rows_of_run(runs, wanted, table.source)
-    kept = [e for (_, e), k in zip(named, keep, strict=True) if k]
-    times = in_order(
-        runs[keep], np.array([e.step for e in kept]), np.array([e.value for e in kept]),
-        np.array([e.clock for e in kept]), taken.is_mean, taken, table.source,
-    )  # fmt: skip
-    return replace(times, notes=(*notes, *said, *times.notes))
-
-
-_Found = tuple[Taken, list[_Part], list[str]]
-
-
-def _steps(table: RawTable, name: str | None) -> Index:
-    """Numbers of the steps [row]; the row's own without such a column."""
-    return np.arange(len(table.frame)) if name is None else table.integers(name, -1)
-
-
-def _mlflow(table: RawTable, call: _Call) -> _Found:
-    """Find the rows of one metric, by run."""
-    keys = np.asarray(table.texts("key").astype(str))
-    taken = call.take(table, list(dict.fromkeys(keys[call.rows])))
-    values = np.where(keys == taken.column, table.numbers("value"), np.nan)
-    seconds = taken.seconds(values, call.per_step.get(taken.of, 1.0))
-    runs = list(map(str, table.texts("run_id")))
-    runs = runs if len({runs[row] for row in call.rows}) > 1 else [""] * len(runs)
-    clock = 1e-3 * table.numbers("timestamp")
-    return taken, [_Part(seconds, _steps(table, "step"), clock, runs)], []
-
-
-def _scalars(table: RawTable, call: _Call) -> _Found:
-    """Find the values of the one scalar, which the table does not name."""
-    taken = call.take(table, table.columns)
-    seconds = taken.seconds(table.numbers(taken.column))
-    clock = table.numbers("Wall time")
-    return taken, [_Part(seconds, _steps(table, "Step"), clock, [""] * clock.size)], []
-
-
-def _chart(table: RawTable, call: _Call) -> _Found:
-    """Find the column of each run; a point may be the mean of several."""
-    names = {name: name.rpartition(" - ")[::2] for name in _chart_columns(table.columns)}
-    taken = call.take(table, list(dict.fromkeys(metric for _, metric in names.values())))
-    no_clock = np.full(len(table.frame), np.nan)
-    step = _steps(table, step_column(table.columns))
-    parts: list[_Part] = []
-    binned = 0
-    mine = {name: run for name, (run, metric) in names.items() if metric == taken.column}
-    for name, run in mine.items():
-        low, high = (table.numbers(f"{name}{end}")[call.rows] for end in _ENDS)
-        binned += int((low != high)[np.isfinite(low)].sum())
-        label = run if len(mine) > 1 else ""
-        seconds = taken.seconds(table.numbers(name), call.per_step.get(taken.of, 1.0))
-        parts.append(_Part(seconds, step, no_clock, [label] * no_clock.size))
-    note = f"{format_count(binned, 'value')}: means of several by the chart (__MIN is not __MAX): "
-    note += "their spread "
-    note += "is too small; export the history of the run, or more points"
-    return taken, parts, [note] * bool(binned)
-
-
-def _history(table: RawTable, call: _Call) -> _Found:
-    """Find the metric in a run's history, where each has rows of its own."""
-    names = table.columns
-    taken = call.take(table, [n for n in names if not n.startswith("_")])
-    step = _steps(table, next(name for name in STEP_COLUMNS if name in names))
-    clocks = [table.numbers(name) for name in _CLOCKS if name in names]
-    clock = clocks[0] if clocks else np.full(len(table.frame), np.nan)
+    rows, chart, is_mlflow = chosen_rows(table, where), _chart_columns(names), _MLFLOW <= set(names)
+    clock = next((table.numbers(name) for name in _CLOCKS if name in names), np.nan)
     label = next((name for name in RUN_COLUMNS if name in names), None)
-    runs = list(map(str, table.texts(label))) if label else [""] * len(table.frame)
-    return taken, [_Part(seconds_of(table, taken, call.per_step, step), step, clock, runs)], []
-
-
-def _entries(table: RawTable, metric: str, rows: Index, part: _Part) -> list[Entry]:
-    """Entries of the rows that have a value."""
-    rows = rows[~np.isnan(part.seconds[rows])]
-    bad = rows[(part.seconds[rows] < SHORTEST_S) | (part.seconds[rows] > LONGEST_S)]
-    if bad.size:
+    run = table.texts(label).astype(str) if label else ""
+    if chart:
+        metrics, clock = [metric for _, metric in chart.values()], np.nan
+    elif is_mlflow:
+        keys, clock = table.texts("key").astype(str), 1e-3 * table.numbers("timestamp")
+        metrics = list(keys[rows])
+    else:
+        metrics = [name for name in names if not name.startswith("_")]
+    taken = duration_column(table, list(dict.fromkeys(metrics)), column, unit, per_step)
+    # one column of values, or of a chart one for each run
+    columns = {taken.column: run}
+    if is_mlflow:
+        columns = {"value": run}
+    elif chart:
+        columns = {name: of for name, (of, metric) in chart.items() if metric == taken.column}
+    counts = step_column(names)
+    step = table.integers(counts, -1) if counts else np.arange(len(table.frame))
+    parts, n_binned = [], 0
+    for name, file in columns.items():
+        values = table.numbers(name)
+        if is_mlflow:
+            values = np.where(keys == taken.column, values, np.nan)
+        if chart:  # a point may be the mean of several
+            low, high = (table.numbers(f"{name}{end}")[rows] for end in _ENDS)
+            n_binned += int((low != high)[np.isfinite(low)].sum())
+        seconds = seconds_of(table, taken, values, per_step, step)
+        made = {"step": step, "seconds": seconds, "clock": clock, "file": file}
+        parts.append(pd.DataFrame(made).iloc[rows].dropna(subset="seconds"))
+    entries = pd.concat(parts)
+    bad = entries[(entries["seconds"] < SHORTEST_S) | (entries["seconds"] > LONGEST_S)]
+    if len(bad):
         raise PrismError(
-            f"{table.locate(int(bad[0]))}: {metric} is a step of {part.seconds[bad[0]]:g} s, "
-            f"expected {SHORTEST_S:g} to {LONGEST_S:g} s"
+            f"{table.locate(int(bad.index[0]))}: {taken.column} is a step of "
+            f"{bad['seconds'].iloc[0]:g} s, expected {SHORTEST_S:g} to {LONGEST_S:g} s"
         )
-    return [
-        Entry(int(part.step[row]), float(part.seconds[row]), 0, float(part.clock[row]),
-              (str(part.runs[row]), ""))
-        for row in rows if part.step[row] >= 0
-    ]  # fmt: skip
+    entries = entries[entries["step"] >= 0]
+    if entries.empty:
+        raise PrismError(f"{source}: {taken.column} is empty in these rows; expected step times")
+    entries, said = split_runs(entries, source, wanted)
+    notes = [
+        f"{format_count(n_binned, 'value')}: means of several by the chart (__MIN is not __MAX): "
+        "their spread is too small; export the history of the run, or more points"
+    ] * bool(n_binned)
+    return in_order(entries, taken, source, [*notes, *said])

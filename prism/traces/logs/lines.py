@@ -1,81 +1,173 @@
-"""Lines of a log read into entries: step, value, clock, and who wrote the line."""
+"""Step times in the logs of trainers: lines of the tools below, MLPerf's `:::MLLOG`.
 
-import io
+Lines are read whatever a launcher, a logger or grep has put before them. Evaluations, checkpoints
+and every other time in a log are left out.
+
+References
+----------
+.. [1] Megatron-LM, training.py, training_log; Megatron Bridge and Primus print the same line,
+   Primus a mean behind a slash
+.. [2] NeMo, progress printer and bar: `train_step_timing in s` of the callback that times a step
+.. [3] torchtitan, metrics.py, MetricsProcessor.log
+.. [4] DeepSpeed, pipe/engine.py and utils/timer.py, ThroughputTimer
+.. [5] MaxText, metric_logger.py
+"""
+
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from prism.common.errors import PrismError
-from prism.traces.logs.tools import Tool
-from prism.traces.table import LONGEST_S, SHORTEST_S
+import numpy as np
+import pandas as pd
 
-_COLOUR = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
+from prism.common.errors import PrismError
+from prism.common.text import format_count
+from prism.traces.columns import Taken
+from prism.traces.file import RecordedFile
+from prism.traces.logs.mlperf import MLLOG, read_mlperf
+from prism.traces.logs.runs import by_clock, in_order, marked_lines, split_runs, to_seconds
+from prism.traces.steps import StepTimes
+
+
+class Tool(NamedTuple):
+    """How one tool writes step times."""
+
+    name: str
+    mark: bytes  # in each line of step times, whole or damaged
+    line: str  # with groups step and value; unit and total where they are written
+    what: str  # what the tool calls the value
+    sample: str
+    is_mean: bool = False  # over the steps since the line before; else of the last step alone
+    is_rate: bool = False  # samples or tokens per second
+    batch: bytes = b"(?!)"  # where the log has the samples of a step
+
+
+# those that give a time before those that give a rate
+TOOLS = (
+    Tool(
+        "Megatron",
+        rb"elapsed time per iteration \(",
+        r"\biteration\s+(?P<step>\d{1,15})\s*/\s*(?P<total>\d{0,15}).*?"
+        r"elapsed time per iteration \((?P<unit>ms|s)\):\s*(?P<value>[^\s|/]*)",
+        "elapsed time per iteration",
+        "iteration 10/ 1000 | ... elapsed time per iteration (ms): 5837.9 |",
+        is_mean=True,
+    ),
+    Tool(
+        "NeMo",
+        rb"train_step_timing in s ?[:=]",
+        r"\bglobal_step ?[:=]\s*(?P<step>\d{1,15})(?:\.0*)?\b.*?"
+        r"train_step_timing in (?P<unit>s) ?[:=]\s*(?P<value>[^\s|,\]]*)",
+        "train_step_timing in s",
+        "global_step: 10 | ... | train_step_timing in s: 5.8",
+    ),
+    Tool(
+        "MaxText",
+        rb"completed step: \d+, ",
+        r"\bcompleted step: (?P<step>\d{1,15}), seconds: (?P<value>[^\s,]*)",
+        "seconds",
+        "completed step: 10, seconds: 5.838, TFLOP/s/device: ...",
+    ),
+    Tool(
+        "DeepSpeed",
+        rb"iter time \(s\):",
+        r"\bsteps: (?P<step>\d{1,15})\b.*?iter time \((?P<unit>s)\):\s*(?P<value>\S*)",
+        "iter time (s)",
+        "steps: 10 loss: 2.1 iter time (s): 5.838 samples/sec: 43.8",
+        is_mean=True,
+    ),
+    Tool(
+        "DeepSpeed",
+        rb"CurrSamplesPerSec=",
+        r"(?:\bglobal_step=|\b\d{1,9}/)(?P<step>\d{1,15}), "
+        r".*?CurrSamplesPerSec=(?P<value>[^\s,]*)",
+        "train_batch_size over CurrSamplesPerSec",
+        "[2023-11-07 01:55:23,714] ... global_step=10, ... CurrSamplesPerSec=25.7, ...",
+        is_rate=True,
+        batch=rb"\btrain_batch_size\W+(\d{1,12})\b",
+    ),
+    Tool(
+        "torchtitan",
+        rb"(?:\b|\dm)[tw]ps: ?[\d,]+",
+        r"\bstep: +(?P<step>\d{1,15}) .*?\b[tw]ps: ?(?P<value>[\d,]+)",
+        "time between lines",
+        "[titan] 2025-06-04 08:51:58,557 - root - INFO - step: 10 ... tps: 7,034",
+        is_mean=True,
+        is_rate=True,
+    ),
+)
+
 _CLOCK = re.compile(
     r"\[?(?:(\d{4})-?)?(\d{2})-?(\d{2})[ T](\d{2}):(\d{2}):(\d{2})(?:[.,](\d{1,9}))?"
     r"(?:Z|[+-]\d{2}:?\d{2})?\]?"
 )
 _BEFORE = re.compile(r"\s*((?:[^\s:|]{1,200}:)+)")
-_FILE = re.compile(r"(?=[^\[<]*[A-Za-z])[^\[<]*[./][^\[<]*")  # no `[rank0]`, no address
+_FILE = re.compile(r"[^\[<]*([./][^\[<]*[A-Za-z]|[A-Za-z][^\[<]*[./])")  # no rank, no address
 _BATCH = re.compile(r"\bglobal[ _]batch[ _]size ?[:=]\s*(\d{1,12})\b")
+_INTERVAL = re.compile(rb"^\W*log_interval \.+ (\d{1,9})\s*$", re.MULTILINE)
 
 
-class Entry(NamedTuple):
-    """One line of step times."""
-
-    step: int
-    value: float  # [s], or work per second
-    line: int
-    clock: float  # [s]; not-a-number where the line has none
-    writer: tuple[str, str] = "", ""  # file that grep names, rank or host that a launcher names
-    total: int = 0  # steps the job is set to; 0: not said
-    batch: int = 0  # samples of a step; 0: not said
-    unit: str = "s"  # that the line writes
+def is_log(text: bytes) -> bool:
+    """Say whether a text is one of the logs that are known."""
+    return MLLOG in text or any(re.search(tool.mark, text) for tool in TOOLS)
 
 
-def marked_lines(text: bytes, mark: re.Pattern[bytes]) -> Iterator[tuple[int, str]]:
-    """Go through the lines with a mark, with their numbers; a progress bar's each by itself."""
-    for number, line in enumerate(io.BytesIO(text), start=1):
-        if mark.search(line):
-            for part in _COLOUR.sub(b"", line).split(b"\r"):
-                if mark.search(part):
-                    yield number, part.decode("utf-8", errors="replace")
-
-
-def to_seconds(value: object, source: str, line: int, unit: float = 1.0) -> float:
-    """Check one value; `unit` is in seconds."""
-    try:
-        seconds = unit * float(value) if isinstance(value, str | int | float) else float("nan")
-    except (ValueError, OverflowError):
-        seconds = float("nan")
-    if isinstance(value, bool) or not SHORTEST_S <= seconds <= LONGEST_S:
+def read_log(files: Sequence[RecordedFile], where: Mapping[str, str] | None = None) -> StepTimes:
+    """Read the step times of a log; `where` may choose a run."""
+    text, source = files[0].text, files[0].source
+    others = sorted({*(where or {})} - {"run"})
+    if others:
         raise PrismError(
-            f"{source}:{line}: the step time is {str(value)[:40]!r}, expected {SHORTEST_S:g} "
-            f"to {LONGEST_S:g} s; take the line out if the log was damaged there"
+            f"{source}: --where {others[0]}: a log has no column {others[0]}; expected --where "
+            "run=NAME, or leave it out"
         )
-    return seconds
+    wanted = (where or {}).get("run")
+    if MLLOG in text:
+        return read_mlperf(text, source, wanted)
+    damaged = []
+    there = [tool for tool in TOOLS if re.search(tool.mark, text)]
+    for tool in there:
+        entries, n_damaged = _entries(text, tool, source)
+        if len(entries):
+            names = dict.fromkeys(t.name for t in there if t.name != tool.name)
+            notes = [
+                f"{format_count(n_damaged, 'line')} with a step time and no step number skipped"
+            ] * bool(n_damaged)
+            notes += [f"lines of {tool.name} are read, not those of {', '.join(names)}"] * bool(
+                names
+            )
+            return _to_times(entries, tool, text, source, wanted, notes)
+        damaged.append(
+            f"{format_count(n_damaged, 'line')} like those of {tool.name}, none with a step and "
+            f"its time; expected {tool.sample!r}"
+        )
+    raise PrismError(f"{source}: {'; '.join(damaged)}")
 
 
-def read_entries(text: bytes, tool: Tool, source: str) -> tuple[list[Entry], int]:
+def _entries(text: bytes, tool: Tool, source: str) -> tuple[pd.DataFrame, int]:
     """Read the lines of a tool; the number of those that are damaged, too."""
-    found: list[Entry] = []
-    damaged = 0
-    for number, line in marked_lines(text, tool.mark):
-        match = tool.line.search(line)
+    found, damaged, pattern = [], 0, re.compile(tool.line)
+    for number, line in marked_lines(text, re.compile(tool.mark)):
+        match = pattern.search(line)
         if match is None:
             damaged += 1
             continue
         parts = match.groupdict()
         value = parts["value"].replace(",", "") if tool.is_rate else parts["value"]
+        unit = 1e-3 if parts.get("unit") == "ms" else 1.0
         batch = _BATCH.search(line)
-        found.append(Entry(
-            int(parts["step"]),
-            to_seconds(value, source, number, 1e-3 if parts.get("unit") == "ms" else 1.0),
-            number, _clock(line), _writer(line[: match.start()]),
-            int(parts.get("total") or 0), int(batch[1]) if batch else 0, parts.get("unit") or "s",
+        found.append((
+            int(parts["step"]), to_seconds(value, source, number, unit), number, _clock(line),
+            *_writer(line[: match.start()]), int(parts.get("total") or 0),
+            int(batch[1]) if batch else 0, parts.get("unit") or "s",
         ))  # fmt: skip
-    return _without_line_numbers(found), damaged
+    names = ["step", "seconds", "line", "clock", "file", "rank", "total", "batch", "unit"]
+    entries = pd.DataFrame(found, columns=names)
+    if entries["rank"].is_unique and all(map(str.isdigit, entries["rank"])):
+        entries["rank"] = ""  # numbers of lines by grep: a rank writes more than one
+    return entries, damaged
 
 
 def _clock(line: str) -> float:
@@ -96,15 +188,36 @@ def _writer(before: str) -> tuple[str, str]:
     found = _BEFORE.match(_CLOCK.sub("", before))
     names = found[1].rstrip(":").split(":") if found else []
     names = [name for i, name in enumerate(names) if not (i and name.isdigit())]  # grep -n
-    is_file = bool(names) and re.search(
-        r"^[^\[<]*([./][^\[<]*[A-Za-z]|[A-Za-z][^\[<]*[./])", names[0]
-    )
+    is_file = bool(names) and _FILE.match(names[0])
     return (names[0], ":".join(names[1:])) if is_file else ("", ":".join(names))
 
 
-def _without_line_numbers(entries: list[Entry]) -> list[Entry]:
-    """Take line numbers by `grep -n` out of the writers: a rank writes more than one line."""
-    writers = Counter(e.writer[1] for e in entries)
-    if all(name.isdigit() for name in writers) and set(writers.values()) == {1}:
-        return [e._replace(writer=(e.writer[0], "")) for e in entries]
-    return entries
+def _to_times(
+    entries: pd.DataFrame, tool: Tool, text: bytes, source: str, wanted: str | None,
+    notes: list[str],
+) -> StepTimes:  # fmt: skip
+    """Turn the lines of one tool into step times."""
+    entries, said = split_runs(entries, source, wanted)
+    unit, why = entries["unit"][0], f"as {tool.name} writes it"
+    what = Taken(tool.what, unit, why, is_mean=tool.is_mean)
+    batch = re.search(tool.batch, text)
+    if batch is not None:
+        entries["seconds"] = int(batch[1]) / entries["seconds"]
+    elif tool.is_rate:
+        entries["seconds"] = by_clock(entries)
+        what = replace(what, column="time between lines", why=f"{tool.name} writes a rate",
+                       is_mean=True)  # fmt: skip
+        use = np.isfinite(entries["seconds"]) & (entries["seconds"] > 0.0)
+        if 2 * use.sum() < use.size or not use.any():
+            raise PrismError(
+                f"{source}:{entries['line'][0]}: {tool.name} writes a rate, and the log has "
+                "neither the samples of a step nor the time of most lines; expected "
+                f"{tool.sample!r}; the tool's TensorBoard files hold step times"
+            )
+        notes.append(
+            "step times are the time between lines, evaluations and checkpoints included; "
+            f"{format_count(int((~use).sum()), 'line')} without one before"
+        )
+        entries = entries[use]
+    interval = _INTERVAL.search(text)
+    return in_order(entries, what, source, [*said, *notes], interval and int(interval[1]))

@@ -1,137 +1,131 @@
-"""Entries put in order: who wrote them, where runs begin, steps that a value covers, the unit."""
+"""Entries put in order: who wrote them, where runs begin, steps that a value covers, the unit.
 
+Entries are a table [entry] of step, seconds and clock [s]. Where these are known it also has the
+line, the file that grep names, the rank or host that a launcher names, the steps that the job is
+set to (total), the samples of a step (batch).
+"""
+
+import io
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.traces.choose import list_values
 from prism.traces.columns import Taken
-from prism.traces.logs.lines import Entry
-from prism.traces.steps import StepTimes, usual_gap
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
-Names = NDArray[np.str_]
+from prism.traces.steps import StepTimes, covers, usual_gap
+from prism.traces.table import LONGEST_S, SHORTEST_S
 
 FEWEST = 4  # values of a run: below, a fit cannot separate its spread from that between runs
-_INTERVAL = re.compile(rb"^\W*log_interval \.+ (\d{1,9})\s*$", re.MULTILINE)
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 _BLOCKS = 20  # parts of a log, each held against the clock: pauses are in a minority of them
 _UNITS = {1e-3: "a thousandth", 1e3: "a thousand times"}
+_UNKNOWN = {"line": 0, "file": "", "rank": "", "total": 0, "batch": 0}
 
 
-def split_runs(entries: list[Entry], source: str) -> tuple[list[tuple[str, Entry]], list[str]]:
-    """Name the run of each entry; raises PrismError where runs are interleaved.
+def marked_lines(text: bytes, mark: re.Pattern[bytes]) -> Iterator[tuple[int, str]]:
+    """Go through the lines with a mark, with their numbers; a progress bar's each by itself."""
+    for number, line in enumerate(io.BytesIO(text), start=1):
+        if mark.search(line):
+            for part in _COLOUR.sub(b"", line).split(b"\r"):
+                if mark.search(part):
+                    yield number, part.decode("utf-8", errors="replace")
+
+
+def to_seconds(value: object, source: str, line: int, unit: float = 1.0) -> float:
+    """Check one value; `unit` is in seconds."""
+    try:
+        seconds = unit * float(value) if isinstance(value, str | int | float) else float("nan")
+    except (ValueError, OverflowError):
+        seconds = float("nan")
+    if isinstance(value, bool) or not SHORTEST_S <= seconds <= LONGEST_S:
+        raise PrismError(
+            f"{source}:{line}: the step time is {str(value)[:40]!r}, expected {SHORTEST_S:g} "
+            f"to {LONGEST_S:g} s; take the line out if the log was damaged there"
+        )
+    return seconds
+
+
+def split_runs(
+    entries: pd.DataFrame, source: str, wanted: str | None
+) -> tuple[pd.DataFrame, list[str]]:
+    """Name the run of each entry, and keep those of the wanted one.
 
     A step number that goes back starts a run; grep's files are runs. Of ranks that write the same
-    steps one is kept.
+    steps one is kept. Runs that are interleaved, and runs of different jobs, are refused.
     """
+    entries = entries.assign(**{n: x for n, x in _UNKNOWN.items() if n not in entries})
     notes: list[str] = []
-    out: list[tuple[str, Entry]] = []
-    files = list(dict.fromkeys(e.writer[0] for e in entries))
-    twice = 0
-    starts: list[str] = []
-    for file in files:
-        stream = _of_one_rank([e for e in entries if e.writer[0] == file], notes)
-        for number, run in enumerate(_runs(stream, source)):
-            kept = [e for i, e in enumerate(run) if not i or run[i - 1].step != e.step]
-            twice += len(run) - len(kept)
-            name = f"{file}/{number}" if file and number else file or str(number)
-            out += [(name, e) for e in kept]
-            if number:
-                line, step = kept[0].line, kept[0].step
-                starts.append(f"{source}:{line}" if line else f"step {step}")
+    parts, starts, twice = [], [], 0
+    for file, of_file in entries.groupby("file", sort=False):
+        stream = _number_runs(_of_one_rank(of_file, notes), source)
+        kept = stream[(stream["step"].diff() != 0) | (stream["run"].diff() != 0)]
+        twice += len(stream) - len(kept)
+        begins = kept[kept["run"].diff() > 0]
+        starts += [f"{source}:{row.line}" if row.line else f"step {row.step}"
+                   for row in begins.itertuples()]  # fmt: skip
+        called = {n: f"{file}/{n}" if file and n else file or str(n) for n in kept["run"].unique()}
+        parts.append(kept.assign(run=kept["run"].map(called)))
+    out = pd.concat(parts, ignore_index=True)
+    names = list(out["run"].unique())
     if twice:
         notes.append(f"{format_count(twice, 'line')} skipped that came twice in a row")
-    n_runs = len(files) + len(starts)
     if starts:
         notes.append(
             f"the step number goes back {format_count(len(starts), 'time')} (first at "
-            f"{starts[0]}): read as "
-            f"{format_count(n_runs, 'run')}, named {out[0][0]} to {out[-1][0]}"
+            f"{starts[0]}): read as {format_count(len(names), 'run')}, named {names[0]} to "
+            f"{names[-1]}"
         )
-    elif len(files) > 1:
-        notes.append(f"{format_count(n_runs, 'run')}: {list_values(files)}")
-    return ([("", e) for _, e in out] if n_runs == 1 else out), notes
+    elif len(names) > 1:
+        notes.append(f"{format_count(len(names), 'run')}: {list_values(names)}")
+    else:
+        out["run"] = ""
+    out = out[rows_of_run(out["run"], wanted, source)].reset_index(drop=True)
+    return out, notes + _check_one_job(out, source)
 
 
-def _of_one_rank(entries: list[Entry], notes: list[str]) -> list[Entry]:
+def _of_one_rank(entries: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
     """Keep one of the ranks that write the same steps."""
-    lines = Counter(e.writer[1] for e in entries)
-    if len(lines) == 1:
-        return entries
-    first, _ = lines.most_common(1)[0]
-    steps = {e.step for e in entries if e.writer[1] == first}
-    others = [e.step in steps for e in entries if e.writer[1] != first]
-    if 2 * sum(others) <= len(others):
+    lines = entries.groupby("rank", sort=False).size()
+    first = lines.idxmax()
+    mine = entries["rank"] == first
+    again = entries["step"][~mine].isin(entries["step"][mine])
+    if len(lines) == 1 or 2 * again.sum() <= again.size:
         return entries
     notes.append(
         f"{format_count(len(lines), 'rank')} or hosts write the same steps: those of "
-        f"{first or 'the first'} are "
-        "read"
+        f"{first or 'the first'} are read"
     )
-    return [e for e in entries if e.writer[1] == first]
+    return entries[mine]
 
 
-def _runs(entries: list[Entry], source: str) -> list[list[Entry]]:
+def _number_runs(entries: pd.DataFrame, source: str) -> pd.DataFrame:
     """Split where the step number goes back; jobs of different length that are interleaved, too."""
-    runs = _split(entries)
-    if len(runs) * FEWEST <= len(entries) + FEWEST:
-        return runs
-    apart = [_split([e for e in entries if e.total == n]) for n in {e.total: 0 for e in entries}]
-    runs = [run for part in apart for run in part]
-    if len(runs) * FEWEST > len(entries) + FEWEST:
-        raise PrismError(
-            f"{source}:{entries[0].line}: the step number goes back at {len(runs) - 1} of "
-            f"{format_count(len(entries), 'line')}: lines of several runs are interleaved and "
-            "nothing in them "
-            "says which run each is of; expected one run after the other; write each run to a "
-            "file of its own"
-        )
-    return runs
+    by_length = entries.iloc[np.argsort(pd.factorize(entries["total"])[0], kind="stable")]
+    for rows in (entries, by_length):
+        again = (rows["step"].diff() == 0) & (rows["seconds"].diff() == 0)
+        back = (rows["step"].diff() <= 0) & ~again
+        if rows is by_length:
+            back |= rows["total"].diff().fillna(0) != 0
+        n_runs = 1 + int(back.sum())
+        if n_runs * FEWEST <= len(rows) + FEWEST:
+            return rows.assign(run=back.cumsum())
+    raise PrismError(
+        f"{source}:{entries['line'].iloc[0]}: the step number goes back at {n_runs - 1} of "
+        f"{format_count(len(entries), 'line')}: lines of several runs are interleaved and "
+        "nothing in them says which run each is of; expected one run after the other; write each "
+        "run to a file of its own"
+    )
 
 
-def _split(entries: list[Entry]) -> list[list[Entry]]:
-    runs: list[list[Entry]] = []
-    for e in entries:
-        before = runs[-1][-1] if runs else None
-        again = before is not None and (e.step, e.value) == (before.step, before.value)
-        if before is None or (e.step <= before.step and not again):
-            runs.append([])
-        runs[-1].append(e)
-    return runs
-
-
-def check_one_job(runs: Names, entries: Sequence[Entry], source: str) -> list[str]:
-    """Refuse runs of different jobs, which pooled would look like spread; notes of a longer one."""
-    batch: dict[tuple[int, ...], list[str]] = {}
-    total: dict[int, list[str]] = {}
-    for run in dict.fromkeys(runs):
-        mine = [e for name, e in zip(runs, entries, strict=True) if name == run]
-        # a batch that grows in the course of a run is a schedule: runs may see parts of it
-        batch.setdefault(tuple(sorted({e.batch for e in mine})), []).append(run)
-        total.setdefault(mine[-1].total, []).append(run)
-    if len(batch) > 1 and all(len(sizes) == 1 for sizes in batch):
-        groups = "; ".join(f"{b[0]} (run {', '.join(names[:4])})" for b, names in batch.items())
-        raise PrismError(
-            f"{source}: runs of several jobs, which pooled would look like spread; global batch "
-            f"size: {groups}; choose with --where run={runs[0]}"
-        )
-    if len(total) > 1:
-        groups = "; ".join(f"{n} (run {', '.join(r[:4])})" for n, r in total.items())
-        return [f"runs are set to different numbers of steps: {groups}; are they one job?"]
-    return []
-
-
-def rows_of_run(runs: Names, wanted: str | None, source: str) -> NDArray[np.bool_]:
+def rows_of_run(runs: pd.Series, wanted: str | None, source: str) -> pd.Series:
     """Choose the rows of a run; all where None is named."""
-    keep = np.full(runs.size, True) if wanted in (None, "*") else runs == wanted
+    keep = (runs == wanted) | (wanted in (None, "*"))
     if not keep.any():
-        names = list_values([name for name in dict.fromkeys(map(str, runs)) if name])
+        names = list_values([name for name in runs.unique() if name])
         raise PrismError(
             f"{source}: --where run={wanted}: "
             + (f"no such run; expected one of {names}" if names else "holds one run; leave it out")
@@ -139,64 +133,76 @@ def rows_of_run(runs: Names, wanted: str | None, source: str) -> NDArray[np.bool
     return keep
 
 
+def _check_one_job(entries: pd.DataFrame, source: str) -> list[str]:
+    """Refuse runs of different jobs, which pooled would look like spread; notes of a longer one."""
+    by_run = entries.groupby("run", sort=False)
+    # a batch that grows in the course of a run is a schedule: runs may see parts of it
+    batch, total = by_run["batch"].unique(), by_run["total"].last()
+
+    def groups(of: pd.Series) -> str:
+        return "; ".join(
+            f"{n} (run {', '.join(x.index[:4])})" for n, x in of.groupby(of, sort=False)
+        )
+
+    if batch.map(len).max() == 1 and batch.map(min).nunique() > 1:
+        raise PrismError(
+            f"{source}: runs of several jobs, which pooled would look like spread; global batch "
+            f"size: {groups(batch.map(min))}; choose with --where run={batch.index[0]}"
+        )
+    if total.nunique() > 1:
+        return [f"runs are set to different numbers of steps: {groups(total)}; are they one job?"]
+    return []
+
+
 def in_order(
-    runs: Names, step: Index, seconds: Array, clock: Array, is_mean: bool, what: Taken,
-    source: str, text: bytes = b"",
+    entries: pd.DataFrame, what: Taken, source: str, notes: Sequence[str],
+    interval: int | None = None,
 ) -> StepTimes:  # fmt: skip
-    """Make step times of values whose steps ascend in each run, held against the clock [s]."""
-    check_unit(runs, step, seconds, clock, source, what.column)
+    """Make step times of values whose steps ascend in each run, held against the clock.
+
+    `interval` is the number of steps that a mean covers, where the log says it.
+    """
+    _check_unit(entries, source, what.column)
+    run, step, seconds = (entries[name].to_numpy() for name in ("run", "step", "seconds"))
     what.check_size(seconds, source)
-    sizes, usual = np.unique(np.diff(step)[runs[1:] == runs[:-1]]), usual_gap(runs, step)
-    notes = []
-    if not is_mean and usual > 1:
-        notes.append(f"each value is one step, of every {usual} that are logged")
-    if is_mean and not sizes.size:
-        found = _INTERVAL.search(text)
-        usual = max(int(found[1]), 1) if found else 1
-        notes += [] if found else ["only one value: the log interval is taken as 1"]
-    if is_mean and sizes.size > 1:
-        notes.append(
+    sizes, usual = np.unique(np.diff(step)[run[1:] == run[:-1]]), usual_gap(run, step)
+    told = list(notes)
+    if not what.is_mean and usual > 1:
+        told.append(f"each value is one step, of every {usual} that are logged")
+    if what.is_mean and not sizes.size:
+        usual = max(interval or 1, 1)
+        told += ["only one value: the log interval is taken as 1"] * (interval is None)
+    if what.is_mean and sizes.size > 1:
+        told.append(
             f"successive values are {', '.join(map(str, sizes[:5]))} steps apart; each is "
             f"taken as the mean of {usual}, as most are"
         )
-    if is_mean and usual > 1:
-        notes.append(
-            f"each value is the mean of {format_count(usual, 'step')}: the spread of single "
-            "steps is larger, "
-            f"by about sqrt({usual}) = {np.sqrt(usual):.2g} where steps are independent"
-        )
+    mean_over = usual if what.is_mean else 1
     return StepTimes(
-        seconds, step, runs, source, what.column, usual if is_mean else 1, tuple(notes), what.unit,
-        what.why,
+        seconds, step, run.astype(np.str_), source, what.column, mean_over,
+        (*told, *covers(mean_over)), what.unit, what.why,
     )  # fmt: skip
 
 
-def by_clock(runs: Names, step: Index, clock: Array) -> Array:
+def by_clock(entries: pd.DataFrame) -> pd.Series:
     """Step times from the clock between successive values [s]; not-a-number at a run's first."""
-    out = np.full(step.size, np.nan)
-    same = runs[1:] == runs[:-1]
-    out[1:][same] = np.diff(clock)[same] / np.diff(step)[same]
-    return out
+    gap = entries.groupby("run", sort=False)[["clock", "step"]].diff()
+    return gap["clock"] / gap["step"]
 
 
-def check_unit(
-    runs: Names, step: Index, seconds: Array, clock: Array, source: str, what: str
-) -> None:
+def _check_unit(entries: pd.DataFrame, source: str, what: str) -> None:
     """Hold values against the clock; raises PrismError where another unit fits better.
 
-    Notes
-    -----
     Units are a factor of 1000 apart: the border is halfway on a logarithmic scale. Pauses between
     steps make the clock's time longer, and lie in a minority of the parts that are compared.
     """
-    elapsed = by_clock(runs, step, clock)
-    use = np.isfinite(elapsed) & (elapsed >= 0.0)
-    if use.sum() < FEWEST:
+    gap = entries.groupby("run", sort=False)[["clock", "step"]].diff()
+    gap = gap.assign(written=entries["seconds"] * gap["step"])[gap["clock"] >= 0.0]
+    if len(gap) < FEWEST:
         return
-    parts = np.array_split(np.flatnonzero(use), min(_BLOCKS, int(use.sum())))
-    gap = np.r_[0, np.diff(step)]
-    ratio = float(np.median([(elapsed[p] * gap[p]).sum() / (seconds[p] * gap[p]).sum()
-                             for p in parts]))  # fmt: skip
+    part = np.arange(len(gap)) * min(_BLOCKS, len(gap)) // len(gap)
+    sums = gap.groupby(part).sum()
+    ratio = float((sums["clock"] / sums["written"]).median())
     unit = next((u for u in _UNITS if abs(np.log10(max(ratio, 1e-300) / u)) < 1.5), None)
     if unit is not None:
         raise PrismError(

@@ -21,13 +21,13 @@ from prism.common.errors import PrismError
 from prism.common.files import MOST_TRACE
 from prism.common.text import format_count
 from prism.traces.file import RecordedFile
+from prism.traces.formats.chakraproto import COLLECTIVES, NODE_TYPES, decode, is_proto
 from prism.traces.kernelnames import collective_kind, is_communication_kernel
 from prism.traces.kineto.events import SHORTER, Args, Event, RawTrace
 from prism.traces.kineto.join import read_ranks
 from prism.traces.kineto.messages import number, numbers, whole
 from prism.traces.kineto.rank import RankTrace, Steps, read_rank
 from prism.traces.kineto.stepmarks import NamedRanges, compile_pattern, find_steps, no_such_step
-from prism.traces.rare.chakraproto import COLLECTIVES, NODE_TYPES, decode, is_proto
 from prism.traces.table import Trace
 
 _RANK = re.compile(r"\.(\d{1,7})\.(?:et|json)(?:\.gz)?$")  # <name>.<rank>.et, as simulators want it

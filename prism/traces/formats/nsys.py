@@ -19,6 +19,7 @@ import pandas as pd
 
 from prism.common.errors import PrismError
 from prism.traces.file import RecordedFile
+from prism.traces.formats.nsystables import KERNELS, NsysFile, open_nsys
 from prism.traces.kineto.events import Args, Event, RawTrace
 from prism.traces.kineto.join import read_ranks
 from prism.traces.kineto.rank import RankTrace, read_rank
@@ -29,7 +30,6 @@ from prism.traces.kineto.stepmarks import (
     find_steps,
     no_such_step,
 )
-from prism.traces.rare.nsystables import KERNELS, NsysFile, open_nsys
 from prism.traces.table import Trace
 
 _COPY = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP", 11: "HtoD", 12: "DtoH", 13: "DtoD"}
