@@ -64,28 +64,27 @@ class _Activities:
 # --------------------------------------------------------------------------------- of a profile
 def measured_times(trace: Trace) -> ClassTimes | None:
     """Find a profile's time by class, in the periods of its steps; None without any."""
-    if not trace.has_kernels:
+    periods = trace.meta.get("periods", ())
+    if not periods:
         return None
-    windows = [(begin, end) for _, begin, end in trace.meta.get("periods", ())]
-    if not windows:
-        return None
+    windows = np.array([row[1:] for row in periods])
     ops = trace.ops[trace.ops["start"].notna() & ~trace.ops["op_kind"].isin(_NO_DEVICE)]
     labels = {name: _measured_class(name) for name in ops["kernel_class"].unique()}
     code = ops["kernel_class"].map(labels).map(ORDER.index).to_numpy(np.int64)
     start, rank = ops["start"].to_numpy(), ops["rank"].to_numpy()
     end = start + ops["duration"].to_numpy()
-    means, counts = [], []
-    ranks = np.unique(rank)
+    ranks = np.unique(rank).tolist()
+    means = []
     for of in ranks:
         mine = rank == of
         activities = _Activities(start[mine], end[mine], code[mine])
-        seconds, n = _time_by_class(activities, np.array(windows), len(ORDER))
-        means.append(seconds.mean(axis=0))
-        counts.append(n.mean(axis=0))
-    mean, count = np.mean(means, axis=0), np.mean(counts, axis=0)
+        means.append(_time_by_class(activities, windows, len(ORDER)).mean(axis=0))
+    mean = np.mean(means, axis=0)
+    counted = np.bincount(code[ops["step"].isin([row[0] for row in periods])], minlength=len(ORDER))
+    count = counted / (len(periods) * len(ranks))
     return ClassTimes(
         float(mean.sum()), _named(mean), dict(zip(ORDER, count.tolist(), strict=True)),
-        len(windows), tuple(ranks.tolist()),
+        len(periods), tuple(ranks),
     )  # fmt: skip
 
 
@@ -96,10 +95,8 @@ def _measured_class(kernel_class: str) -> str:
     return kernel_class if kernel_class in ORDER else OTHER
 
 
-def _time_by_class(
-    activities: _Activities, windows: Array, n: int
-) -> tuple[Array, NDArray[np.int64]]:
-    """Split windows among classes, then idle [window, class + 1], and count what begins there."""
+def _time_by_class(activities: _Activities, windows: Array, n: int) -> Array:
+    """Split windows [window, 2] in order among classes, then idle: seconds [window, class + 1]."""
     start, end, code = activities.start, activities.end, activities.code
     cuts = np.unique(np.concatenate([start, end, windows.ravel()]))
     begins, ends = np.searchsorted(cuts, start), np.searchsorted(cuts, end)
@@ -118,10 +115,7 @@ def _time_by_class(
             taken = free & (np.cumsum(steps)[:-1] > 0)
         seconds[:, k] = np.bincount(window[taken], length[taken], len(windows))
         free = free & ~taken
-    place = np.searchsorted(windows[:, 0], start, side="right") - 1
-    counted = (place >= 0) & (start < windows[np.maximum(place, 0), 1])
-    counts = np.bincount(place[counted] * n + code[counted], minlength=len(windows) * n)
-    return seconds, counts.reshape(len(windows), n)
+    return seconds
 
 
 def _named(seconds: Array) -> dict[str, float]:
@@ -188,7 +182,7 @@ def _stage_times(
         for mixed, part in zip(whole, parts, strict=True)
     ]
     activities = _Activities(begin[list(ops)], end[list(ops)], np.array(code, np.int64))
-    seconds = _time_by_class(activities, windows, 1 + len(LINKS))[0][0]
+    seconds = _time_by_class(activities, windows, 1 + len(LINKS))[0]
     time: dict[str, float] = defaultdict(float)
     for i, mixed, part in zip(ops, whole, parts, strict=True):
         for name, share in part.items() if mixed else ():
