@@ -5,12 +5,9 @@ Formats are distinguished by content. Left out: fitting anything to what was rea
 
 from prism.traces.readers import Recording, find_recording, holds, read_step_times, read_trace
 from prism.traces.steps import StepTimes, read_totals, say_taken, total_per_run
-from prism.traces.table import COLUMNS, OP_KINDS, Trace, make_trace
-from prism.traces.tidy import to_tidy
+from prism.traces.table import Trace, make_trace
 
 __all__ = [
-    "COLUMNS",
-    "OP_KINDS",
     "Recording",
     "StepTimes",
     "Trace",
@@ -21,7 +18,6 @@ __all__ = [
     "read_totals",
     "read_trace",
     "say_taken",
-    "to_tidy",
     "total_per_run",
 ]
 

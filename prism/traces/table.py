@@ -3,7 +3,6 @@
 One row per recorded op or kernel: what it is, where and when it ran, how long it was recorded.
 Recorded durations of collectives and transfers include waiting; they are kept as recorded. Also
 here: what every reader does at the border, dropping and counting rows that cannot be true.
-Left out: separating transfers from waiting, and everything statistical.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.common.text import format_count, format_duration, format_share
+from prism.common.text import format_count, format_share
 
 OP_KINDS = (
     "forward", "backward", "backward_weight", "recompute", "transfer", "all_reduce", "all_gather",
@@ -26,17 +25,14 @@ OP_KINDS = (
 )  # fmt: skip
 """What an op can be."""
 
-_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "op_kind": "other", "kernel_class": "", "name": "", "rank": 0, "dp_rank": 0, "stage": 0,
     "chunk": 0, "microbatch": -1, "step": -1, "start": np.nan, "duration": np.nan, "group": "",
     "stream": -1, "bytes": np.nan,
 }  # fmt: skip
 
-COLUMNS = tuple(_DEFAULTS)
+COLUMNS = tuple(DEFAULTS)
 """Columns of the tidy table, in order."""
-
-TEXT_COLUMNS = tuple(name for name, value in _DEFAULTS.items() if isinstance(value, str))
-INTEGER_COLUMNS = tuple(name for name, value in _DEFAULTS.items() if isinstance(value, int))
 
 KERNEL_FORMATS = ("kineto", "nsys", "chakra")
 """Formats whose rows are device activities: kernels, copies and fills, by stream."""
@@ -97,29 +93,20 @@ def make_trace(
     """
     n = len(columns["duration"])
     made: dict[str, Any] = {}
-    for name, default in _DEFAULTS.items():
-        if isinstance(default, str):
-            made[name] = _categories(columns.get(name, default), n)
-            continue
-        kind = np.int64 if isinstance(default, int) else np.float64
-        values = np.asarray(columns[name]) if name in columns else np.full(n, default)
-        made[name] = values.astype(kind)
-    made |= {name: values for name, values in columns.items() if name not in _DEFAULTS}
-    ops = pd.DataFrame(made)
-    order = np.lexsort((made["start"], made["rank"], made["step"]))
-    if (np.diff(order) != 1).any():
-        ops = ops.take(order)
-    ops.index = pd.RangeIndex(n)
+    for name, default in DEFAULTS.items():
+        values = columns.get(name, default)
+        if not isinstance(default, str):
+            kind = np.int64 if isinstance(default, int) else np.float64
+            made[name] = np.broadcast_to(values, n).astype(kind)
+        elif isinstance(values, str):
+            made[name] = pd.Categorical.from_codes(np.zeros(n, dtype=np.int8), [values])
+        elif isinstance(getattr(values, "dtype", None), pd.CategoricalDtype):
+            made[name] = pd.Categorical(values).remove_unused_categories()
+        else:
+            made[name] = pd.Categorical([str(value) for value in values])
+    made |= {name: values for name, values in columns.items() if name not in DEFAULTS}
+    ops = pd.DataFrame(made).sort_values(["step", "rank", "start"], ignore_index=True)
     return Trace(ops, source, format, tuple(notes), dict(meta or {}))
-
-
-def _categories(values: Any, n: int) -> pd.Categorical:
-    """Turn texts [row], or one text for all rows, into categories of str."""
-    if isinstance(values, str):
-        return pd.Categorical.from_codes(np.zeros(n, dtype=np.int8), [values])
-    if isinstance(values, pd.Categorical):
-        return values.remove_unused_categories()
-    return pd.Categorical([str(value) for value in values])
 
 
 SHORTEST_S, LONGEST_S, LATEST_S = 1e-9, 1e9, 1e10
@@ -133,7 +120,7 @@ class Fault(NamedTuple):
 
     what: str
     """Says what is wrong, with what was expected; for notes and errors."""
-    rows: NDArray[np.bool_]
+    rows: NDArray[np.bool_] | pd.Series
     """[row] True where it is."""
     limit: float = FEW
     """Share of rows at which it is an error; 1.0 where rows are dropped however many they are."""
@@ -157,7 +144,7 @@ def sound_rows(
     sound = np.ones(n, dtype=np.bool_)
     notes = []
     for what, rows, limit, spare in faults:
-        bad = np.flatnonzero(rows & sound)
+        bad = np.flatnonzero(np.asarray(rows) & sound)
         if not bad.size:
             continue
         where = locate(int(bad[0]))
@@ -196,53 +183,16 @@ def impossible_durations(
     usual = known["duration"].groupby(known["kind"]).transform("median")
     longest = np.maximum(span.where(span > 0.0, np.inf), 10.0 * usual)  # one op has no span
     for row in known.index[known["duration"] > longest]:
-        same_kind = kind_idx == kind_idx[row]
-        serial = compute if compute is not None and compute[row] else same_kind
-        until = _next_start(int(row), step, start, serial, worker)
+        mine = np.isfinite(start)
+        for column in worker:
+            mine &= column == column[row]
+        serial = compute if compute is not None and compute[row] else kind_idx == kind_idx[row]
+        later = start[mine & serial & (step == step[row]) & (start > start[row])]
+        after = mine & (step > step[row])
+        begins = start[after & (step == step[after].min(initial=np.iinfo(np.int64).max))].min(
+            initial=np.inf
+        )
+        # clocks that begin anew in every step say nothing of the next one
+        until = min(later.min(initial=np.inf), begins if begins > start[row] else np.inf)
         result[row] = duration[row] > min(until - start[row], LONGEST_WAIT_S)
     return result
-
-
-def _next_start(
-    row: int, step: NDArray[np.int64], start: NDArray[np.float64], serial: NDArray[np.bool_],
-    worker: Sequence[NDArray[Any]],
-) -> float:  # fmt: skip
-    """When the worker starts the next serial op, or the next step [s]; inf if neither is there."""
-    mine = np.isfinite(start)
-    for column in worker:
-        mine &= column == column[row]
-    later = mine & serial & (step == step[row]) & (start > start[row])
-    until = float(start[later].min(initial=np.inf))
-    after = mine & (step > step[row])
-    if not after.any():
-        return until
-    begins = float(start[after & (step == step[after].min())].min())
-    # clocks that begin anew in every step say nothing of the next one
-    return min(until, begins) if begins > start[row] else until
-
-
-def time_faults(start: NDArray[np.float64], duration: NDArray[np.float64]) -> list[Fault]:
-    """List starts and durations [row; s] that are no times; an empty cell is another fault."""
-    return [
-        Fault(
-            f"the duration is not between 0 and {LONGEST_S:g} s",
-            (duration < 0.0) | (duration > LONGEST_S),
-        ),
-        Fault(f"the start is more than {LATEST_S:g} s from 0", np.abs(start) > LATEST_S),
-    ]
-
-
-def impossible_fault(
-    step: NDArray[np.int64], start: NDArray[np.float64], duration: NDArray[np.float64],
-    name: pd.Categorical, worker: Sequence[NDArray[Any]], compute: NDArray[np.bool_],
-) -> Fault:  # fmt: skip
-    """Make the fault of rows that `impossible_durations` finds, which it names."""
-    bad = impossible_durations(step, start, duration, name.codes, worker, compute)
-    rows = np.flatnonzero(bad)
-    shown = ", ".join(
-        f"{name[row]} of {format_duration(float(duration[row]))} in step {step[row]}"
-        for row in rows[:3]
-    )
-    more = f" and {rows.size - 3:,} more" if rows.size > 3 else ""
-    what = f"the duration is longer than the step and runs over what follows: {shown}{more}"
-    return Fault(what, bad, limit=1.0)

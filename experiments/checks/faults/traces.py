@@ -66,8 +66,8 @@ FAULTS = [
     ),
     (
         "rows of a table of ops that come twice count twice",
-        'again = table.frame.duplicated().to_numpy() & np.isfinite(columns["start"])',
-        'again = table.frame.duplicated().to_numpy() & np.isnan(columns["start"])',
+        'again = table.frame.duplicated() & np.isfinite(ops["start"])',
+        'again = table.frame.duplicated() & np.isnan(ops["start"])',
     ),
     (
         "a rank that is missing from a step of a pipeline trace goes unnoticed",
@@ -76,8 +76,8 @@ FAULTS = [
     ),
     (
         "a table without dp_rank takes all its ranks as one replica",
-        "replica = np.arange(workers.size) - np.searchsorted(on, on)",
-        "replica = np.zeros(workers.size, np.int64)",
+        '["rank"].rank("dense").astype(np.int64) - 1',
+        '["rank"].rank("dense").astype(np.int64) * 0',
     ),
     (
         "the runs of a log that starts again are joined into one",

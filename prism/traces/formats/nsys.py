@@ -2,16 +2,25 @@
 
 A rank is a process on a device: a file may hold several. Kernels, copies, fills, runtime calls and
 NVTX ranges become events of the same meaning, so that what follows is one path for both. Steps are
-NVTX ranges named like steps. Left out: message sizes and groups of collectives (nsys does not
-name them), CPU samples, metrics.
+NVTX ranges named like steps. Files are opened read-only and read in pieces, so that large ones need
+no more memory than their numbers. nsys does not name the message sizes and groups of collectives.
+
+References
+----------
+.. [1] Nsight Systems User Guide, "SQLite Schema Reference",
+   https://docs.nvidia.com/nsight-systems/UserGuide/index.html
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import cast
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -19,7 +28,6 @@ import pandas as pd
 
 from prism.common.errors import PrismError
 from prism.traces.file import RecordedFile
-from prism.traces.formats.nsystables import KERNELS, NsysFile, open_nsys
 from prism.traces.kineto.events import Args, Event, RawTrace
 from prism.traces.kineto.join import read_ranks
 from prism.traces.kineto.rank import RankTrace, read_rank
@@ -32,6 +40,10 @@ from prism.traces.kineto.stepmarks import (
 )
 from prism.traces.table import Trace
 
+_KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+_GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_PIECE = 1 << 16  # rows fetched at a time
+_AGAIN = "export it again: nsys export --type sqlite --force-overwrite true REPORT.nsys-rep"
 _COPY = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP", 11: "HtoD", 12: "DtoH", 13: "DtoD"}
 _MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 _WAIT_EVENT = 2  # CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_WAIT_EVENT
@@ -40,24 +52,124 @@ _PROCESS = ~np.int64((1 << 24) - 1)  # bits of a serialised thread id that tell 
 _COMMON = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 
 
+class _Tables:
+    """The tables of one open export."""
+
+    def __init__(self, connection: sqlite3.Connection, source: str) -> None:
+        self.connection, self.source = connection, source
+        self.columns: dict[str, list[str]] = {}
+        for table, column in connection.execute(
+            "SELECT t.name, c.name FROM sqlite_master t, pragma_table_info(t.name) c "
+            "WHERE t.type = 'table'"
+        ):
+            self.columns.setdefault(table, []).append(column)
+
+    def count(self, table: str) -> int:
+        """Count the rows of a table; 0 where there is no such table."""
+        if table not in self.columns:
+            return 0
+        return int(self.connection.execute(f'SELECT count(*) FROM "{table}"').fetchone()[0])
+
+    def integers(self, table: str, names: Sequence[str], where: str = "1") -> pd.DataFrame:
+        """Columns of whole numbers, -1 where a cell is empty or the column is missing.
+
+        ``grid`` and ``block`` are three numbers in one: X may have 31 bits, the others 16.
+        """
+        if table not in self.columns:
+            return pd.DataFrame(columns=list(names), dtype=np.int64)
+        known = self.columns[table]
+        cells = {name: f'"{name}"' if name in known else "-1" for name in names}
+        for name in {"grid", "block"} & set(names):
+            if {f"{name}{axis}" for axis in "XYZ"} <= set(known):
+                cells[name] = f'("{name}X" << 32) | ("{name}Y" << 16) | "{name}Z"'
+        # CAST: a cell of SQLite may hold anything, whatever its column was declared as
+        parts = [f'CAST(IFNULL({x}, -1) AS INTEGER) AS "{name}"' for name, x in cells.items()]
+        query = f'SELECT {", ".join(parts)} FROM "{table}" WHERE {where}'
+        pieces = pd.read_sql_query(query, self.connection, chunksize=_PIECE)
+        return pd.concat(list(pieces), ignore_index=True).astype(np.int64)
+
+    def texts(self, table: str, name: str, where: str = "1") -> list[str | None]:
+        """One column of texts [row], None where a cell is empty; none without the column."""
+        if name not in self.columns.get(table, ()):
+            return []
+        rows = self.connection.execute(f'SELECT "{name}" FROM "{table}" WHERE {where}')
+        return [None if text is None else str(text) for (text,) in rows]
+
+    def strings(self, table: str, ids: pd.Series) -> list[str]:
+        """Texts of a column of identifiers, "" where one is unknown."""
+        found: dict[int, str] = {}
+        is_there = ids.name in self.columns.get(table, ())
+        if is_there and {"id", "value"} <= set(self.columns.get("StringIds", ())):
+            found = dict(self.connection.execute(
+                f'SELECT id, value FROM StringIds WHERE id IN (SELECT "{ids.name}" FROM "{table}")'
+            ))  # fmt: skip
+        return [str(found.get(i, "")) for i in ids]
+
+
+@contextmanager
+def _opened(path: Path, source: str) -> Iterator[_Tables]:
+    """Open an export for reading alone; databases without kernels are refused."""
+    connection: sqlite3.Connection | None = None
+    try:
+        # immutable: no lock and no journal beside a file that may lie where nothing can be written
+        address = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+        connection = sqlite3.connect(address, uri=True)
+        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        tables = _Tables(connection, source)
+        _check(tables)
+        yield tables
+    except (sqlite3.Error, pd.errors.DatabaseError, OverflowError, UnicodeError) as error:
+        raise PrismError(
+            f"{source}: the SQLite file is broken or cut short ({error.__cause__ or error}); copy "
+            f"it again, or {_AGAIN}"
+        ) from error
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def _check(tables: _Tables) -> None:
+    known, shown = tables.columns.get(_KERNELS, []), ", ".join(sorted(tables.columns)[:5]) or "none"
+    missing = {"start", "end", "streamId"} - set(known)
+    if known and missing:
+        raise PrismError(
+            f"{tables.source}: {_KERNELS} lacks {', '.join(sorted(missing))}; expected the columns "
+            f"that nsys export writes; {_AGAIN}"
+        )
+    if tables.count(_KERNELS):
+        return
+    why = (
+        f"no table {_KERNELS} (its tables: {shown}); expected an export of Nsight Systems (nsys "
+        "export --type sqlite) of a run with nsys profile --trace=cuda,nvtx"
+    )
+    if known:
+        why = (
+            f"{_KERNELS} has no rows: nothing ran on a GPU while nsys recorded; record longer, or "
+            "check --capture-range and --delay"
+        )
+    elif tables.count(_GRAPHS):
+        why = "holds CUDA graphs as wholes and no kernels; record with --cuda-graph-trace=node"
+    raise PrismError(f"{tables.source}: {why}")
+
+
 def read_nsys(files: Sequence[RecordedFile], step_range: str | None = None) -> Trace:
     """Read exports of one job."""
     pattern = compile_pattern(step_range)
 
     def read_file(file: RecordedFile) -> list[RankTrace]:
-        with open_nsys(file.path, file.source) as tables:
+        with _opened(file.path, file.source) as tables:
             return _read_file(tables, pattern)
 
     return read_ranks(files, read_file, "nsys")
 
 
-def _read_file(file: NsysFile, pattern: re.Pattern[str] | None) -> list[RankTrace]:
+def _read_file(file: _Tables, pattern: re.Pattern[str] | None) -> list[RankTrace]:
     """Read the ranks of one file."""
     device, host = _device(file), _host(file)
     kernels = device[device["cat"] == "kernel"]
     owners = sorted(set(zip(kernels["deviceId"], kernels["globalPid"], strict=True)))
     epoch = file.integers("TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])["utcEpochNs"]
-    base = int(epoch[0]) if epoch.size and epoch[0] > 0 else 0
+    base = max(int(epoch.iloc[0]), 0) if epoch.size else 0
     notes, ranks, n_taken, found = _told(file), [], 0, False
     for (gpu, pid), number in zip(owners, _rank_numbers(file, owners), strict=True):
         mine = device[(device["deviceId"] == gpu) & (device["globalPid"] == pid)]
@@ -75,7 +187,7 @@ def _read_file(file: NsysFile, pattern: re.Pattern[str] | None) -> list[RankTrac
         notes.append(f"{lost:,} copies and fills on devices without kernels skipped")
     if not ranks:
         raise PrismError(f"{file.source}: no kernel has a valid time; export it again")
-    if len(owners) > 1 and "MPI_RANKS" not in file.tables:
+    if len(owners) > 1 and "MPI_RANKS" not in file.columns:
         notes.append(f"{len(owners)} processes in one file: ranks are numbered by device")
     if not found:
         notes.append(_no_steps(_named(host, 0), pattern, file.source))
@@ -83,10 +195,9 @@ def _read_file(file: NsysFile, pattern: re.Pattern[str] | None) -> list[RankTrac
     return ranks
 
 
-def _rank_numbers(file: NsysFile, owners: list[tuple[int, int]]) -> list[int | None]:
+def _rank_numbers(file: _Tables, owners: list[tuple[int, int]]) -> list[int | None]:
     """Rank of each device and process, None where nothing tells."""
-    table = file.integers("MPI_RANKS", ["globalPid", "rank"])
-    of_pid = dict(zip(table["globalPid"].tolist(), table["rank"].tolist(), strict=True))
+    of_pid = dict(file.integers("MPI_RANKS", ["globalPid", "rank"]).itertuples(index=False))
     pids = [pid for _, pid in owners]
     if len(set(pids)) == len(pids) and all(of_pid.get(pid, -1) >= 0 for pid in pids):
         return [of_pid[pid] for pid in pids]
@@ -126,45 +237,34 @@ def _events(rows: pd.DataFrame, origin: int) -> Iterable[Event]:
     )
 
 
-def _device(file: NsysFile) -> pd.DataFrame:
+def _device(file: _Tables) -> pd.DataFrame:
     """Read kernels, copies and fills."""
     # the fullest name of a kernel that the file has
-    known = set(file.columns(KERNELS))
     texts = ("demangledName", "shortName", "mangledName", "name")
-    named = next((name for name in texts if name in known), "name")
-    has_shapes = {f"{what}{axis}" for what in ("grid", "block") for axis in "XYZ"} <= known
-    shape = ["grid", "block"] if has_shapes else []
-    kernel = pd.DataFrame(file.integers(KERNELS, [*_COMMON, named, *shape]))
-    kernel["cat"], kernel["name"] = "kernel", _texts(file, kernel[named])
-    kernel = kernel.assign(**dict.fromkeys({"grid", "block"} - set(shape), -1))
+    named = next((name for name in texts if name in file.columns[_KERNELS]), "name")
+    kernel = file.integers(_KERNELS, [*_COMMON, named, "grid", "block"])
+    kernel["cat"], kernel["name"] = "kernel", file.strings(_KERNELS, kernel[named])
     kernel["args"] = [
         Args(correlation=c, stream=s, grid=_axes(g), block=_axes(b))
-        for c, s, g, b in zip(
-            kernel["correlationId"], kernel["streamId"], kernel["grid"], kernel["block"],
-            strict=True,
-        )
-    ]  # fmt: skip
-    kinds = ["copyKind", "srcKind", "dstKind"]
-    copy = pd.DataFrame(file.integers("CUPTI_ACTIVITY_KIND_MEMCPY", [*_COMMON, "bytes", *kinds]))
-    copy["cat"] = "gpu_memcpy"
-    copy["name"] = [_copy_name(*row) for row in copy[kinds].itertuples(index=False)]
-    fill = pd.DataFrame(file.integers("CUPTI_ACTIVITY_KIND_MEMSET", [*_COMMON, "bytes"]))
+        for c, s, g, b in _rows(kernel, "correlationId", "streamId", "grid", "block")
+    ]
+    kinds = ("copyKind", "srcKind", "dstKind")
+    copy = file.integers("CUPTI_ACTIVITY_KIND_MEMCPY", [*_COMMON, "bytes", *kinds])
+    copy["cat"], copy["name"] = "gpu_memcpy", [_copy_name(*row) for row in _rows(copy, *kinds)]
+    fill = file.integers("CUPTI_ACTIVITY_KIND_MEMSET", [*_COMMON, "bytes"])
     fill["cat"], fill["name"] = "gpu_memset", "Memset (Device)"
     for table in (copy, fill):
         table["args"] = [
             Args(correlation=c, stream=s, bytes=b if b >= 0 else None)
-            for c, s, b in zip(
-                table["correlationId"], table["streamId"], table["bytes"], strict=True
-            )
+            for c, s, b in _rows(table, "correlationId", "streamId", "bytes")
         ]
     columns = [*_COMMON, "cat", "name", "args"]
     return pd.concat([x[columns] for x in (kernel, copy, fill)]).assign(globalTid=None)
 
 
-def _texts(file: NsysFile, ids: pd.Series) -> list[str]:
-    """Texts by their identifiers, "" where one is unknown."""
-    strings = file.strings(ids.unique().tolist())
-    return [strings.get(i, "") for i in ids]
+def _rows(table: pd.DataFrame, *names: str) -> Iterable[tuple[int, ...]]:
+    """Go through some columns of whole numbers, row by row."""
+    return zip(*(table[name].tolist() for name in names), strict=True)
 
 
 @cache
@@ -182,15 +282,12 @@ def _axes(packed: int) -> msgspec.Raw:
     return msgspec.Raw(f"[{packed >> 32},{packed >> 16 & 0xFFFF},{packed & 0xFFFF}]".encode())
 
 
-def _host(file: NsysFile) -> pd.DataFrame:
+def _host(file: _Tables) -> pd.DataFrame:
     """Read runtime calls, NVTX ranges, and what CUPTI adds to calls that wait."""
-    call = pd.DataFrame(
-        file.integers(
-            "CUPTI_ACTIVITY_KIND_RUNTIME", ["start", "end", "globalTid", "correlationId", "nameId"]
-        )
-    )
-    call["cat"], call["name"] = "cuda_runtime", _texts(file, call["nameId"])
-    call["args"] = [Args(correlation=c) for c in call["correlationId"]]
+    table = "CUPTI_ACTIVITY_KIND_RUNTIME"
+    call = file.integers(table, ["start", "end", "globalTid", "correlationId", "nameId"])
+    call["cat"], call["name"] = "cuda_runtime", file.strings(table, call["nameId"])
+    call["args"] = [Args(correlation=c) for c in call["correlationId"].tolist()]
     call["globalPid"] = call["globalTid"] & _PROCESS
     parts = [x.assign(is_range=x["cat"].isin(("", "user_annotation")))
              for x in (call, _ranges(file), _syncs(file))]  # fmt: skip
@@ -199,20 +296,23 @@ def _host(file: NsysFile) -> pd.DataFrame:
     return found.reset_index(drop=True)
 
 
-def _ranges(file: NsysFile) -> pd.DataFrame:
+def _ranges(file: _Tables) -> pd.DataFrame:
     """Read the NVTX ranges; of a category those that nest in a thread, which ops are inside of."""
-    table = "NVTX_EVENTS"
-    types = {name: i for i, name in file.labels("ENUM_NSYS_EVENT_TYPE").items()}
+    table, enum = "NVTX_EVENTS", "ENUM_NSYS_EVENT_TYPE"
+    types = {}
+    if {"id", "name"} <= set(file.columns.get(enum, ())):
+        rows = file.connection.execute(f"SELECT name, id FROM {enum} WHERE id IS NOT NULL")
+        types = {name: int(i) for name, i in rows}
     push = types.get("NvtxPushPopRange", _PUSH_POP)
     both = types.get("NvtxStartEndRange", _START_END)
-    known = file.columns(table)
+    known = file.columns.get(table, ())
     where = '"end" IS NOT NULL' + (f" AND eventType IN ({push}, {both})" * ("eventType" in known))
     names = ["start", "end", "eventType", "globalTid", "textId"]
     if not {"start", "end"} <= set(known):
-        table = where = ""
-    rows = pd.DataFrame(file.integers(table, names, where))
+        table, where = "", "1"
+    rows = file.integers(table, names, where)
     texts = file.texts(table, "text", where) or [None] * len(rows)
-    registered = _texts(file, rows["textId"])
+    registered = file.strings(table, rows["textId"])
     rows["label"] = [x if t is None else t for t, x in zip(texts, registered, strict=True)]
     # PyTorch (emit_nvtx) puts sequence numbers and sizes behind an op's name
     rows["name"] = [x.split(", seq")[0].split(", op_id")[0].strip() for x in rows["label"]]
@@ -221,18 +321,11 @@ def _ranges(file: NsysFile) -> pd.DataFrame:
     return rows.assign(globalPid=rows["globalTid"] & _PROCESS, args=msgspec.Raw())
 
 
-def _syncs(file: NsysFile) -> pd.DataFrame:
+def _syncs(file: _Tables) -> pd.DataFrame:
     """Read which stream each synchronising call waits for, and where its event was recorded."""
-    by = ["globalPid", "eventId"]
-    sync = pd.DataFrame(
-        file.integers(
-            "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
-            ["start", "end", "correlationId", "streamId", "syncType", *by],
-        )
-    )
-    event = pd.DataFrame(
-        file.integers("CUPTI_ACTIVITY_KIND_CUDA_EVENT", ["correlationId", "streamId", *by])
-    )
+    by, kind = ["globalPid", "eventId"], "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+    sync = file.integers(kind, ["start", "end", "correlationId", "streamId", "syncType", *by])
+    event = file.integers("CUPTI_ACTIVITY_KIND_CUDA_EVENT", ["correlationId", "streamId", *by])
     event = event.assign(record=event["correlationId"]).rename(columns={"streamId": "on_stream"})
     # an event is recorded again and again: the last record before the wait counts
     waits = sync[sync["syncType"] == _WAIT_EVENT].reset_index(names="row")
@@ -244,20 +337,18 @@ def _syncs(file: NsysFile) -> pd.DataFrame:
     sync["args"] = [
         Args(correlation=c, stream=s if s < 1 << 31 else -1, wait_on_stream=on,
              wait_on_cuda_event_record_corr_id=record)
-        for c, s, on, record in zip(
-            sync["correlationId"], sync["streamId"], sync["on_stream"], sync["record"], strict=True
-        )
+        for c, s, on, record in _rows(sync, "correlationId", "streamId", "on_stream", "record")
     ]  # fmt: skip
     return sync.assign(cat="cuda_sync", name="", globalTid=-1)
 
 
-def _told(file: NsysFile) -> list[str]:
+def _told(file: _Tables) -> list[str]:
     """Say what the file holds that is not taken, and on which GPU it was recorded."""
     notes = []
     gpus = [g for g in file.texts("TARGET_INFO_GPU", "name") if g]
     if gpus:
         notes.append(f"recorded on {', '.join(dict.fromkeys(gpus))}")
-    graphs = file.count("CUPTI_ACTIVITY_KIND_GRAPH_TRACE")
+    graphs = file.count(_GRAPHS)
     if graphs:
         notes.append(
             f"{graphs:,} CUDA graphs recorded as wholes, their kernels are not here; record with "
