@@ -129,10 +129,10 @@ def _read_file(file: RecordedFile, pattern: re.Pattern[str] | None) -> RankTrace
     known: dict[str, Any] = {name: found for name, found in told.items() if found >= 0}
     events = [_event(node, timed) for node in device]
     rank = read_rank(RawTrace(events, **known, notes=notes), steps)
-    if not rank.start.size:
+    if not len(rank.table):
         raise PrismError(f"{source}: no device node has a duration that can be true")
     if not timed:
-        rank.start[:], rank.step[:] = np.nan, -1
+        rank.table[["start", "step"]] = np.nan, -1
     return rank
 
 

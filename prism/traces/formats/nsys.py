@@ -181,7 +181,7 @@ def _read_file(file: _Tables, pattern: re.Pattern[str] | None) -> list[RankTrace
         events = [*_events(mine, origin), *_events(around[around["cat"] != ""], origin)]
         rank = read_rank(RawTrace(events, number, None, base + origin), steps)
         found = found or bool(steps)
-        ranks += [rank] * bool(rank.start.size)
+        ranks += [rank] * bool(len(rank.table))
     if n_taken < len(device):
         lost = len(device) - n_taken
         notes.append(f"{lost:,} copies and fills on devices without kernels skipped")

@@ -130,7 +130,7 @@ _EVENT = msgspec.json.Decoder(Event)
 _EVENTS = msgspec.json.Decoder(list[Event])
 _ARGUMENTS = msgspec.json.Decoder(Args)
 _CALL = msgspec.json.Decoder(CallArgs)
-_NO_ARGS = Args()
+NO_ARGS = Args()
 
 
 def arguments(event: Event) -> Args:
@@ -139,9 +139,9 @@ def arguments(event: Event) -> Args:
     if isinstance(raw, Args):  # of another profiler
         return raw
     try:
-        return _ARGUMENTS.decode(raw) if raw else _NO_ARGS
+        return _ARGUMENTS.decode(raw) if raw else NO_ARGS
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return _NO_ARGS
+        return NO_ARGS
 
 
 def correlation(event: Event) -> Scalar:

@@ -9,7 +9,7 @@ are and the transfer stands beside them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,49 +78,68 @@ def join_ranks(
         else f"{first.parent} ({format_count(len(files), 'rank')})"
     )
     numbers = _number_ranks(ranks, files, notes)
-    if not all(np.isfinite(rank.start).all() for rank in ranks):
-        return _without_times(ranks, numbers, source, notes, format)
+    if any(rank.table["start"].isna().any() for rank in ranks):
+        tables = [
+            rank.table.assign(
+                rank=number, duration=rank.table["duration"] * 1e-6, launch=np.nan,
+                launch_end=np.nan, transfer=np.nan, collective=-1,
+            )
+            for rank, number in zip(ranks, numbers, strict=True)
+        ]  # fmt: skip
+        notes.append(
+            "nodes have no start times: durations are known, and neither steps nor what waits for "
+            "what"
+        )
+        return _trace(tables, source, format, notes, {"ranks": [], "n_ranks": len(ranks)})
     starts = _common_clock(ranks)
     mark_by_rhythm(ranks, starts)
     members = _members(ranks, starts)
     matched = match_collectives(members, starts)
     _check_together(ranks, files, starts, matched)
     clocks = [_Clock(*c) for c in zip(1.0 + matched.drift, starts + matched.offset, strict=True)]
-    origin = min(float(clock(rank.start).min()) for clock, rank in zip(clocks, ranks, strict=True))
+    origin = min(
+        float(clock(rank.table["start"]).min()) for clock, rank in zip(clocks, ranks, strict=True)
+    )
     tables, meta_ranks = [], []
     for idx, (rank, clock) in enumerate(zip(ranks, clocks, strict=True)):
-        mine = members.rank_idx == idx
-        gaps, clock = _launch_gaps(rank), clock._replace(origin=origin)
-        tables.append(_rank_table(rank, gaps, clock, matched, mine, numbers[idx]))
-        meta_ranks.append(_about(rank, gaps, clock, numbers[idx]))
-    columns = {
-        name: _join([table[name] for table in tables])
-        for name in (*COLUMNS, *EXTRA_COLUMNS) if name in tables[0]
-    }  # fmt: skip
+        clock = clock._replace(origin=origin)
+        table, idle_share = _with_launch_gaps(rank)
+        rows, mine = _collectives(rank), members.rank_idx == idx
+        table[["collective", "transfer"]] = -1, np.nan
+        table.loc[rows, "collective"] = matched.collective[mine]
+        table.loc[rows, "transfer"] = matched.transfer[mine]
+        times = {name: clock(table[name]) for name in ("start", "launch", "launch_end")}
+        tables.append(table.assign(rank=numbers[idx], duration=table["duration"] * 1e-6, **times))
+        calls = rank.calls.assign(
+            **{name: clock(rank.calls[name]) for name in ("start", "end", "recorded")}
+        )
+        meta_ranks.append({
+            "rank": numbers[idx], "idle_share": idle_share,
+            "calls": calls.replace({np.nan: None}).to_dict("list"),
+            "steps": [[step, clock(a), clock(b)] for step, a, b in rank.steps],
+        })  # fmt: skip
     meta = {"ranks": meta_ranks, **about_job(ranks, members, matched)}
-    trace = make_trace(columns, source, format, [], meta)
     notes = notes + notes_of(ranks, meta)
-    meta["periods"] = periods_of(trace.ops, notes)
-    return replace(trace, notes=tuple(notes), meta=meta)
+    trace = _trace(tables, source, format, notes, meta)
+    more: list[str] = []
+    periods = periods_of(trace.ops, more)
+    return replace(trace, notes=(*notes, *more), meta=meta | {"periods": periods})
 
 
-def _without_times(
-    ranks: list[RankTrace], numbers: list[int], source: str, notes: list[str], format: str
+def _trace(
+    tables: list[pd.DataFrame], source: str, format: str, notes: list[str], meta: dict[str, Any]
 ) -> Trace:
-    """Put the durations of all ranks into one table, where nothing says when they ran."""
-    sizes = [rank.duration.size for rank in ranks]
-    n = sum(sizes)
-    columns: dict[str, Any] = {
-        **{name: _join([rank.columns[name] for rank in ranks]) for name in ranks[0].columns},
-        "rank": np.repeat(numbers, sizes),
-        "duration": np.concatenate([rank.duration for rank in ranks]) * 1e-6,
-        **{name: np.full(n, np.nan) for name in ("launch", "launch_end", "transfer")},
-        "collective": np.full(n, -1, np.int64),
-    }
-    notes.append(
-        "nodes have no start times: durations are known, and neither steps nor what waits for what"
-    )
-    return make_trace(columns, source, format, notes, {"ranks": [], "n_ranks": len(ranks)})
+    """Build the trace of the ranks' tables; text as categories."""
+    whole = pd.concat(tables, ignore_index=True)
+    columns: dict[str, Any] = {name: whole[name] for name in whole if name in _ORDER}
+    for name in ("op_kind", "kernel_class", "name", "group", "op", "shape"):
+        codes, values = pd.factorize(whole[name])
+        columns[name] = pd.Categorical.from_codes(codes, [str(value) for value in values])
+    columns = {name: columns[name] for name in _ORDER if name in columns}
+    return make_trace(columns, source, format, notes, meta)
+
+
+_ORDER = (*COLUMNS, *EXTRA_COLUMNS)
 
 
 def drop_impossible(rank: RankTrace) -> list[str]:
@@ -128,31 +147,31 @@ def drop_impossible(rank: RankTrace) -> list[str]:
     notes = []
     if rank.n_bad:
         notes.append(f"{rank.n_bad:,} device activities without a valid time dropped")
-    if not np.isfinite(rank.start).all():
+    table = rank.table
+    if table["start"].isna().any():
         return notes
-    stream, names = rank.columns["stream"], rank.columns["name"]
-    order = np.lexsort((rank.start, stream))
+    stream, start, duration, step = (
+        table[name].to_numpy() for name in ("stream", "start", "duration", "step")
+    )
+    order = np.lexsort((start, stream))
     bad = np.zeros(order.size, dtype=np.bool_)
     # activities of one stream run one after the other
     follows = stream[order[1:]] == stream[order[:-1]]
-    over = rank.start[order[:-1]] + rank.duration[order[:-1]] - rank.start[order[1:]]
-    bad[order[:-1]] = follows & (over > 1e3) & (over > 0.5 * rank.duration[order[:-1]])
+    over = start[order[:-1]] + duration[order[:-1]] - start[order[1:]]
+    bad[order[:-1]] = follows & (over > 1e3) & (over > 0.5 * duration[order[:-1]])
     bad |= impossible_durations(
-        rank.step, 1e-6 * rank.start, 1e-6 * rank.duration, pd.factorize(names)[0], [stream],
-        stream >= 0,
+        step, 1e-6 * start, 1e-6 * duration, pd.factorize(table["name"])[0], [stream], stream >= 0
     )  # fmt: skip
     n_bad = int(bad.sum())
     if n_bad and n_bad < bad.size:
-        share = rank.duration[bad].sum() / rank.duration.sum()
-        shown = ", ".join(name[:60] for name in dict.fromkeys(names[bad][:3]))
+        share = duration[bad].sum() / duration.sum()
+        shown = ", ".join(name[:60] for name in dict.fromkeys(table["name"][bad][:3]))
         notes.append(
             f"{n_bad:,} of {bad.size:,} device activities dropped: their durations "
             f"({format_share(share, 2)} of all time) run over what follows on their stream or "
             f"over their step: {shown}{', ...' if n_bad > 3 else ''}"
         )
-        for name in ("start", "duration", "launch", "launch_end", "step"):
-            setattr(rank, name, getattr(rank, name)[~bad])
-        rank.columns = {name: values[~bad] for name, values in rank.columns.items()}
+        rank.table = table[~bad].reset_index(drop=True)
     return notes
 
 
@@ -190,7 +209,7 @@ def _check_together(
             "recording; name those of one job"
         )
     spans = [
-        (at + float(rank.start.min()) * 1e-6, at + float((rank.start + rank.duration).max()) * 1e-6)
+        (at + float(rank.table["start"].min()) * 1e-6, at + float(rank.end.max()) * 1e-6)
         for rank, at in zip(ranks, starts, strict=True)
     ]
     for i in range(1, len(ranks)):
@@ -211,33 +230,32 @@ def _common_clock(ranks: list[RankTrace]) -> Floats:
 
 def _collectives(rank: RankTrace) -> NDArray[np.int64]:
     """Rows of a rank that are collectives."""
-    kinds, idx = np.unique(rank.columns["op_kind"], return_inverse=True)
-    return np.flatnonzero(np.isin(kinds, list(COLLECTIVES))[idx])
+    return np.flatnonzero(rank.table["op_kind"].isin(COLLECTIVES))
 
 
 def _members(ranks: list[RankTrace], starts: Floats) -> Members:
     """Rows of all collectives, rank by rank and in the rows' order."""
-    key: list[tuple[str, str, float]] = []
-    parts: list[tuple[NDArray[Any], ...]] = []
-    for idx, rank in enumerate(ranks):
-        c, rows = rank.columns, _collectives(rank)
-        for i in rows:
-            # what a rank puts into an all-to-all or a transfer need not be what others put in
-            symmetric = c["op_kind"][i] not in ("all_to_all", "transfer")
-            size = float(c["bytes"][i]) if symmetric and c["bytes"][i] >= 0 else -1.0
-            key.append((c["op_kind"][i], c["group"][i], size))
-        start = rank.start[rows] * 1e-6 + starts[idx]
-        end = start + rank.duration[rows] * 1e-6
-        parts.append((np.full(rows.size, idx), rank.step[rows], start, end))
-    rank_idx, *columns = (np.concatenate(x) for x in zip(*parts, strict=True))
-    return Members(rank_idx, key, *columns)
+    columns = ["idx", "op_kind", "group", "bytes", "step", "start", "end"]
+    parts = [
+        rank.table.assign(
+            idx=i, start=1e-6 * rank.table["start"] + starts[i], end=1e-6 * rank.end + starts[i]
+        ).loc[_collectives(rank), columns]
+        for i, rank in enumerate(ranks)
+    ]
+    table = pd.concat(parts)
+    # what a rank puts into an all-to-all or a transfer need not be what others put in
+    symmetric = ~table["op_kind"].isin(["all_to_all", "transfer"]) & (table["bytes"] >= 0)
+    size = table["bytes"].where(symmetric, -1.0)
+    key = list(zip(table["op_kind"], table["group"], size.tolist(), strict=True))
+    idx, step = (table[name].to_numpy(np.int64) for name in ("idx", "step"))
+    return Members(idx, key, step, table["start"].to_numpy(), table["end"].to_numpy())
 
 
 _OF_GAP: dict[str, Any] = {
     "op_kind": "launch_gap", "kernel_class": "host", "name": "launch gap", "copy_back": False,
     **dict.fromkeys(("group", "op", "shape"), ""),
-    **dict.fromkeys(("stream", "thread", "correlation", "group_size", "collective"), -1),
-    **dict.fromkeys(("bytes", "launch", "launch_end", "transfer"), np.nan),
+    **dict.fromkeys(("stream", "thread", "correlation", "group_size"), -1),
+    **dict.fromkeys(("bytes", "launch", "launch_end"), np.nan),
 }  # fmt: skip
 
 
@@ -253,70 +271,21 @@ class _Clock(NamedTuple):
         return us * 1e-6 * self.rate + self.shift - self.origin
 
 
-class _Gaps(NamedTuple):
-    """Launch gaps [gap] of a rank [us], and the share of its time without device activity."""
-
-    start: Floats
-    duration: Floats
-    step: NDArray[np.int64]
-    idle_share: float
-
-
-def _rank_table(
-    rank: RankTrace, gaps: _Gaps, clock: _Clock, matched: Matched, mine: NDArray[np.bool_],
-    number: int,
-) -> dict[str, Any]:  # fmt: skip
-    """Columns of one rank, launch gaps included."""
-    n, rows = rank.start.size, _collectives(rank)
-    collective, transfer = np.full(n, -1, dtype=np.int64), np.full(n, np.nan)
-    collective[rows] = matched.collective[mine]
-    transfer[rows] = matched.transfer[mine]
-    columns = rank.columns | {
-        "launch": clock(rank.launch), "launch_end": clock(rank.launch_end),
-        "collective": collective, "transfer": transfer,
-    }  # fmt: skip
-    return {
-        name: np.r_[values, np.full(gaps.start.size, _OF_GAP[name], values.dtype)]
-        for name, values in columns.items()
-    } | {
-        "rank": np.full(n + gaps.start.size, number, dtype=np.int64),
-        "step": np.r_[rank.step, gaps.step],
-        "start": clock(np.r_[rank.start, gaps.start]),
-        "duration": np.r_[rank.duration, gaps.duration] * 1e-6,
-    }
-
-
-def _about(rank: RankTrace, gaps: _Gaps, clock: _Clock, number: int) -> dict[str, Any]:
-    """Say of a rank in ``meta``: its steps and the host calls that wait."""
-    calls = asdict(rank.calls)
-    for name in ("start", "end", "recorded"):
-        calls[name] = [clock(x) if x == x else None for x in calls[name]]
-    return {
-        "rank": number, "idle_share": gaps.idle_share, "calls": calls,
-        "steps": [[step, clock(a), clock(b)] for step, a, b in rank.steps],
-    }  # fmt: skip
-
-
-def _launch_gaps(rank: RankTrace) -> _Gaps:
-    """Stretches without device activity that the host is the reason for.
+def _with_launch_gaps(rank: RankTrace) -> tuple[pd.DataFrame, float]:
+    """Add the stretches without device activity that the host is the reason for; all idle share.
 
     Notes
     -----
     An idle stretch is the host's if the activity that ends it was issued after it began
     (`launch_gaps`). The stretch belongs to that activity's step.
     """
-    issued = np.where(rank.columns["copy_back"], rank.launch, rank.launch_end)
-    end = rank.start + rank.duration
-    gaps = launch_gaps(rank.start, end, issued)
-    span = float(end.max() - rank.start.min())
-    share = gaps.idle / span if span > 0 else 0.0
-    return _Gaps(gaps.begin, gaps.end - gaps.begin, rank.step[gaps.ended_by], share)
-
-
-def _join(parts: list[NDArray[Any]]) -> Any:
-    """One column of several ranks; text as categories."""
-    joined = np.concatenate(parts)
-    if joined.dtype != object:
-        return joined
-    codes, values = pd.factorize(joined)
-    return pd.Categorical.from_codes(codes, [str(v) for v in values])
+    table = rank.table
+    issued = table["launch"].where(table["copy_back"], table["launch_end"])
+    start, end = table["start"].to_numpy(), rank.end.to_numpy()
+    gaps = launch_gaps(start, end, issued.to_numpy())
+    span = float(end.max() - start.min())
+    rows = pd.DataFrame({
+        "start": gaps.begin, "duration": gaps.end - gaps.begin,
+        "step": table["step"].to_numpy()[gaps.ended_by],
+    }).assign(**_OF_GAP)  # fmt: skip
+    return pd.concat([table, rows], ignore_index=True), gaps.idle / span if span > 0 else 0.0

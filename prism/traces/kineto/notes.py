@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from prism.common.text import format_count, format_duration
 from prism.traces.kineto.collectives import Matched, Members
 from prism.traces.kineto.rank import RankTrace
@@ -78,13 +76,13 @@ def notes_of(ranks: list[RankTrace], meta: dict[str, Any]) -> list[str]:
                 "from the last arrival of those traced"
             )
     notes += [_FOUND_BY[m] for m in dict.fromkeys(rank.marks for rank in ranks) if m in _FOUND_BY]
-    n_outside = sum(int((rank.step < 0).sum()) for rank in ranks)
+    n_outside = sum(int((rank.table["step"] < 0).sum()) for rank in ranks)
     if n_outside:
         notes.append(f"{n_outside:,} device activities launched outside all steps: step -1")
-    n_lone = sum(int(np.isnan(rank.launch).sum()) for rank in ranks)
+    n_lone = sum(int(rank.table["launch"].isna().sum()) for rank in ranks)
     if n_lone:
         notes.append(f"{n_lone:,} device activities without their launching call")
-    if any(rank.fine and rank.origin_us > 2.0**50 for rank in ranks):
+    if any(rank.origin_us > 2.0**50 and (rank.table["start"] % 1.0 != 0.0).any() for rank in ranks):
         notes.append("start times are resolved to 0.25 us only (epoch microseconds as floats)")
     return notes
 

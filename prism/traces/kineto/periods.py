@@ -21,23 +21,23 @@ def mark_by_rhythm(ranks: list[RankTrace], starts: NDArray[np.float64]) -> None:
     for rank, at in zip(ranks, starts, strict=True):
         if rank.steps:
             continue
-        when = np.where(np.isfinite(rank.launch), rank.launch, rank.start)
+        table = rank.table
+        when = table["launch"].fillna(table["start"]).to_numpy()
         order = np.argsort(when, kind="stable")
-        names, stream = rank.columns["name"][order], rank.columns["stream"][order]
-        kernel = pd.factorize(pd.Series(names).astype(str) + stream.astype(str))[0]
-        is_optimizer = rank.columns["op_kind"][order] == "optimizer"
-        ends = ends_of_steps(kernel.astype(np.int64), is_optimizer)
+        kernel = table.groupby(["name", "stream"], sort=False).ngroup().to_numpy(np.int64)
+        is_optimizer = (table["op_kind"] == "optimizer").to_numpy()
+        ends = ends_of_steps(kernel[order], is_optimizer[order])
         if ends.size < 2:
             continue
         number = np.searchsorted(ends, np.arange(order.size))
-        until = np.maximum.reduceat((rank.start + rank.duration)[order], np.r_[0, ends[:-1] + 1])
+        until = np.maximum.reduceat(rank.end.to_numpy()[order], np.r_[0, ends[:-1] + 1])
         begins = at + 1e-6 * until
         if first is None:
             first = float(begins[0])
         # ranks that begin to record in different steps count the same ones
         period = float(np.median(np.diff(begins)))
         ahead = round((float(begins[0]) - first) / period) if period > 0.0 else 0
-        rank.step[order] = np.where(number < ends.size, number + ahead, -1)
+        table["step"] = np.where(number < ends.size, number + ahead, -1)[np.argsort(order)]
         bounds = when[order][np.r_[0, np.minimum(ends + 1, order.size - 1)]]
         rank.steps = [(k + ahead, bounds[k], bounds[k + 1]) for k in range(ends.size)]
         rank.marks = "kernels"

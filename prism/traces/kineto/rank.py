@@ -1,4 +1,4 @@
-"""One rank's profiler events as columns: device activities, host calls, steps.
+"""One rank's profiler events as tables: device activities, host calls, steps.
 
 Device activities (kernels, copies, fills) take their launch from the runtime call of the same
 correlation id, their class and their collective's arguments from the host ops around that call,
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from prism.common.text import format_count
 from prism.traces.file import COPY_AGAIN
 from prism.traces.kernelnames import classify, is_communication_kernel, op_role
-from prism.traces.kineto.events import Args, Event, RawTrace, arguments, correlation
+from prism.traces.kineto.events import NO_ARGS, Args, Event, RawTrace, arguments, correlation
 from prism.traces.kineto.messages import number, numbers, raw_text, read_message, whole
 from prism.traces.kineto.stepmarks import NamedRanges, find_steps, optimizer_steps
 
@@ -54,195 +53,119 @@ _FAR_US = 1e12
 
 
 @dataclass
-class Calls:
-    """Host calls that wait or make a stream wait, in order of time [call].
-
-    Attributes
-    ----------
-    kind : list of str
-        ``stream_sync``, ``device_sync``, ``event_sync`` or ``stream_wait``.
-    start, end : list of float
-        On the rank's clock [us].
-    thread : list of int
-    stream : list of int
-        The stream waited for, or of a ``stream_wait`` the one that waits; -1 unknown.
-    on_stream : list of int
-        The stream whose event is waited for; -1 unknown.
-    recorded : list of float
-        When that event was recorded [us]; not a number where unknown.
-    """
-
-    kind: list[str] = field(default_factory=list)
-    start: list[float] = field(default_factory=list)
-    end: list[float] = field(default_factory=list)
-    thread: list[int] = field(default_factory=list)
-    stream: list[int] = field(default_factory=list)
-    on_stream: list[int] = field(default_factory=list)
-    recorded: list[float] = field(default_factory=list)
-
-
-@dataclass
 class RankTrace:
-    """Columns [activity] of one rank's device activities, times in us from `origin_us`."""
+    """Device activities and host calls of one rank, times in us from `origin_us`."""
 
     rank: int | None
     world_size: int | None
     base_time_ns: int
     origin_us: float
-    columns: dict[str, NDArray[Any]]
-    start: Floats
-    duration: Floats
-    launch: Floats
-    launch_end: Floats
-    step: NDArray[np.int64]
+    table: pd.DataFrame
+    """[activity] op_kind, kernel_class, name, stream, bytes, group, group_size, correlation,
+    thread, op, shape, copy_back (waits for a copy to pageable memory), start, duration, launch,
+    launch_end, step."""
+    calls: pd.DataFrame
+    """[call] that waits or makes a stream wait, in order of time: kind (stream_sync, device_sync,
+    event_sync, stream_wait), start, end, thread, stream (waited for, or of a stream_wait the one
+    that waits), on_stream (whose event is waited for; -1 unknown), recorded (when that event was
+    recorded; not a number where unknown)."""
     steps: Steps
-    calls: Calls
+    marks: str
+    """What the steps were found by."""
     n_host_events: int
     n_bad: int
-    fine: bool
-    """Whether times have fractions of a microsecond."""
-    notes: list[str]
     cut: bool
     """Whether the end of its file is missing."""
-    marks: str = ""
-    """What the steps were found by."""
+    notes: list[str] = field(default_factory=list)
     device: str = ""
     """Product name of the device, where it is known."""
+
+    @property
+    def end(self) -> pd.Series[float]:
+        """[activity] When it ends [us]."""
+        return self.table["start"] + self.table["duration"]
 
 
 _COLUMNS = {
     "op_kind": object, "kernel_class": object, "name": object, "stream": np.int64,
     "bytes": np.float64, "group": object, "group_size": np.int64, "correlation": np.int64,
-    "thread": np.int64, "op": object, "shape": object, "copy_back": np.bool_,
+    "op": object, "shape": object, "copy_back": np.bool_,
 }  # fmt: skip
-"""Columns of a rank's device activities."""
-
-
-class _Activity:
-    """A device activity: its event, decoded arguments and category."""
-
-    __slots__ = ("args", "category", "event")
-
-    def __init__(self, event: Event, category: str) -> None:
-        self.event, self.category, self.args = event, category, arguments(event)
-
-
-class _Sorted:
-    """The events of a file by what prism does with them."""
-
-    def __init__(self, events: Iterable[Event]) -> None:
-        self.device: list[_Activity] = []
-        self.runtime: list[Event] = []
-        self.ops: list[Event] = []
-        self.syncs: list[Event] = []
-        for event in events:
-            cat = event.cat
-            if event.ph != "X" or not isinstance(cat, str):
-                continue
-            if cat not in _LOWER:
-                cat = cat.lower()
-            if cat in _DEVICE:
-                self.device.append(_Activity(event, _DEVICE[cat]))
-            elif cat in _RUNTIME:
-                self.runtime.append(event)
-            elif cat in _OPS:
-                self.ops.append(event)
-            elif cat == "cuda_sync":
-                self.syncs.append(event)
-
-
-_LOWER = frozenset(_DEVICE) | _RUNTIME | _OPS | {"cuda_sync"}
+"""Columns of a rank's device activities that its events' names and arguments give."""
 
 
 def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
-    """Turn one file's events into columns; `steps` are those that its clock marks, where known."""
-    found = _Sorted(raw.events)
+    """Turn one file's events into tables; `steps` are those that its clock marks, where known."""
+    found: dict[str, list[Event]] = {"device": [], "runtime": [], "op": [], "sync": []}
+    for event in raw.events:
+        if event.ph == "X" and isinstance(event.cat, str):
+            group = _GROUPS.get(event.cat) or _GROUPS.get(event.cat.lower())
+            if group:
+                found[group].append(event)
     raw.events = []
-    ts = numbers([a.event.ts for a in found.device])
+    ts = numbers([event.ts for event in found["device"]])
     ts = ts[np.isfinite(ts)]
     middle = float(np.quantile(ts, 0.5, method="lower")) if ts.size else 0.0  # of any size: no sum
-    kept, ts, dur = _sound([a.event for a in found.device], middle, device=True)
-    device = [found.device[i] for i in kept.tolist()]
-    calls, call_ts, call_dur = _sound(found.runtime, middle)
-    ops, op_ts, op_dur = _sound(found.ops, middle)
-    n_bad, n_host = len(found.device) - len(device), len(found.runtime) + len(found.ops)
-    found.runtime = [found.runtime[i] for i in calls.tolist()]
-    found.ops = [found.ops[i] for i in ops.tolist()]
-    n_far = n_host - len(found.runtime) - len(found.ops)
+    device, ts, dur = _sound(found["device"], middle, device=True)
+    runtime, call_ts, call_dur = _sound(found["runtime"], middle)
+    ops, op_ts, op_dur = _sound(found["op"], middle)
+    n_host = len(found["runtime"]) + len(found["op"])
+    n_far = n_host - len(runtime) - len(ops)
     notes = [f"{format_count(n_far, 'host event')} without a valid time dropped"] if n_far else []
     origin = min((float(part.min()) for part in (ts, call_ts, op_ts) if part.size), default=0.0)
     threads: dict[Any, int] = {}
-    launches = _Launches(found.runtime, call_ts - origin, call_dur, threads)
-    index = [launches.by_correlation.get(whole(a.args.correlation), -1) for a in device]
-    hosts = _enclosing_ops(found.ops, op_ts - origin, op_dur, launches, index, threads)
+    calls = pd.DataFrame({
+        "start": call_ts - origin, "end": call_ts - origin + call_dur,
+        "thread": np.array([threads.setdefault(e.tid, len(threads)) for e in runtime], np.int64),
+        "correlation": np.array([whole(correlation(e)) for e in runtime], np.int64),
+    })  # fmt: skip
+    details = [arguments(event) for event in device]
+    by_correlation = {c: i for i, c in enumerate(calls["correlation"].tolist()) if c >= 0}
+    index = [by_correlation.get(whole(args.correlation), -1) for args in details]
+    hosts = _enclosing_ops(ops, op_ts - origin, op_dur, calls, index, threads)
     marks = "ranges"
     if steps is None:
-        ranges = _marks(found.ops)
+        ranges = _marks(ops)
         steps, marks = find_steps(ranges)[0], "ProfilerStep"
         if not steps:
-            steps, marks = (
-                optimizer_steps(ranges, call_ts[[i for i in index if i >= 0]]),
-                "optimizer",
-            )
+            launched = call_ts[[i for i in index if i >= 0]]
+            steps, marks = optimizer_steps(ranges, launched), "optimizer"
     steps = [(number, begin - origin, end - origin) for number, begin, end in steps]
-    start = ts - origin
-    launch = launches.start[index] if len(launches.start) else np.full(len(device), np.nan)
-    launch_end = launches.end[index] if len(launches.end) else launch.copy()
-    missing = np.array(index, dtype=np.int64) < 0
-    launch[missing] = launch_end[missing] = np.nan
-    columns = _describe(device, hosts, index, launches)
-    step = _steps_of_activities(columns["stream"], start, launch, steps)
+    table = pd.DataFrame(_describe(device, details, hosts, index))
+    launch = calls.reindex(index)
+    table["thread"] = launch["thread"].fillna(-1).to_numpy(np.int64)
+    table["start"], table["duration"] = ts - origin, dur
+    table["launch"], table["launch_end"] = launch["start"].to_numpy(), launch["end"].to_numpy()
+    table["step"] = _steps_of_activities(table, steps)
     if raw.cut and len(steps) > 1:
-        incomplete = int(step.max(initial=-1))
-        step[step == incomplete] = -1
+        incomplete = int(table["step"].max()) if len(table) else -1
+        table.loc[table["step"] == incomplete, "step"] = -1
         steps = [row for row in steps if row[0] < incomplete]
         notes.append(f"step {incomplete} is incomplete and was left out: {COPY_AGAIN}")
     return RankTrace(
-        raw.rank,
-        raw.world_size,
-        raw.base_time_ns or 0,
-        origin,
-        columns,
-        start,
-        dur,
-        launch,
-        launch_end,
-        step,
-        steps,
-        _calls(found, launches),
-        n_host,
-        n_bad,
-        bool(ts.size) and bool((np.floor(ts) != ts).any()),
-        [*raw.notes, *notes],
-        raw.cut,
-        marks if steps else "",
-        raw.device,
-    )
+        raw.rank, raw.world_size, raw.base_time_ns or 0, origin, table,
+        _waiting_calls(runtime, calls, found["sync"], by_correlation), steps,
+        marks if steps else "", n_host, len(found["device"]) - len(device), raw.cut,
+        [*raw.notes, *notes], raw.device,
+    )  # fmt: skip
+
+
+_GROUPS = (
+    dict.fromkeys(_DEVICE, "device") | dict.fromkeys(_RUNTIME, "runtime")
+    | dict.fromkeys(_OPS, "op") | {"cuda_sync": "sync"}
+)  # fmt: skip
 
 
 def _sound(
     events: list[Event], middle: float, device: bool = False
-) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Find the events whose times can be true: index, start and duration [us]."""
+) -> tuple[list[Event], Floats, Floats]:
+    """Find the events whose times can be true, with their starts and durations [us]."""
     ts, dur = numbers([e.ts for e in events]), numbers([e.dur for e in events])
     if not device:  # when a call began counts even where its end is not known
         dur = np.maximum(0.0, np.nan_to_num(dur))
     with np.errstate(over="ignore", invalid="ignore"):
         kept = np.flatnonzero((np.abs(ts - middle) <= _FAR_US) & (dur >= 0.0) & (dur <= _FAR_US))
-    return kept, ts[kept], dur[kept]
-
-
-class _Launches:
-    """Runtime calls as columns, found by correlation id."""
-
-    def __init__(
-        self, events: list[Event], start: Floats, duration: Floats, threads: dict[Any, int]
-    ) -> None:
-        self.names = [e.name if isinstance(e.name, str) else "" for e in events]
-        self.start, self.end = start, start + duration
-        self.thread = [threads.setdefault(e.tid, len(threads)) for e in events]
-        self.correlation = [whole(correlation(e)) for e in events]
-        self.by_correlation = {c: i for i, c in enumerate(self.correlation) if c >= 0}
+    return [events[i] for i in kept.tolist()], ts[kept], dur[kept]
 
 
 class _Host(NamedTuple):
@@ -261,7 +184,7 @@ def _enclosing_ops(
     ops: list[Event],
     start: Floats,
     duration: Floats,
-    launches: _Launches,
+    calls: pd.DataFrame,
     index: list[int],
     threads: dict[Any, int],
 ) -> dict[int, _Host]:
@@ -269,12 +192,13 @@ def _enclosing_ops(
     thread = np.array([threads.get(e.tid, -1) for e in ops], dtype=np.int64)
     end = start + duration
     hosts: dict[int, _Host] = {}
+    begin = calls["start"].to_numpy()
     called = np.unique(np.array([i for i in index if i >= 0], dtype=np.int64))
-    call_thread = np.array(launches.thread, dtype=np.int64)[called]
+    call_thread = np.asarray(calls["thread"])[called]
     for of in np.unique(call_thread):
         mine = called[call_thread == of]
-        mine = mine[np.argsort(launches.start[mine], kind="stable")]
-        now = launches.start[mine]
+        mine = mine[np.argsort(begin[mine], kind="stable")]
+        now = begin[mine]
         rows = np.flatnonzero((thread == of) & (end >= start))
         # most ops launch nothing
         first, last = np.searchsorted(now, start[rows]), np.searchsorted(now, end[rows], "right")
@@ -317,24 +241,21 @@ def _marks(ops: list[Event]) -> NamedRanges:
     return NamedRanges(list(names), label.astype(np.int64), start, start + length)
 
 
-def _steps_of_activities(
-    stream: NDArray[np.int64], start: Floats, launch: Floats, steps: Steps
-) -> NDArray[np.int64]:
+def _steps_of_activities(table: pd.DataFrame, steps: Steps) -> NDArray[np.int64]:
     """Step of each activity: that of its launch, or where that is missing of its predecessor.
 
     What a stream runs before its first recorded launch was launched before the recording. Streams
     without any launch go by the start of their activities.
     """
-    step = step_of(np.where(np.isfinite(launch), launch, start), steps)
-    if not steps or np.isfinite(launch).all():
-        return step
-    order = np.lexsort((start, stream))
-    table = pd.DataFrame({"stream": stream, "step": step, "known": np.isfinite(launch)}).iloc[order]
-    of_stream = table.groupby("stream")
-    some = of_stream["known"].transform("any")
-    before = of_stream["step"].transform(lambda s: s.where(table["known"].loc[s.index]).ffill())
-    step[order] = np.where(some, before.fillna(-1), table["step"]).astype(np.int64)
-    return step
+    known = table["launch"].notna()
+    step = pd.Series(step_of(table["launch"].fillna(table["start"]).to_numpy(), steps))
+    if steps and not known.all():
+        order = table["start"].argsort(kind="stable")
+        stream = table["stream"]
+        before = step.where(known).iloc[order].groupby(stream.iloc[order]).ffill()
+        some = known.groupby(stream).transform("any")
+        step = step.where(~some, before.fillna(-1).sort_index())
+    return np.asarray(step, np.int64)
 
 
 def step_of(when: Floats, steps: Steps) -> NDArray[np.int64]:
@@ -350,52 +271,34 @@ def step_of(when: Floats, steps: Steps) -> NDArray[np.int64]:
     return np.where(inside, np.array([row[0] for row in steps])[np.maximum(place, 0)], -1)
 
 
-def _calls(found: _Sorted, launches: _Launches) -> Calls:
+def _waiting_calls(
+    runtime: list[Event], calls: pd.DataFrame, syncs: list[Event], by_correlation: dict[int, int]
+) -> pd.DataFrame:
     """Host calls that wait or make a stream wait, with what synchronisation events add."""
-    detail: dict[int, Args] = {}
-    for event in found.syncs:
-        args = arguments(event)
-        detail[whole(args.correlation)] = args
-    rows: list[tuple[float, float, str, int, int, int, float]] = []
-    kinds: dict[str, str] = {}
-    for i, name in enumerate(launches.names):
-        kind = kinds.get(name)
-        if kind is None:
-            kind = next((kind for pattern, kind in CALLS if pattern.search(name)), "")
-            kinds[name] = kind
-        if not kind or kind == "event_record":
-            continue
-        args = detail.get(launches.correlation[i], Args())
-        record = launches.by_correlation.get(whole(args.wait_on_cuda_event_record_corr_id), -1)
-        rows.append(
-            (
-                float(launches.start[i]),
-                float(launches.end[i]),
-                kind,
-                launches.thread[i],
-                whole(args.stream),
-                whole(args.wait_on_stream),
-                float(launches.start[record]) if record >= 0 else math.nan,
-            )
-        )
-    rows.sort(key=lambda row: row[:2])
-    columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(7)]
-    start, end, kind_, thread, stream, on_stream, recorded = columns
-    return Calls(kind_, start, end, thread, stream, on_stream, recorded)
+    names = pd.Categorical([e.name if isinstance(e.name, str) else "" for e in runtime])
+    kinds = [next((k for p, k in CALLS if p.search(name)), "") for name in names.categories]
+    kind = np.array([*kinds, ""], object)[names.codes]
+    starts = calls["start"]
+    calls = calls.assign(kind=kind)[~np.isin(kind, ["", "event_record"])]
+    detail = {whole(args.correlation): args for args in map(arguments, syncs)}
+    args = [detail.get(number, NO_ARGS) for number in calls["correlation"].tolist()]
+    record = [by_correlation.get(whole(a.wait_on_cuda_event_record_corr_id), -1) for a in args]
+    return calls.assign(
+        stream=np.array([whole(a.stream) for a in args], np.int64),
+        on_stream=np.array([whole(a.wait_on_stream) for a in args], np.int64),
+        recorded=starts.reindex(record).to_numpy(),
+    ).sort_values(["start", "end"], kind="stable", ignore_index=True)
 
 
 def _describe(
-    device: list[_Activity],
-    hosts: dict[int, _Host],
-    index: list[int],
-    launches: _Launches,
-) -> dict[str, NDArray[Any]]:
+    device: list[Event], details: list[Args], hosts: dict[int, _Host], index: list[int]
+) -> dict[str, Any]:
     """Columns of names, classes, streams and collectives' arguments."""
     rows = []
     shapes: dict[tuple[bytes, bytes], str] = {}
-    for activity, at in zip(device, index, strict=True):
-        args, category = activity.args, activity.category
-        name = activity.event.name if isinstance(activity.event.name, str) else ""
+    for event, args, at in zip(device, details, index, strict=True):
+        category = _DEVICE[str(event.cat).lower()]
+        name = event.name if isinstance(event.name, str) else ""
         host = hosts.get(at, _NO_HOST)
         if category == "communication" or category == "kernel" and is_communication_kernel(name):
             kind, n_bytes, group, size = read_message(name, args, host.collective)
@@ -411,11 +314,11 @@ def _describe(
                 shape = shapes[key] = " ".join(raw_text(x) for x in (args.grid, args.block))
         rows.append((
             kind, kernel_class, name, whole(args.stream), n_bytes, group, size,
-            whole(args.correlation), launches.thread[at] if at >= 0 else -1, host.op, shape,
+            whole(args.correlation), host.op, shape,
             category == "memcpy" and "DtoH" in name and "Pinned" not in name,
         ))  # fmt: skip
     cells = list(zip(*rows, strict=True)) or [()] * len(_COLUMNS)
     return {
-        name: np.array(values, dtype=kind)
+        name: pd.Series(values, dtype=kind)
         for (name, kind), values in zip(_COLUMNS.items(), cells, strict=True)
     }

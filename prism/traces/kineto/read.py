@@ -24,7 +24,7 @@ def read_kineto(files: Sequence[RecordedFile]) -> Trace:
 def _read_file(file: RecordedFile) -> list[RankTrace]:
     """Read one file; refuse one without device activities."""
     rank = read_rank(read_events(file.path))
-    if rank.start.size:
+    if len(rank.table):
         return [rank]
     broken = f" ({rank.n_bad:,} without a time)" if rank.n_bad else ""
     more = "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
