@@ -296,6 +296,23 @@ def test_clocks_are_aligned_whatever_their_offset_and_drift(tmp_path, how):
         assert ops["transfer"].mean() == pytest.approx(101.5e-6, abs=3e-6)
 
 
+def test_ranks_take_time_in_proportion(tmp_path):
+    """Eight times as many, of 200 collectives each; experiments/verification/kineto_ranks.py."""
+
+    def seconds(n_ranks, times):
+        folder = tmp_path / str(n_ranks)
+        folder.mkdir(exist_ok=True)
+        made = [Recorder(rank, n_ranks) for rank in range(n_ranks)]
+        for recorder in made:
+            for i in range(200):
+                recorder.collective(1e3 * i + 7.0 * (i * i % 11), 100.0, range(n_ranks))
+        write(folder, *[recorder.document for recorder in made])
+        return least_seconds(lambda: read_trace(folder), times)
+
+    most = 16.0 * seconds(8, 3)
+    assert any(seconds(64, 1) < most for _ in range(3))
+
+
 def test_ends_that_nothing_ties_together_are_not_matched(tmp_path):
     """The second tp pair runs unrelated programs, and is tied by its dp groups alone."""
     trace, _, count, _ = clocked(tmp_path, wrong=([2, 3],))

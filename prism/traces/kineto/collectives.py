@@ -182,6 +182,7 @@ def _gathered(
     order = np.argsort(their_cell, kind="stable")
     first, last = (np.searchsorted(their_cell[order], my_cell, side) for side in ("left", "right"))
     common = np.flatnonzero(last > first)
+    only = max(my_cell.size, their_cell.size) == 1  # what else could it be
     for share in (0.5, 0.25, 0.75, 0.05, 0.95):  # one of them may be recorded longer
         at = max(0, int(share * common.size) - _BLOCK // 2)
         block = common[at : at + _BLOCK]
@@ -197,7 +198,7 @@ def _gathered(
             won = slice(at, at + n_in[at])
             # twice the mean density: that of differences of even ends has a peak in its middle
             others = 2.0 * (lag.size - n_in[at]) * width / max(float(np.ptp(lag)), width)
-            if lag.size == 1 or (n_in[at] > 1 and lag.size * pdtrc(n_in[at] - 2, others) < _CHANCE):
+            if only or (n_in[at] > 1 and lag.size * pdtrc(n_in[at] - 2, others) < _CHANCE):
                 return my_end[i[won]], lag[won]
         if common.size <= _BLOCK:
             return None
