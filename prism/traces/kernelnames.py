@@ -32,8 +32,8 @@ _COLLECTIVE_WORDS = (
     ("recv", "transfer"),
 )
 
-_COMMUNICATION_OP = re.compile(r"^(c10d::|nccl|gloo:|rccl|record_param_comms)")
-_COMMUNICATION_KERNEL = re.compile(r"nccl|rccl", re.IGNORECASE)
+_COMMUNICATION_OP = re.compile(r"^(c10d::|nccl|gloo:|rccl|xccl|record_param_comms)")
+_COMMUNICATION_KERNEL = re.compile(r"nccl|rccl|oneccl", re.IGNORECASE)
 
 _OP_CLASSES = tuple(
     (re.compile(pattern), name)
@@ -119,8 +119,8 @@ def classify(kernel: str, op: str, in_optimizer: bool, category: str) -> tuple[s
 
 
 def _copy_class(kernel: str, category: str) -> str:
-    """Class of a copy: its direction."""
+    """Class of a copy: its direction; XPU's host memory is M, or H where it is pinned."""
     if category == "memset":
         return "memset"
-    found = re.search(r"\b(HtoD|DtoH|DtoD|PtoP|HtoH)\b", kernel)
-    return f"memcpy_{found[1].lower().replace('to', '2')}" if found else "memcpy"
+    found = re.search(r"\b(HtoD|DtoH|DtoD|PtoP|HtoH|[HMD]2[HMD])\b", kernel)
+    return f"memcpy_{found[1].lower().replace('to', '2').replace('m', 'h')}" if found else "memcpy"
