@@ -225,7 +225,8 @@ def test_each_group_of_ranks_has_its_own_collectives(tmp_path, told_by):
     assert row["mean"] == pytest.approx(1e-6 * (100 + 100 + 180 + 170) / 4)
 
 
-def clocked(folder, n_ranks=8, n=500, steps=5, wrong=(), late_s=0.0, miss=0.0, seed=1):
+def clocked(folder, n_ranks=8, n=500, steps=5, wrong=(), late_s=0.0, miss=0.0,
+            period_s=2e-3, seed=1):  # fmt: skip
     """Record a job of tp pairs and dp groups, each rank by a clock of its own.
 
     Returns the trace, true starts [s] of the all-reduces by rank, and how many were recorded by
@@ -235,7 +236,7 @@ def clocked(folder, n_ranks=8, n=500, steps=5, wrong=(), late_s=0.0, miss=0.0, s
     offset, drift = draw.uniform(-0.05, 0.05, n_ranks), draw.uniform(-50e-6, 50e-6, n_ranks)
     offset[0] = drift[0] = 0.0
     first = draw.uniform(0.0, late_s, n_ranks)
-    last = 2e-3 * n - draw.uniform(0.0, late_s, n_ranks)
+    last = period_s * n - draw.uniform(0.0, late_s, n_ranks)
     made, starts = (
         [Recorder(rank, n_ranks) for rank in range(n_ranks)],
         [[] for _ in range(n_ranks)],
@@ -246,15 +247,15 @@ def clocked(folder, n_ranks=8, n=500, steps=5, wrong=(), late_s=0.0, miss=0.0, s
 
     for rank in range(n_ranks) if steps else ():
         for step in range(steps):
-            span = 2e-3 * n / steps
+            span = period_s * n / steps
             made[rank].step(step, by_clock(rank, span * step - 1e-3), 1e6 * span)
     count = {"matched": 0, "alone": 0}
     for i in range(n):
         for group in ([0, 1], [2, 3], [4, 5], [6, 7]) if i % 2 else ([0, 2, 4, 6], [1, 3, 5, 7]):
-            arrival = 2e-3 * i + 1e-3 * draw.random() + draw.uniform(0.0, 300e-6, len(group))
+            arrival = period_s * i + 1e-3 * draw.random() + draw.uniform(0.0, 300e-6, len(group))
             end = arrival.max() + 100e-6 + 3e-6 * draw.random(len(group))
             if group in wrong:
-                arrival = draw.uniform(0.0, 2e-3 * n, len(group))
+                arrival = draw.uniform(0.0, period_s * n, len(group))
                 end = arrival + 200e-6
             members = [
                 (rank, a, b) for rank, a, b in zip(group, arrival, end, strict=True)
@@ -273,7 +274,7 @@ def clocked(folder, n_ranks=8, n=500, steps=5, wrong=(), late_s=0.0, miss=0.0, s
 @pytest.mark.parametrize(
     "how",
     [{}, {"steps": 0}, {"late_s": 0.2}, {"late_s": 0.2, "steps": 0}, {"miss": 0.3},
-     {"miss": 0.3, "late_s": 0.2, "steps": 0}],
+     {"miss": 0.3, "late_s": 0.2, "steps": 0}, {"period_s": 0.1}, {"period_s": 0.1, "steps": 0}],
     ids=str,
 )  # fmt: skip
 def test_clocks_are_aligned_whatever_their_offset_and_drift(tmp_path, how):

@@ -30,6 +30,7 @@ class Case:
     late_s: float = 0.0
     missing: float = 0.0
     apart_s: float = 3e-6
+    jitter: float = 0.3
     related: bool = True
 
 
@@ -42,6 +43,10 @@ CASES = {
     "30 % missing": Case(missing=0.3),
     "60 % missing, no steps": Case(missing=0.6, steps=1),
     "every 0.1 ms": Case(period_s=1e-4, n=2_000),
+    "regular": Case(jitter=0.01),
+    "regular, late, early, no steps": Case(jitter=0.01, late_s=0.3, steps=1),
+    "regular, sparse, 50 s": Case(jitter=0.01, period_s=0.1, n=500),
+    "regular, sparse, late, no steps": Case(jitter=0.01, period_s=0.1, n=500, late_s=15, steps=1),
     "60 s": Case(period_s=3e-2, n=2_000),
     "64 ranks x 2,000": Case(ranks=64, tp=8, n=2_000),
     "64 ranks x 2,000, world": Case(ranks=64, tp=64, n=2_000),
@@ -62,8 +67,8 @@ def make(case: Case, seed: int) -> tuple[Members, np.ndarray, np.ndarray, np.nda
     number = np.tile(np.arange(case.n), case.ranks)
     across = (number % 2 == 1) & (case.tp < case.ranks)
     group = np.where(across, rank % case.tp, rank // case.tp + case.ranks)
-    base = np.cumsum(case.period_s * np.exp(0.3 * draw.standard_normal(case.n)))
-    delay = 0.2 * case.period_s * draw.random((case.n, 2 * case.ranks))
+    base = np.cumsum(case.period_s * np.exp(case.jitter * draw.standard_normal(case.n)))
+    delay = min(0.2, 3.0 * case.jitter) * case.period_s * draw.random((case.n, 2 * case.ranks))
     end = base[number] + delay[number, group] + case.apart_s * np.abs(draw.normal(size=rank.size))
     if not case.related:
         end = base[-1] * np.sort(draw.random((case.ranks, case.n)), axis=1).ravel()
@@ -104,7 +109,7 @@ def main() -> int:
             ))  # fmt: skip
         worst, mean = np.max(rows, axis=0), np.mean(rows, axis=0)
         print(
-            f"{name:28} {mean[0]:6.2f} s; ranks aligned {mean[3]:6.1%}, members matched "
+            f"{name:31} {mean[0]:6.2f} s; ranks aligned {mean[3]:6.1%}, members matched "
             f"{mean[4]:6.1%}, collectives of several {worst[5]:.0f}"
             + (f"; wrong by up to {1e6 * worst[1]:.1f} us, {1e6 * worst[2]:.2f} ppm" * case.related)
         )
