@@ -34,8 +34,8 @@ _COLLECTIVE_WORDS = (
     ("recv", "transfer"),
 )
 
-_COMMUNICATION_OP = re.compile(r"^(c10d::|nccl|gloo:|rccl|record_param_comms)")
-_COMMUNICATION_KERNEL = re.compile(r"nccl|rccl", re.IGNORECASE)
+_COMMUNICATION_OP = re.compile(r"^(c10d::|nccl|gloo:|rccl|xccl|record_param_comms)")
+_COMMUNICATION_KERNEL = re.compile(r"nccl|rccl|oneccl", re.IGNORECASE)
 
 _LOSS = r"cross_?entropy|nll_?loss|log_?softmax|online_softmax"
 _NORM = r"(?:layer|rms|batch|group|instance)_?norm"
@@ -174,8 +174,8 @@ def _triton_class(kernel: str, form: str) -> str:
 
 
 def _copy_class(kernel: str, category: str) -> str:
-    """Class of a copy: its direction."""
+    """Class of a copy: its direction; XPU's host memory is M, or H where it is pinned."""
     if category == "memset":
         return "memset"
-    found = re.search(r"\b(HtoD|DtoH|DtoD|PtoP|HtoH)\b", kernel)
-    return f"memcpy_{found[1].lower().replace('to', '2')}" if found else "memcpy"
+    found = re.search(r"\b(HtoD|DtoH|DtoD|PtoP|HtoH|[HMD]2[HMD])\b", kernel)
+    return f"memcpy_{found[1].lower().replace('to', '2').replace('m', 'h')}" if found else "memcpy"

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import pdtrc
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -32,7 +31,7 @@ _FAR_S = 0.1
 """Ends this far apart are of different collectives, however long [s]."""
 
 _WIDTHS_S = (20e-6, 200e-6, 2.0 * _WINDOW_S)
-"""Windows in which differences of ends may gather, the narrowest that shows it first [s]."""
+"""Windows in which differences of ends may gather: the one that shows it best is taken [s]."""
 
 _CHANCE = 1e-4
 """Differences of unrelated ends gather as densely with less than this probability."""
@@ -182,7 +181,10 @@ def _gathered(
     order = np.argsort(their_cell, kind="stable")
     first, last = (np.searchsorted(their_cell[order], my_cell, side) for side in ("left", "right"))
     common = np.flatnonzero(last > first)
-    for share in (0.5, 0.25, 0.75, 0.05, 0.95):  # one of them may be recorded longer
+    found, most = None, -np.log(_CHANCE)
+    if max(my_cell.size, their_cell.size) == 1:  # what else could it be
+        most = -np.inf
+    for share in (0.5, 0.25, 0.75, 0.05, 0.95):  # one of the ranks may be recorded longer
         at = max(0, int(share * common.size) - _BLOCK // 2)
         block = common[at : at + _BLOCK]
         n = last[block] - first[block]
@@ -194,14 +196,17 @@ def _gathered(
             n_in = np.searchsorted(lag, lag + width, side="right") - np.arange(lag.size)
             top = np.flatnonzero(n_in == n_in.max())
             at = top[np.argmin(np.abs(lag[top]))]
-            won = slice(at, at + n_in[at])
-            # twice the mean density: that of differences of even ends has a peak in its middle
-            others = 2.0 * (lag.size - n_in[at]) * width / max(float(np.ptp(lag)), width)
-            if lag.size == 1 or (n_in[at] > 1 and lag.size * pdtrc(n_in[at] - 2, others) < _CHANCE):
-                return my_end[i[won]], lag[won]
-        if common.size <= _BLOCK:
-            return None
-    return None
+            # as many or more beside the first by chance: Chernoff's bound of Poisson's tail, of
+            # twice the mean density, which differences of even ends have in their middle
+            more = n_in[at] - 1
+            mean = 2.0 * (lag.size - n_in[at]) * width / max(float(np.ptp(lag)), width) + 1e-9
+            score = more * np.log(max(more, 1) / mean) - more + mean - np.log(lag.size)
+            if score > most:
+                won = slice(at, at + n_in[at])
+                found, most = (my_end[i[won]], lag[won]), score
+        if common.size <= _BLOCK or (found is not None and found[0].size > 0.9 * block.size):
+            break
+    return found
 
 
 def _line(time: Floats, lag: Floats) -> tuple[float, float]:

@@ -34,7 +34,10 @@ _DEVICE = {
     "memset": "memset",
     "communication": "communication",  # of another profiler, which says so
 }
-_RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver"})
+_RUNTIME = frozenset(
+    ("cuda_runtime cuda_driver hip_runtime hip_driver xpu_runtime xpu_driver privateuse1_runtime "
+     "privateuse1_driver runtime").split()
+)  # fmt: skip
 _OPS = frozenset({"cpu_op", "user_annotation", "operator"})
 _MARK = re.compile(r"ProfilerStep#\d{1,15}$|Optimizer\.(step|zero_grad)#")
 CALLS = (
@@ -42,7 +45,8 @@ CALLS = (
     (re.compile(r"DeviceSynchronize|CtxSynchronize|Context Sync", re.I), "device_sync"),
     (re.compile(r"EventSynchronize|Event Sync"), "event_sync"),
     (re.compile(r"StreamWaitEvent|Stream Wait Event"), "stream_wait"),
-    (re.compile(r"Stream Sync"), "stream_sync"),
+    (re.compile(r"Stream Sync|urQueueFinish|zeCommand(Queue|List\w*)Synchronize"), "stream_sync"),
+    (re.compile(r"urEventWait|ze(Event|Fence)HostSynchronize"), "event_sync"),
     (re.compile(r"EventRecord"), "event_record"),
 )
 
@@ -300,7 +304,9 @@ def _describe(
         category = _DEVICE[str(event.cat).lower()]
         name = event.name if isinstance(event.name, str) else ""
         host = hosts.get(at, _NO_HOST)
-        if category == "communication" or category == "kernel" and is_communication_kernel(name):
+        stream = whole(args.stream, whole(event.tid))  # XPU's queue stands there alone
+        communicates = is_communication_kernel(name) or op_role(host.op) == "communication"
+        if category == "communication" or (category == "kernel" and communicates):
             kind, n_bytes, group, size = read_message(name, args, host.collective)
             kernel_class = kind if kind != "transfer" else "p2p"
         else:
@@ -313,7 +319,7 @@ def _describe(
             if not shape and key[0]:
                 shape = shapes[key] = " ".join(raw_text(x) for x in (args.grid, args.block))
         rows.append((
-            kind, kernel_class, name, whole(args.stream), n_bytes, group, size,
+            kind, kernel_class, name, stream, n_bytes, group, size,
             whole(args.correlation), host.op, shape,
             category == "memcpy" and "DtoH" in name and "Pinned" not in name,
         ))  # fmt: skip
