@@ -37,11 +37,12 @@ def test_values_in_are_values_out(run, tmp_path):
         assert ops[key]["mean"] == pytest.approx(put_in.mean())
     rows = prism.summary(prism.fit(tmp_path, seed=1))
     (row,) = [row for row in rows["kernels"] if row["op_kind"] == "all_reduce"]
-    assert (row["measure"], row["n"]) == ("transfer", 8) and rows["steps"] == 4
+    assert (row["measure"], row["n"]) == ("transfer", 8) and rows["steps"] == 3
     replay = prism.replay(tmp_path)
-    assert abs(prism.summary(replay)["mean_error"]) < 0.01
-    spans = [max(TIMES.span(step, rank) for rank in (0, 1)) for step in range(4)]
-    assert replay["measured_step_time"].values == pytest.approx(1e-6 * np.array(spans), rel=0.05)
+    assert prism.summary(replay)["max_abs_error"] < 1e-3
+    ends = np.nanmax(TIMES.start + WHOLE_US, axis=(1, 2))
+    # nodes count whole microseconds, and clocks are aligned by them
+    assert replay["measured_step_time"].values == pytest.approx(1e-6 * np.diff(ends), abs=3e-6)
 
 
 def test_durations_alone_make_a_library(run, tmp_path):

@@ -21,7 +21,7 @@ from prism.engine.step import find_path, run_blocks, run_phase, start_block
 from prism.jobs.job import load_job
 from prism.simulation import prepare as preparing
 
-TRACE = str(Path(__file__).parent / "models_0_1" / "pipeline.nc")
+SAMPLES = Path(__file__).parents[1] / "experiments" / "samples"
 SIGNATURE = "int64(int64)"
 DAMAGES = {
     "empty": lambda data: b"",
@@ -215,7 +215,16 @@ def test_the_other_process_is_waited_for_once_and_not_for_ever(monkeypatch):
     assert waited == [compiled.WAIT_S]
 
 
-@pytest.mark.parametrize("job", ["pipeline-8x32", TRACE], ids=["job", "trace model"])
+@pytest.fixture(params=["job", "trace model"])
+def job(request, tmp_path):
+    """A preset, and the model of a trace."""
+    if request.param == "job":
+        return "pipeline-8x32"
+    path = tmp_path / "model.nc"
+    prism.save(prism.fit(SAMPLES / "trace.csv", seed=1), path)
+    return str(path)
+
+
 @pytest.mark.parametrize("started", [False, True])
 def test_whatever_is_prepared_waits_for_the_other_process(monkeypatch, job, started):
     """And compiles meanwhile what the other one waits for."""

@@ -66,6 +66,12 @@ def replayed(path, **options):
     return found, spans
 
 
+def periods(path):
+    """What `prism.replay` measures of each step."""
+    found = prism.replay(path)
+    return dict(zip(found.step.values.tolist(), found.measured_step_time.values, strict=True))
+
+
 class Recorder:
     """Events of one rank, one by one; times in us."""
 
@@ -131,11 +137,13 @@ def test_values_out_are_values_in_on_one_clock(run, folder):
 
 def test_replay_measures_each_rank_in_each_step(folder):
     found, spans = replayed(folder)
-    assert len(spans) == 8
+    assert len(spans) == 6
     for (step, rank), seconds in spans.items():
         assert seconds == pytest.approx(1e-6 * TIMES.span(step - 10, rank), abs=2e-9)
-    assert found["steps"] == 4 and found["max_abs_error"] < 0.01
+    assert found["steps"] == 3 and found["max_abs_error"] < 0.01
     assert found["edges_recorded"] == 0 < found["edges_inferred"]
+    ends = np.nanmax(TIMES.end, axis=(1, 2))
+    assert periods(folder) == pytest.approx(dict(zip((11, 12, 13), 1e-6 * np.diff(ends))), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +151,8 @@ def test_replay_measures_each_rank_in_each_step(folder):
     [({"skip": 1}, [11, 12, 13]), ({"steps": "11:12"}, [11, 12]), ({"steps": ":11"}, [10, 11])],
 )
 def test_steps_that_are_chosen(run, folder, options, steps):
-    assert list(prism.replay(folder, **options)["step"]) == steps
+    # the first one that was recorded has no period
+    assert list(prism.replay(folder, **options)["step"]) == [k for k in steps if k > 10]
     flags = [x for name, value in options.items() for x in (f"--{name}", value)]
     found, ops = shown(run, folder, *flags)
     assert found["steps"] == [steps[0], steps[-1]]
@@ -373,22 +382,25 @@ def test_an_activity_is_of_the_step_that_launched_it(tmp_path):
     assert spans[13, 0] == pytest.approx(1e-6 * TIMES.span(3, 0) + 0.1, abs=2e-5)
     assert spans[12, 0] == pytest.approx(1e-6 * TIMES.span(2, 0), abs=2e-9)
     made = Recorder()
-    for step in range(3):  # the second kernel runs in the next step, launched in this one
-        made.step(step + 5, 1_000.0 * step, 1_000.0)
+    for step in range(4):  # the second kernel runs in the next step, launched in this one
+        made.step(step + 4, 1_000.0 * step, 1_000.0)
         made.kernel("a", 1_000.0 * step + 100.0, 300.0)
         made.kernel("b", 1_000.0 * step + 1_050.0, 40.0, launch=1_000.0 * step + 500.0)
     _, spans = replayed(write(tmp_path, made.document) / "0.json")
     assert spans == pytest.approx({(step, 0): 990e-6 for step in (5, 6, 7)})
-    for launch, step in ((-150.0, None), (2_995.0, 7), (3_001.0, None)):
-        made.kernel("c", 4_000.0, 100.0, launch=launch)  # outside of all steps, or in the last
-        _, spans = replayed(write(tmp_path, made.document) / "0.json")
+    for launch, step in ((-150.0, None), (3_995.0, 7), (4_001.0, None)):
+        made.kernel("c", 5_000.0, 100.0, launch=launch)  # outside of all steps, or in the last
+        path = write(tmp_path, made.document) / "0.json"
+        _, spans = replayed(path)
         lasts = {number: 990e-6 if number != step else 2_000e-6 for number in (5, 6, 7)}
         assert spans == pytest.approx({(number, 0): value for number, value in lasts.items()})
+        lasts = {number: 1_000e-6 if number != step else 2_010e-6 for number in (5, 6, 7)}
+        assert periods(path) == pytest.approx(lasts)
         del made.events[-2:]
     made.events = [e if e["cat"] != "user_annotation" else {**e, "dur": 990.0} for e in made.events]
-    made.kernel("c", 4_000.0, 100.0, launch=995.0)  # between two steps: of the one before
+    made.kernel("c", 5_000.0, 100.0, launch=1_995.0)  # between two steps: of the one before
     _, spans = replayed(write(tmp_path, made.document) / "0.json")
-    assert spans[5, 0] == pytest.approx(4_000e-6) and spans[6, 0] == pytest.approx(990e-6)
+    assert spans[5, 0] == pytest.approx(4_000e-6) and spans[7, 0] == pytest.approx(990e-6)
 
 
 @pytest.mark.parametrize(
@@ -522,7 +534,7 @@ def test_ranks_by_their_files(run, tmp_path):
         events = {"traceEvents": document["traceEvents"]}  # of no rank: in order, 10 behind 2
         (tmp_path / name).write_text(json.dumps(events))
     _, spans = replayed(tmp_path)
-    expected = {(10 + s, r): 1e-6 * TIMES.span(s, r) for s in range(4) for r in (0, 1)}
+    expected = {(10 + s, r): 1e-6 * TIMES.span(s, r) for s in range(1, 4) for r in (0, 1)}
     assert spans == pytest.approx(expected, abs=2e-9)
     (tmp_path / "notes.txt").write_text("recorded on Tuesday\n")
     (tmp_path / "empty.json").write_text("")

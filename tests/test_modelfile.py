@@ -1,7 +1,6 @@
 """Models as files: what was fitted comes back with the same bits; what is none is refused."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from pipeline_synth import Effects, Layout, make_trace
 
 import prism
 
-OLD = Path(__file__).parent / "models_0_1"
 EFFECTS = Effects(
     rank_sd=0.01, step_sd=0.02, content_sd=0.03, gap_s=0.002, lemons={(1, 0): 1.8}
 )  # of 6 traced workers one
@@ -134,15 +132,13 @@ def test_damaged_models_are_refused(made, tmp_path):
     assert len(cases) > 40 and not taken
 
 
-@pytest.mark.parametrize(
-    ("name", "mean", "std"),
-    [("kernels", 8.136220287724427e-4, 2.5009941959965788e-5),
-     ("pipeline", 0.2638354554073885, 1.8294640659709263e-3)],
-)  # fmt: skip
-def test_models_of_the_version_before_simulate_as_they_did(name, mean, std):
-    """Their figures are those of that version."""
-    found = prism.estimate(OLD / f"{name}.nc", replicates=256, seed=1)
-    assert float(found.step_time.mean()) == pytest.approx(mean, rel=1e-12)
-    assert float(found.step_time.std()) == pytest.approx(std, rel=1e-9)
-    parts = {part["name"]: part["mean_share"] for part in prism.summary(found)["time_loss"]}
-    assert sum(parts.values()) == pytest.approx(1.0) and parts["compute"] > 0.0
+@pytest.mark.parametrize("schema", [1, 2])
+def test_models_of_earlier_versions_are_refused_with_the_command_that_refits(
+    run, made, tmp_path, schema
+):
+    path = tmp_path / "old.nc"
+    prism.load(made[0]).assign_attrs(schema=schema).to_netcdf(path, engine="h5netcdf")
+    for command in ("estimate", "timeline"):
+        status, out, err = run(command, path)
+        assert (status, out) == (2, "") and err.count("\n") == 1
+        assert "old.nc" in err and "prism fit" in err

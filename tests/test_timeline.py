@@ -447,7 +447,9 @@ def test_kernels_stand_where_they_were_recorded(tmp_path):
     step = check_timeline(made)["steps"][0]
     assert [row["label"] for row in step["rows"]] == ["rank 0", "rank 1"]
     assert any({"rank", "communication"} & set(row["waits"]) for row in step["rows"])
-    begin = np.nanmin(times.start[2])
+    begin = np.nanmax(times.end[1])  # time zero is the end of the step before
+    period = 1e-6 * (np.nanmax(times.end[2]) - begin)
+    assert step["measured_step_time"] == pytest.approx(period, rel=1e-5)
     for rank in (0, 1):
         shown = events_of(made).query("stage == @rank and kind == 'gemm'").sort_values("start")
         calls = [i for i, call in enumerate(program) if "ampere" in call.name]

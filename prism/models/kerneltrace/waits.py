@@ -82,8 +82,10 @@ def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Lear
         waits[waiting].append((awaited, lag))
         ready[:, waiting] = np.fmax(ready[:, waiting], seen.end[:, awaited] + lag)
     # what stays late in most steps waits for what the trace does not hold
-    unknown = median(seen.start - ready, axis=0) if len(others) else np.zeros(view.row.size)
-    unknown = np.where((unknown > _SOON_S) & np.isfinite(unknown), unknown, 0.0)
+    unknown = np.zeros(view.row.size)
+    if len(others):  # without its launch an activity may be late for the host's sake
+        unknown = median(np.where(np.isfinite(seen.issued), seen.start - ready, np.nan), axis=0)
+    unknown = np.where(unknown > _SOON_S, unknown, 0.0)
     return Learnt(
         _own(seen.start - seen.issued, idle & on_time, latency0) + unknown,
         _own(seen.start - seen.free, busy & on_time, gap0) + unknown,
