@@ -1,8 +1,7 @@
 """Which column and which rows of a table the user means.
 
 A wide table holds several durations, and several jobs or systems: those not chosen among are an
-error that lists them. What a column's name means is in columns.py; what becomes of the values in
-steps.py.
+error that lists them.
 """
 
 from __future__ import annotations
@@ -69,6 +68,8 @@ def check_column(
 def chosen_rows(table: RawTable, where: Mapping[str, str]) -> NDArray[np.int64]:
     """Return the rows in which the columns have the values."""
     keep = np.ones(len(table.frame), dtype=np.bool_)
+    for name in where:
+        check_column(table, name, "--where")
     for name, wanted in where.items():
         if wanted == ALL:
             continue

@@ -104,18 +104,17 @@ class RecordedFile:
     @cached_property
     def table(self) -> RawTable:
         """The table; raises PrismError where it is none, broken, without rows."""
+        twice = sorted(name for name, n in Counter(self.columns).items() if n > 1 and name)
+        if twice:
+            raise PrismError(
+                f"{self.source}: two columns are called {twice[0][:60]!r}; rename one of them"
+            )
         if self.kind == "parquet":
             table = RawTable(read_parquet(self.path, self.source), self.source)
         elif self.kind == "text":
             table = read_csv(self.text, self.source)
         else:
             raise PrismError(f"{self.source}: is {self.kind}; expected a CSV or parquet table")
-        names = table.columns
-        twice = sorted(name for name, n in Counter(names).items() if n > 1)
-        if twice:
-            raise PrismError(
-                f"{self.source}: two columns are called {twice[0][:60]!r}; rename one of them"
-            )
         if table.frame.empty:
             raise PrismError(f"{self.source}: has columns ({table.listing}) and no rows")
         return table

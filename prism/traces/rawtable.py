@@ -1,6 +1,6 @@
 """Tables as they stand in a file: CSV (commas, semicolons or tabs) and parquet, as pandas frames.
 
-A decimal comma is refused. Left out: what the columns mean (pipeline.py, tidy.py, steps.py).
+A decimal comma is refused.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import csv
 import io
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,20 +53,18 @@ class RawTable:
 
     def locate(self, row: int) -> str:
         """Say where a row (from 0) stands: ``file:line`` for a CSV."""
-        if self.text:
-            lines = io.StringIO(self.text.decode("utf-8"), newline="")
-            reader = csv.reader(lines, delimiter=self.delimiter)
-            left = row + 1  # the header comes first
-            line = 1
-            try:
-                for cells in reader:
-                    if cells and (len(cells) > 1 or cells[0].strip()):
-                        if left == 0:
-                            return f"{self.source}:{line}"
-                        left -= 1
-                    line = reader.line_num + 1
-            except csv.Error:
-                pass
+        lines = io.StringIO(self.text.decode("utf-8"), newline="")
+        reader = csv.reader(lines, delimiter=self.delimiter)
+        left, line = row + 1, 1  # the header comes first
+        try:
+            for cells in reader:
+                if cells and (len(cells) > 1 or cells[0].strip()):
+                    if left == 0:
+                        return f"{self.source}:{line}"
+                    left -= 1
+                line = reader.line_num + 1
+        except csv.Error:
+            pass
         return f"{self.source}: row {row + 1}"
 
     def is_numeric(self, column: str) -> bool:
@@ -120,16 +117,11 @@ class RawTable:
 
     def texts(self, column: str) -> pd.Categorical:
         """Return a column as categories of str [row]; "" where a cell is empty."""
-        series = self.frame[column]
-        if not isinstance(series.dtype, pd.CategoricalDtype):
-            series = series.astype(object).where(series.notna(), "").map(as_text)
-            return pd.Categorical(series)
-        names = np.array([as_text(name) for name in series.cat.categories] + [""], dtype=object)
-        codes = series.cat.codes.to_numpy()  # -1, a missing cell, is the last name
-        categories, inverse = np.unique(names, return_inverse=True)
-        return pd.Categorical.from_codes(
-            inverse[codes], list(categories)
-        ).remove_unused_categories()
+        codes, cells = pd.factorize(self.frame[column])  # -1, a missing cell, is the last
+        names = np.array([*map(as_text, cells), ""], dtype=object)
+        inverse, categories = pd.factorize(names, sort=True)
+        found = pd.Categorical.from_codes(inverse[codes], list(categories))
+        return found.remove_unused_categories()
 
 
 def as_text(cell: object) -> str:
@@ -204,8 +196,8 @@ def header_of(data: bytes) -> tuple[list[str], str]:
     return [name.strip() for name in names], delimiter
 
 
-def _check_text(data: bytes, source: str) -> None:
-    """Refuse what is not UTF-8 text."""
+def read_csv(data: bytes, source: str) -> RawTable:
+    """Read a CSV with commas, semicolons or tabs; its first line names the columns."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -216,17 +208,7 @@ def _check_text(data: bytes, source: str) -> None:
     if b"\0" in data:
         line = data.count(b"\n", 0, data.index(b"\0")) + 1
         raise PrismError(f"{source}:{line}: holds a NUL character; expected text")
-
-
-def read_csv(data: bytes, source: str) -> RawTable:
-    """Read a CSV with commas, semicolons or tabs; its first line names the columns."""
-    _check_text(data, source)
     names, delimiter = header_of(data)
-    twice = sorted(name for name, n in Counter(names).items() if n > 1 and name)
-    if twice:
-        raise PrismError(
-            f"{source}:1: two columns are called {twice[0][:60]!r}; rename one of them"
-        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -240,30 +222,24 @@ def read_csv(data: bytes, source: str) -> RawTable:
                 **_EXACT,
                 dtype=dict.fromkeys(_TEXTS, str),
             )
-    except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError) as error:
-        raise PrismError(_csv_message(str(error), source, len(names))) from error
-    except (ValueError, OverflowError) as error:
-        raise PrismError(f"{source}: cannot be read as CSV: {error}") from error
+    except (ValueError, pd.errors.ParserWarning, OverflowError) as error:
+        reason = str(error).strip()
+        found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", reason)
+        why = f": cannot be read as CSV: {reason}"
+        if found:
+            why = (
+                f":{found[2]}: {found[3]} cells, expected {found[1]} as in the header; quote cells "
+                "that hold the separator"
+            )
+        elif "Length of header" in reason:
+            why = (
+                f": rows have more cells than the {len(names)} names of the header; name every "
+                "column in the first line"
+            )
+        elif "EOF inside string" in reason:
+            why = ": a quote opens and never closes; is the file whole?"
+        raise PrismError(f"{source}{why}") from error
     named = [not str(name).startswith("Unnamed: ") for name in frame.columns]
     frame = frame.loc[:, named]  # a row number, or what a separator at the end makes
     frame.columns = [str(name).strip() for name in frame.columns]
     return RawTable(frame, source, data, delimiter)
-
-
-def _csv_message(reason: str, source: str, n_columns: int) -> str:
-    """Say where a CSV goes wrong."""
-    found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", reason)
-    if found:
-        expected, line, saw = found.groups()
-        return (
-            f"{source}:{line}: {saw} cells, expected {expected} as in the header; quote cells "
-            "that hold the separator"
-        )
-    if "Length of header" in reason:
-        return (
-            f"{source}: rows have more cells than the {n_columns} names of the header; "
-            "name every column in the first line"
-        )
-    if "EOF inside string" in reason:
-        return f"{source}: a quote opens and never closes; is the file whole?"
-    return f"{source}: cannot be read as CSV: {reason.strip()}"

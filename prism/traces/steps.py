@@ -85,8 +85,6 @@ def read_table_times(
 ) -> StepTimes:
     """Read step times from a table."""
     table, where = files[0].table, dict(where or {})
-    for name in where:
-        check_column(table, name, "--where")
     rows, names = chosen_rows(table, where), table.columns
     if column is None:
         names = [name for name in names if is_mostly_numbers(table, name)]

@@ -20,7 +20,6 @@ from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.traces.choose import (
     RUN_COLUMNS,
-    check_column,
     chosen_rows,
     duration_column,
     seconds_of,
@@ -62,8 +61,6 @@ def read_export(
     table, where, per_step = files[0].table, dict(where or {}), per_step or {}
     names, source = table.columns, table.source
     wanted = None if "run" in names else where.pop("run", None)
-    for name in where:
-        check_column(table, name, "--where")
     rows, chart, is_mlflow = chosen_rows(table, where), _chart_columns(names), _MLFLOW <= set(names)
     clock = next((table.numbers(name) for name in _CLOCKS if name in names), np.nan)
     label = next((name for name in RUN_COLUMNS if name in names), None)

@@ -27,7 +27,14 @@ from prism.common.text import format_count
 from prism.traces.columns import Taken
 from prism.traces.file import RecordedFile
 from prism.traces.logs.mlperf import MLLOG, read_mlperf
-from prism.traces.logs.runs import by_clock, in_order, marked_lines, split_runs, to_seconds
+from prism.traces.logs.runs import (
+    by_clock,
+    in_order,
+    marked_lines,
+    split_runs,
+    to_seconds,
+    wanted_run,
+)
 from prism.traces.steps import StepTimes
 
 
@@ -117,13 +124,7 @@ def is_log(text: bytes) -> bool:
 def read_log(files: Sequence[RecordedFile], where: Mapping[str, str] | None = None) -> StepTimes:
     """Read the step times of a log; `where` may choose a run."""
     text, source = files[0].text, files[0].source
-    others = sorted({*(where or {})} - {"run"})
-    if others:
-        raise PrismError(
-            f"{source}: --where {others[0]}: a log has no column {others[0]}; expected --where "
-            "run=NAME, or leave it out"
-        )
-    wanted = (where or {}).get("run")
+    wanted = wanted_run(source, where)
     if MLLOG in text:
         return read_mlperf(text, source, wanted)
     damaged = []

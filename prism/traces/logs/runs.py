@@ -7,7 +7,7 @@ set to (total), the samples of a step (batch).
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -47,6 +47,17 @@ def to_seconds(value: object, source: str, line: int, unit: float = 1.0) -> floa
             f"to {LONGEST_S:g} s; take the line out if the log was damaged there"
         )
     return seconds
+
+
+def wanted_run(source: str, where: Mapping[str, str] | None) -> str | None:
+    """Read the run that `where` chooses: what has no columns has nothing else."""
+    others = sorted({*(where or {})} - {"run"})
+    if others:
+        raise PrismError(
+            f"{source}: --where {others[0]}: no column {others[0]}; expected --where run=NAME, "
+            "or leave it out"
+        )
+    return (where or {}).get("run")
 
 
 def split_runs(
