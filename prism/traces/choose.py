@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.traces.columns import Taken, counts_among, take
-from prism.traces.rawtable import RawTable
+from prism.traces.file import RawTable
 
 RUN_COLUMNS = ("run", "run_id")
 """Names of the column that tells runs apart."""

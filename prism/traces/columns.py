@@ -1,7 +1,7 @@
 """What a column's name says of step times: a duration and its unit, a rate, a statistic, a clock.
 
 One table of names for every reader of tables, exports and event files. Names that tools are known
-to write win over words; of words the last says the unit. Left out: the values.
+to write win over words; of words the last says the unit.
 
 References
 ----------
@@ -280,11 +280,6 @@ def take(
     """Take the column of step times that a user names, whatever it is, else the one of `names`.
 
     `known` are the counts of a step at hand, `groups` are rows to be chosen among too.
-
-    Raises
-    ------
-    PrismError
-        There is none, several may be it, or it gives no step time.
     """
     told = f"--column {column}, " * (column is not None)
     column = _find(source, names, known, groups) if column is None else column

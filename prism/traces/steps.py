@@ -28,8 +28,7 @@ from prism.traces.choose import (
     seconds_of,
 )
 from prism.traces.columns import Taken, meaning, step_column, unit_per_second
-from prism.traces.file import RecordedFile
-from prism.traces.rawtable import RawTable
+from prism.traces.file import RawTable, RecordedFile
 from prism.traces.table import FEW, LONGEST_S, SHORTEST_S, Fault, sound_rows
 
 _MEAN_OVER = ("mean_over", "n_avg")

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.traces.columns import PER_SECOND
-from prism.traces.file import RecordedFile
-from prism.traces.rawtable import RawTable
+from prism.traces.file import RawTable, RecordedFile
 from prism.traces.table import LONGEST_S
 
 Floats = NDArray[np.float64]
@@ -58,13 +57,7 @@ class KernelMoments:
 
 
 def is_hta(columns: Iterable[str]) -> bool:
-    """Tell whether a table with these columns is HTA's table of kernels.
-
-    Examples
-    --------
-    >>> is_hta(["name", "sum (ns)", "max (ns)", "min (ns)", "mean (ns)", "stddev", "kernel_type"])
-    True
-    """
+    """Tell whether a table with these columns is HTA's table of kernels."""
     names = [str(name).strip() for name in columns]
     return {"name", "kernel_type"} <= set(names) and {"sum", "mean"} <= set(_moments(names))
 

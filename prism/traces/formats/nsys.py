@@ -47,7 +47,7 @@ _AGAIN = "export it again: nsys export --type sqlite --force-overwrite true REPO
 _COPY = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP", 11: "HtoD", 12: "DtoH", 13: "DtoD"}
 _MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 _WAIT_EVENT = 2  # CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_WAIT_EVENT
-_PUSH_POP, _START_END = 59, 60  # numbers of the types of ranges where the file does not name them
+_PUSH_POP, _START_END = 59, 60  # types of ranges, as ENUM_NSYS_EVENT_TYPE names them
 _PROCESS = ~np.int64((1 << 24) - 1)  # bits of a serialised thread id that tell its process
 _COMMON = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 
@@ -298,25 +298,20 @@ def _host(file: _Tables) -> pd.DataFrame:
 
 def _ranges(file: _Tables) -> pd.DataFrame:
     """Read the NVTX ranges; of a category those that nest in a thread, which ops are inside of."""
-    table, enum = "NVTX_EVENTS", "ENUM_NSYS_EVENT_TYPE"
-    types = {}
-    if {"id", "name"} <= set(file.columns.get(enum, ())):
-        rows = file.connection.execute(f"SELECT name, id FROM {enum} WHERE id IS NOT NULL")
-        types = {name: int(i) for name, i in rows}
-    push = types.get("NvtxPushPopRange", _PUSH_POP)
-    both = types.get("NvtxStartEndRange", _START_END)
-    known = file.columns.get(table, ())
-    where = '"end" IS NOT NULL' + (f" AND eventType IN ({push}, {both})" * ("eventType" in known))
-    names = ["start", "end", "eventType", "globalTid", "textId"]
-    if not {"start", "end"} <= set(known):
+    table = "NVTX_EVENTS"
+    known = set(file.columns.get(table, ()))
+    where = '"end" IS NOT NULL'
+    if "eventType" in known:
+        where += f" AND eventType IN ({_PUSH_POP}, {_START_END})"
+    if not {"start", "end"} <= known:
         table, where = "", "1"
-    rows = file.integers(table, names, where)
+    rows = file.integers(table, ["start", "end", "eventType", "globalTid", "textId"], where)
     texts = file.texts(table, "text", where) or [None] * len(rows)
     registered = file.strings(table, rows["textId"])
     rows["label"] = [x if t is None else t for t, x in zip(texts, registered, strict=True)]
     # PyTorch (emit_nvtx) puts sequence numbers and sizes behind an op's name
     rows["name"] = [x.split(", seq")[0].split(", op_id")[0].strip() for x in rows["label"]]
-    nests = (rows["eventType"] != both) & (rows["end"] >= rows["start"])
+    nests = (rows["eventType"] != _START_END) & (rows["end"] >= rows["start"])
     rows["cat"] = np.where(nests, "user_annotation", "")
     return rows.assign(globalPid=rows["globalTid"] & _PROCESS, args=msgspec.Raw())
 

@@ -5,9 +5,7 @@ line, the file that grep names, the rank or host that a launcher names, the step
 set to (total), the samples of a step (batch).
 """
 
-import io
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -20,19 +18,9 @@ from prism.traces.steps import StepTimes, covers, usual_gap
 from prism.traces.table import LONGEST_S, SHORTEST_S
 
 FEWEST = 4  # values of a run: below, a fit cannot separate its spread from that between runs
-_COLOUR = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 _BLOCKS = 20  # parts of a log, each held against the clock: pauses are in a minority of them
 _UNITS = {1e-3: "a thousandth", 1e3: "a thousand times"}
 _UNKNOWN = {"line": 0, "file": "", "rank": "", "total": 0, "batch": 0}
-
-
-def marked_lines(text: bytes, mark: re.Pattern[bytes]) -> Iterator[tuple[int, str]]:
-    """Go through the lines with a mark, with their numbers; a progress bar's each by itself."""
-    for number, line in enumerate(io.BytesIO(text), start=1):
-        if mark.search(line):
-            for part in _COLOUR.sub(b"", line).split(b"\r"):
-                if mark.search(part):
-                    yield number, part.decode("utf-8", errors="replace")
 
 
 def to_seconds(value: object, source: str, line: int, unit: float = 1.0) -> float:
