@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.traces.columns import Taken, counts_among, take
+from prism.traces.columns import Taken, counts_among
 from prism.traces.file import RawTable
 
 RUN_COLUMNS = ("run", "run_id")
@@ -105,21 +105,6 @@ def list_values(values: list[str]) -> str:
     return ", ".join(value[:60] for value in values[:_SHOWN]) + more
 
 
-def duration_column(
-    table: RawTable, names: Sequence[str], column: str | None, unit: str | None,
-    per_step: Mapping[str, float], groups: str = "",
-) -> Taken:  # fmt: skip
-    """Find the one column of step times among `names`, or refuse with the candidates.
-
-    `per_step` are samples and tokens of a step, where the caller knows them.
-    """
-    known = {"steps", *per_step}
-    known |= {of for of in ("samples", "tokens") if any(counts_among(table.columns, of))}
-    if column is not None:
-        check_column(table, column, "--column", names)
-    return take(table.source, names, column, unit, known, groups)
-
-
 def seconds_of(
     table: RawTable, taken: Taken, values: NDArray[np.float64], per_step: Mapping[str, float],
     steps: NDArray[np.int64],
@@ -139,11 +124,8 @@ def seconds_of(
 
 def is_mostly_numbers(table: RawTable, name: str) -> bool:
     """Say whether at least half of the filled cells are numbers, so that others are errors."""
-    n_numbers, n_filled = (
-        int(table.coerced(name).notna().sum()),
-        int(table.frame[name].notna().sum()),
-    )
-    return table.is_numeric(name) or (n_numbers > 0 and 2 * n_numbers >= n_filled)
+    n_numbers = table.coerced(name).count()
+    return table.is_numeric(name) or bool(0 < table.frame[name].count() <= 2 * n_numbers)
 
 
 def groups_among(table: RawTable, rows: NDArray[np.int64], but: set[str]) -> str:

@@ -275,12 +275,15 @@ def unit_per_second(column: str, source: str) -> float:
 
 def take(
     source: str, names: Sequence[str], column: str | None, unit: str | None,
-    known: Collection[str], groups: str = "",
+    per_step: Collection[str], beside: Sequence[str] = (), groups: str = "",
 ) -> Taken:  # fmt: skip
     """Take the column of step times that a user names, whatever it is, else the one of `names`.
 
-    `known` are the counts of a step at hand, `groups` are rows to be chosen among too.
+    `per_step` are the counts of a step that a caller knows, columns `beside` may be such too;
+    `groups` are rows to be chosen among.
     """
+    known = {"steps", *per_step}
+    known |= {of for of in ("samples", "tokens") if any(counts_among(beside, of))}
     told = f"--column {column}, " * (column is not None)
     column = _find(source, names, known, groups) if column is None else column
     found = meaning(column)
@@ -373,16 +376,16 @@ _SO_FAR = {
     "tokens": ("consumed_tokens", "consumed_train_tokens", "num_input_tokens_seen", "total_tokens",
                "tokens_seen", "n_tokens"),
 }  # fmt: skip
-STEP_COLUMNS = (
+# what numbers the steps, a tool's own before a tracker's
+_STEP_COLUMNS = (
     "step", "trainer/global_step", "train/global_step", "global_step", "iteration",
     "training_iteration", "current_steps", "Step", "_step", "iter",
 )  # fmt: skip
-"""Names of the column that numbers steps, a tool's own before a tracker's."""
 
 
 def step_column(names: Collection[str]) -> str | None:
     """Find the column that numbers the steps; None where there is none."""
-    return next((name for name in STEP_COLUMNS if name in names), None)
+    return next((name for name in _STEP_COLUMNS if name in names), None)
 
 
 def counts_among(names: Sequence[str], of: str) -> tuple[list[str], str | None]:

@@ -21,13 +21,12 @@ from prism.traces.choose import (
     check_column,
     check_groups,
     chosen_rows,
-    duration_column,
     groups_among,
     is_mostly_numbers,
     list_values,
     seconds_of,
 )
-from prism.traces.columns import Taken, meaning, step_column, unit_per_second
+from prism.traces.columns import Taken, meaning, step_column, take, unit_per_second
 from prism.traces.file import RawTable, RecordedFile
 from prism.traces.table import FEW, LONGEST_S, SHORTEST_S, Fault, sound_rows
 
@@ -88,14 +87,17 @@ def read_table_times(
     if column is None:
         names = [name for name in names if is_mostly_numbers(table, name)]
     groups = groups_among(table, rows, {"step", *where})
-    taken = duration_column(table, names, column, unit, per_step or {}, groups)
+    if column is not None:
+        check_column(table, column, "--column")
+    per_step = per_step or {}
+    taken = take(table.source, names, column, unit, per_step, table.columns, groups)
     check_groups(table, taken.column, where, rows)
     count = step_column(table.columns)
     if count in (None, taken.column):
         count, step = None, np.zeros(len(table.frame), np.int64)
     else:
         step = table.integers(count, _NO_STEP)
-    seconds = seconds_of(table, taken, table.numbers(taken.column), per_step or {}, step)
+    seconds = seconds_of(table, taken, table.numbers(taken.column), per_step, step)
     label = next((name for name in RUN_COLUMNS if name in table.columns), None)
     run = table.texts(label).astype(str) if label else ""
     found = pd.DataFrame({"run": run, "step": step, "seconds": seconds}).iloc[rows]

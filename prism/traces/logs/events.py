@@ -59,7 +59,7 @@ def read_events(
             "its unit; Megatron writes its with --log-timers-to-tensorboard"
         )
     entries = pd.concat(found, ignore_index=True)
-    taken = take(source, sorted(entries["tag"].unique()), column, unit, {"steps", *per_step})
+    taken = take(source, sorted(entries["tag"].unique()), column, unit, per_step)
     entries = entries[entries["tag"] == taken.column]
     entries = entries.assign(
         seconds=taken.seconds(entries["value"].to_numpy(), per_step.get(taken.of, 1.0))

@@ -20,11 +20,11 @@ from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.traces.choose import (
     RUN_COLUMNS,
+    check_column,
     chosen_rows,
-    duration_column,
     seconds_of,
 )
-from prism.traces.columns import step_column
+from prism.traces.columns import step_column, take
 from prism.traces.file import RecordedFile
 from prism.traces.logs.runs import in_order, split_runs
 from prism.traces.steps import StepTimes
@@ -72,7 +72,10 @@ def read_export(
         metrics = list(keys[rows])
     else:
         metrics = [name for name in names if not name.startswith("_")]
-    taken = duration_column(table, list(dict.fromkeys(metrics)), column, unit, per_step)
+    metrics = list(dict.fromkeys(metrics))
+    if column is not None:
+        check_column(table, column, "--column", metrics)
+    taken = take(source, metrics, column, unit, per_step, names)
     # one column of values, or of a chart one for each run
     columns = {taken.column: run}
     if is_mlflow:
