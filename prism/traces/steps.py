@@ -150,11 +150,10 @@ def read_totals(spec: str, where: Mapping[str, str] | None = None) -> dict[str, 
         )
     if len(twice):
         groups = groups_among(table, rows, set(chosen))
+        way = f"; choose with --where COLUMN=VALUE ({groups})" * bool(groups)
         raise PrismError(
             f"{table.locate(int(twice.index[0]))}: run {twice['run'].iloc[0]} has a second total; "
-            "expected one row per run"
-            + f"; choose with --where COLUMN=VALUE ({groups})"
-            * bool(groups)
+            f"expected one row per run{way}"
         )
     if totals.empty:
         raise PrismError(f"{source}: column {column} is empty; expected a total per run")

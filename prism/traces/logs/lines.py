@@ -137,19 +137,18 @@ def read_log(files: Sequence[RecordedFile], where: Mapping[str, str] | None = No
     there = [tool for tool in TOOLS if re.search(tool.mark, text)]
     for tool in there:
         entries, n_damaged = _entries(text, tool, source)
-        if len(entries):
-            names = dict.fromkeys(t.name for t in there if t.name != tool.name)
-            notes = [
-                f"{format_count(n_damaged, 'line')} with a step time and no step number skipped"
-            ] * bool(n_damaged)
-            notes += [f"lines of {tool.name} are read, not those of {', '.join(names)}"] * bool(
-                names
+        n_lines, notes = format_count(n_damaged, "line"), []
+        if entries.empty:
+            damaged.append(
+                f"{n_lines} like those of {tool.name}, none with a step and its time; expected "
+                f"{tool.sample!r}"
             )
-            return _to_times(entries, tool, text, source, wanted, notes)
-        damaged.append(
-            f"{format_count(n_damaged, 'line')} like those of {tool.name}, none with a step and "
-            f"its time; expected {tool.sample!r}"
-        )
+            continue
+        if n_damaged:
+            notes.append(f"{n_lines} with a step time and no step number skipped")
+        if others := dict.fromkeys(t.name for t in there if t.name != tool.name):
+            notes.append(f"lines of {tool.name} are read, not those of {', '.join(others)}")
+        return _to_times(entries, tool, text, source, wanted, notes)
     raise PrismError(f"{source}: {'; '.join(damaged)}")
 
 

@@ -17,7 +17,7 @@ from prism.traces.columns import Taken
 from prism.traces.steps import StepTimes, covers, usual_gap
 from prism.traces.table import LONGEST_S, SHORTEST_S
 
-FEWEST = 4  # values of a run: below, a fit cannot separate its spread from that between runs
+_FEWEST = 4  # values of a run: below, a fit cannot separate its spread from that between runs
 _BLOCKS = 20  # parts of a log, each held against the clock: pauses are in a minority of them
 _UNITS = {1e-3: "a thousandth", 1e3: "a thousand times"}
 _UNKNOWN = {"line": 0, "file": "", "rank": "", "total": 0, "batch": 0}
@@ -110,7 +110,7 @@ def _number_runs(entries: pd.DataFrame, source: str) -> pd.DataFrame:
         if rows is by_length:
             back |= rows["total"].diff().fillna(0) != 0
         n_runs = 1 + int(back.sum())
-        if n_runs * FEWEST <= len(rows) + FEWEST:
+        if n_runs * _FEWEST <= len(rows) + _FEWEST:
             return rows.assign(run=back.cumsum())
     raise PrismError(
         f"{source}:{entries['line'].iloc[0]}: the step number goes back at {n_runs - 1} of "
@@ -197,7 +197,7 @@ def _check_unit(entries: pd.DataFrame, source: str, what: str) -> None:
     """
     gap = entries.groupby("run", sort=False)[["clock", "step"]].diff()
     gap = gap.assign(written=entries["seconds"] * gap["step"])[gap["clock"] >= 0.0]
-    if len(gap) < FEWEST:
+    if len(gap) < _FEWEST:
         return
     part = np.arange(len(gap)) * min(_BLOCKS, len(gap)) // len(gap)
     sums = gap.groupby(part).sum()
