@@ -24,5 +24,5 @@ __all__ = [
 # modules that rooms above may import
 FACE = (
     "choose", "columns", "file", "formats.hta", "formats.nccltests", "growing", "kernelnames",
-    "rawtable", "table",
+    "table",
 )  # fmt: skip

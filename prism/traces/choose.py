@@ -1,8 +1,7 @@
 """Which column and which rows of a table the user means.
 
 A wide table holds several durations, and several jobs or systems: those not chosen among are an
-error that lists them. What a column's name means is in columns.py; what becomes of the values in
-steps.py.
+error that lists them.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.traces.columns import Taken, counts_among, take
-from prism.traces.rawtable import RawTable
+from prism.traces.columns import Taken, counts_among
+from prism.traces.file import RawTable
 
 RUN_COLUMNS = ("run", "run_id")
 """Names of the column that tells runs apart."""
@@ -69,6 +68,8 @@ def check_column(
 def chosen_rows(table: RawTable, where: Mapping[str, str]) -> NDArray[np.int64]:
     """Return the rows in which the columns have the values."""
     keep = np.ones(len(table.frame), dtype=np.bool_)
+    for name in where:
+        check_column(table, name, "--where")
     for name, wanted in where.items():
         if wanted == ALL:
             continue
@@ -104,21 +105,6 @@ def list_values(values: list[str]) -> str:
     return ", ".join(value[:60] for value in values[:_SHOWN]) + more
 
 
-def duration_column(
-    table: RawTable, names: Sequence[str], column: str | None, unit: str | None,
-    per_step: Mapping[str, float], groups: str = "",
-) -> Taken:  # fmt: skip
-    """Find the one column of step times among `names`, or refuse with the candidates.
-
-    `per_step` are samples and tokens of a step, where the caller knows them.
-    """
-    known = {"steps", *per_step}
-    known |= {of for of in ("samples", "tokens") if any(counts_among(table.columns, of))}
-    if column is not None:
-        check_column(table, column, "--column", names)
-    return take(table.source, names, column, unit, known, groups)
-
-
 def seconds_of(
     table: RawTable, taken: Taken, values: NDArray[np.float64], per_step: Mapping[str, float],
     steps: NDArray[np.int64],
@@ -138,11 +124,8 @@ def seconds_of(
 
 def is_mostly_numbers(table: RawTable, name: str) -> bool:
     """Say whether at least half of the filled cells are numbers, so that others are errors."""
-    n_numbers, n_filled = (
-        int(table.coerced(name).notna().sum()),
-        int(table.frame[name].notna().sum()),
-    )
-    return table.is_numeric(name) or (n_numbers > 0 and 2 * n_numbers >= n_filled)
+    n_numbers = table.coerced(name).count()
+    return table.is_numeric(name) or bool(0 < table.frame[name].count() <= 2 * n_numbers)
 
 
 def groups_among(table: RawTable, rows: NDArray[np.int64], but: set[str]) -> str:

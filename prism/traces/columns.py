@@ -1,7 +1,7 @@
 """What a column's name says of step times: a duration and its unit, a rate, a statistic, a clock.
 
 One table of names for every reader of tables, exports and event files. Names that tools are known
-to write win over words; of words the last says the unit. Left out: the values.
+to write win over words; of words the last says the unit.
 
 References
 ----------
@@ -12,6 +12,7 @@ References
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -90,48 +91,46 @@ _KNOWN = {
 }
 """Names by which tools write; folders of a tracker may come before them."""
 
-_STEPS = {"step", "steps", "iter", "iters", "iteration", "iterations", "it", "its", "update",
-          "updates"}  # fmt: skip
+_STEPS = set("step steps iter iters iteration iterations it its update updates".split())
 _COUNTS = {
     **dict.fromkeys(_STEPS, "steps"), **dict.fromkeys(("batch", "batches"), "batches"),
-    **dict.fromkeys(("sample", "samples", "example", "examples", "seq", "seqs", "sequence",
-                     "sequences", "image", "images", "img", "imgs"), "samples"),
-    **dict.fromkeys(("token", "tokens", "tok", "toks", "word", "words"), "tokens"),
+    **dict.fromkeys("sample samples example examples seq seqs sequence sequences image images img "
+                    "imgs".split(), "samples"),
+    **dict.fromkeys("token tokens tok toks word words".split(), "tokens"),
 }  # fmt: skip
-_PLURAL = {word for word in _COUNTS if word.endswith("s")} - {"batches"} | {"it", "tok", "batches"}
+_PLURAL = {word for word in _COUNTS if word.endswith("s")} | {"it", "tok"}
 """What is counted: before a unit alone, such as tokens_s, these make a rate."""
 _SHORT = {"tps": "tokens", "tgs": "tokens", "wps": "tokens", "ups": "steps", "sps": "samples",
           "ips": "items", "bps": "batches", "fps": "frames"}  # fmt: skip
-_TIMES = {"time", "times", "timing", "duration", "latency", "period", "delta", "wall", "walltime",
-          "interval"}  # fmt: skip
-_STATISTICS = {"min", "max", "minimum", "maximum", "std", "stdev", "stddev", "var", "variance",
-               "median", "med", "percentile", "low", "high", "lo", "hi", "p", "q",
-               "sum", "best", "worst", "slowest", "fastest"}  # fmt: skip
-_MEANS = {"mean", "avg", "average", "ave", "ema", "smoothed"}
-_DEVICES = {"gpu", "gpus", "device", "devices", "core", "chip", "node", "rank", "worker", "replica",
-            "host", "tgs"}  # fmt: skip
-_CLOCKS = {"timestamp", "datetime", "date", "runtime", "uptime", "walltime", "wall", "clock",
-           "since", "epochtime"}  # fmt: skip
-_ENDS = {"start", "begin", "end", "stop", "timestamp", "ts", "finish"}
+_TIMES = set("time times timing duration latency period delta wall walltime interval".split())
+_STATISTICS = set(
+    "min max minimum maximum std stdev stddev var variance median med percentile low high lo hi p "
+    "q sum best worst slowest fastest".split()
+)
+_MEANS = set("mean avg average ave ema smoothed".split())
+_DEVICES = set("gpu gpus device devices core chip node rank worker replica host tgs".split())
+_CLOCKS = set("timestamp datetime date runtime uptime walltime wall clock since epochtime".split())
+_ENDS = set("start begin end stop timestamp ts finish".split())
 _NOT_TIMES = {
-    **dict.fromkeys(("eta", "remaining", "left"), "time that is left"),
-    **dict.fromkeys(("elapsed", "total", "cumulative", "cumul", "cum", "ttt"), "a total time"),
-    **dict.fromkeys(("memory", "mem", "vram", "gb", "gib", "mb", "mib", "kb", "bytes"), "memory"),
-    **dict.fromkeys(("tflops", "tflop", "flops", "flop", "gflops", "pflops", "mfu", "hfu"), "flop"),
-    **dict.fromkeys(("bandwidth", "bw", "busbw", "algbw", "gbps"), "bandwidth"),
-    **dict.fromkeys(("loss", "lr", "norm", "temp", "temperature", "power", "util", "epoch",
-                     "env", "percent"), "no time of a step"),
-}  # fmt: skip
-_PARTS = {
-    "forward", "fwd", "backward", "bwd", "data", "dataloader", "dataloading", "loading", "load",
-    "eval", "evaluation", "val", "valid", "validation", "test", "checkpoint", "ckpt", "save",
-    "optimizer", "optim", "allreduce", "allgather", "reducescatter", "reduce", "gather", "scatter",
-    "comm", "communication", "nccl", "wait", "compile", "hook", "gen", "generation", "rollout",
-    "init", "startup", "bubble", "inference", "microbatch", "layer", "kernel", "gemm", "attention",
-    "queue", "transfer", "h2d", "d2h", "logging", "ref", "adv", "reward", "warmup",
-    "compute", "idle", "io", "gc", "cpu", "host", "energy", "dataload", "exposed", "stall",
-    "overhead", "sync",
-}  # fmt: skip
+    word: why
+    for why, words in {
+        "time that is left": "eta remaining left",
+        "a total time": "elapsed total cumulative cumul cum ttt",
+        "memory": "memory mem vram gb gib mb mib kb bytes",
+        "flop": "tflops tflop flops flop gflops pflops mfu hfu",
+        "bandwidth": "bandwidth bw busbw algbw gbps",
+        "no time of a step": "loss lr norm temp temperature power util epoch env percent",
+    }.items()
+    for word in words.split()
+}
+_PARTS = set(
+    "forward fwd backward bwd data dataloader dataloading loading load eval evaluation val valid "
+    "validation test checkpoint ckpt save optimizer optim allreduce allgather reducescatter reduce "
+    "gather scatter comm communication nccl wait compile hook gen generation rollout init startup "
+    "bubble inference microbatch layer kernel gemm attention queue transfer h2d d2h logging ref "
+    "adv reward warmup compute idle io gc cpu host energy dataload exposed stall overhead "
+    "sync".split()
+)
 """What is timed of a step, or between steps."""
 
 
@@ -141,7 +140,8 @@ def meaning(name: str) -> Meaning:
     for known, found in _KNOWN.items():
         if lower.endswith(f"/{known}"):
             return found
-    return _by_words(_words(name))
+    words = _words(name)
+    return _rate(words) or _time(words)
 
 
 def _words(name: str) -> list[str]:
@@ -163,55 +163,45 @@ def _words(name: str) -> list[str]:
     return [word for word in out if not word.isdigit()]
 
 
-def _by_words(words: list[str]) -> Meaning:
-    """Say what the words of a name mean."""
-    if not words:
-        return Meaning("none")
-    rate = _rate(words)
-    if rate is not None:
-        return rate
-    kind: Kind = "duration"
-    named_ = [word for word in words if word not in _STATISTICS | _MEANS]
-    if words != named_:
-        kind = "mean" if not _STATISTICS & set(words) else "statistic"
-    unit = next((_UNIT[word] for word in named_[-1:] if word in _UNIT), "")
-    if named_[-1:] == ["h"] and len(named_) == 1 or (unit == "h" and named_[-2:-1] == ["gpu"]):
-        return Meaning("none", "")  # a height, hours of GPUs
-    per = named_.index("per") if "per" in named_[:-1] else None
-    of_step = bool(_STEPS & set(named_)) or "batch" in named_
-    if per is not None:
-        of_step = named_[per + 1] in (*_STEPS, "batch")
-        unit = unit or next((_UNIT[word] for word in named_[:per] if word in _UNIT), "")
-        if not of_step or not (unit or _TIMES & set(named_)):
-            return Meaning("none", unit, "" if of_step else f"per {named_[per + 1]}, not per step")
-    words_ = set(named_)
-    if words_ & _ENDS or (words_ & _CLOCKS and not of_step):
+def _time(words: list[str]) -> Meaning:
+    """Say what the words of a name mean that is no rate."""
+    bare = [word for word in words if word not in _STATISTICS | _MEANS]
+    kind: Kind = "duration" if bare == words else "mean"
+    kind = "statistic" if _STATISTICS & set(words) else kind
+    there, unit = set(bare), _UNIT.get((bare or [""])[-1], "")
+    if bare == ["h"] or (unit == "h" and bare[-2:-1] == ["gpu"]):
+        return Meaning("none")  # a height, hours of GPUs
+    at, of_step = bare.index("per") if "per" in bare[:-1] else -1, bool(there & {*_STEPS, "batch"})
+    if at >= 0:
+        of_step = bare[at + 1] in (*_STEPS, "batch")
+        unit = unit or next((_UNIT[word] for word in bare[:at] if word in _UNIT), "")
+        if not of_step:
+            return Meaning("none", unit, f"per {bare[at + 1]}, not per step")
+    if there & _ENDS or (there & _CLOCKS and not of_step):
         return Meaning("clock", unit, "a time of day, or since the start")
-    if per is None:
-        other = next((_NOT_TIMES[word] for word in named_ if word in _NOT_TIMES), "")
-        part = next((word for word in named_ if word in _PARTS), "")
-        if other or part:
-            return Meaning("none", unit, other or f"the time of {part}, not of a step")
-    if not unit and not (of_step and words_ & _TIMES):
-        kind = "statistic" if kind == "statistic" else "none"  # of a count, a loss, a height
-    why = "a statistic, not a value per step" if kind == "statistic" else ""
-    return Meaning(kind, unit, why, "step" if of_step and kind != "none" else "", kind == "mean")
+    why = next((_NOT_TIMES[word] for word in bare if word in _NOT_TIMES), "")
+    why = why or next((f"the time of {word}, not of a step" for word in bare if word in _PARTS), "")
+    if at < 0 and why:
+        return Meaning("none", unit, why)
+    if kind == "statistic":
+        return Meaning(kind, unit, "a statistic, not a value per step", "step" * of_step)
+    if not unit and not (of_step and there & _TIMES):
+        return Meaning("none", "")  # of a count, a loss, a height
+    return Meaning(kind, unit, "", "step" * of_step, kind == "mean")
 
 
 def _rate(words: list[str]) -> Meaning | None:
     """Tell a count per time; None where it is none."""
-    per = [i for i, word in enumerate(words[:-1]) if word == "per"]
-    at = next((i for i in per if words[i + 1] in _UNIT or words[i + 1] in ("min", "day")), None)
-    short = next((word for word in words if word in _SHORT), None)
-    last = [
-        i for i, w in enumerate(words[1:], 1) if _UNIT.get(w) == "s" and _is_counted(words[i - 1])
-    ]
-    if at is not None:
+    pairs = list(itertools.pairwise(words))
+    of_time = [i for i, (a, b) in enumerate(pairs)
+               if a == "per" and (b in _UNIT or b in ("min", "day"))]  # fmt: skip
+    short = [word for word in words if word in _SHORT]
+    last = [a for a, b in pairs if _UNIT.get(b) == "s" and _is_counted(a)]
+    if of_time:
+        at = of_time[0]
         unit, of = words[at + 1], words[at - 1] if at else ""
-    elif short is not None:
-        unit, of = "s", short
-    elif last:
-        unit, of = "s", words[last[0] - 1]
+    elif short or last:
+        unit, of = "s", (short or last)[0]
     else:
         return None
     unit = _UNIT.get(unit, unit)
@@ -285,17 +275,15 @@ def unit_per_second(column: str, source: str) -> float:
 
 def take(
     source: str, names: Sequence[str], column: str | None, unit: str | None,
-    known: Collection[str], groups: str = "",
+    per_step: Collection[str], beside: Sequence[str] = (), groups: str = "",
 ) -> Taken:  # fmt: skip
     """Take the column of step times that a user names, whatever it is, else the one of `names`.
 
-    `known` are the counts of a step at hand, `groups` are rows to be chosen among too.
-
-    Raises
-    ------
-    PrismError
-        There is none, several may be it, or it gives no step time.
+    `per_step` are the counts of a step that a caller knows, columns `beside` may be such too;
+    `groups` are rows to be chosen among.
     """
+    known = {"steps", *per_step}
+    known |= {of for of in ("samples", "tokens") if any(counts_among(beside, of))}
     told = f"--column {column}, " * (column is not None)
     column = _find(source, names, known, groups) if column is None else column
     found = meaning(column)
@@ -388,16 +376,16 @@ _SO_FAR = {
     "tokens": ("consumed_tokens", "consumed_train_tokens", "num_input_tokens_seen", "total_tokens",
                "tokens_seen", "n_tokens"),
 }  # fmt: skip
-STEP_COLUMNS = (
+# what numbers the steps, a tool's own before a tracker's
+_STEP_COLUMNS = (
     "step", "trainer/global_step", "train/global_step", "global_step", "iteration",
     "training_iteration", "current_steps", "Step", "_step", "iter",
 )  # fmt: skip
-"""Names of the column that numbers steps, a tool's own before a tracker's."""
 
 
 def step_column(names: Collection[str]) -> str | None:
     """Find the column that numbers the steps; None where there is none."""
-    return next((name for name in STEP_COLUMNS if name in names), None)
+    return next((name for name in _STEP_COLUMNS if name in names), None)
 
 
 def counts_among(names: Sequence[str], of: str) -> tuple[list[str], str | None]:

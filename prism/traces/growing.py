@@ -1,6 +1,6 @@
 """A log that is still being written: whole lines only, of one run, rotation and restarts included.
 
-What was read before a log was rotated or cut is kept. Left out: the formats (readers.py).
+What was read before a log was rotated or cut is kept.
 """
 
 from __future__ import annotations
@@ -47,13 +47,7 @@ class Reading(NamedTuple):
         return self.written - timedelta(seconds=seconds)
 
     def length(self, given: int | None, usual: int | None) -> int:
-        """Give the steps of the run: those given, else the log's, else the usual ones.
-
-        Raises
-        ------
-        PrismError
-            None of these is known.
-        """
+        """Give the steps of the run: those given, else the log's, else the usual ones."""
         found = given or self.total or usual
         if found is None:
             raise PrismError(
@@ -79,14 +73,7 @@ class _WholeLines(RecordedFile):
 
 
 class GrowingLog:
-    """A log, to be read again and again.
-
-    Parameters
-    ----------
-    path : path
-    options
-        Those of `read_step_times`.
-    """
+    """A log, to be read again and again; `options` are those of `read_step_times`."""
 
     def __init__(self, path: str | Path, **options: Any) -> None:
         self.path, self._options = Path(path), options

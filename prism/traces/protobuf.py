@@ -24,6 +24,11 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a varint of more than ten bytes")
 
 
+def last_fields(data: bytes) -> dict[int, Any]:
+    """Read the fields of a message by their number, of a repeated one the last."""
+    return {number: value for number, _, value in fields(data)}
+
+
 def fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
     """Walk the fields of a message: number, wire type, value; ValueError where it is none."""
     at = 0

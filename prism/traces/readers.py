@@ -29,10 +29,9 @@ from prism.traces.logs import (
     read_export,
     read_log,
 )
-from prism.traces.pipeline import is_pipeline, read_pipeline
 from prism.traces.steps import StepTimes, is_step_table, read_table_times
 from prism.traces.table import Trace
-from prism.traces.tidy import is_tidy, read_tidy
+from prism.traces.tidy import is_pipeline, is_tidy, read_pipeline, read_tidy
 
 PathLike = str | os.PathLike[str]
 Holds = Literal["trace", "step_times", "kernels", "collectives"]

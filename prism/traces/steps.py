@@ -21,15 +21,13 @@ from prism.traces.choose import (
     check_column,
     check_groups,
     chosen_rows,
-    duration_column,
     groups_among,
     is_mostly_numbers,
     list_values,
     seconds_of,
 )
-from prism.traces.columns import Taken, meaning, step_column, unit_per_second
-from prism.traces.file import RecordedFile
-from prism.traces.rawtable import RawTable
+from prism.traces.columns import Taken, meaning, step_column, take, unit_per_second
+from prism.traces.file import RawTable, RecordedFile
 from prism.traces.table import FEW, LONGEST_S, SHORTEST_S, Fault, sound_rows
 
 _MEAN_OVER = ("mean_over", "n_avg")
@@ -85,20 +83,21 @@ def read_table_times(
 ) -> StepTimes:
     """Read step times from a table."""
     table, where = files[0].table, dict(where or {})
-    for name in where:
-        check_column(table, name, "--where")
     rows, names = chosen_rows(table, where), table.columns
     if column is None:
         names = [name for name in names if is_mostly_numbers(table, name)]
     groups = groups_among(table, rows, {"step", *where})
-    taken = duration_column(table, names, column, unit, per_step or {}, groups)
+    if column is not None:
+        check_column(table, column, "--column")
+    per_step = per_step or {}
+    taken = take(table.source, names, column, unit, per_step, table.columns, groups)
     check_groups(table, taken.column, where, rows)
     count = step_column(table.columns)
     if count in (None, taken.column):
         count, step = None, np.zeros(len(table.frame), np.int64)
     else:
         step = table.integers(count, _NO_STEP)
-    seconds = seconds_of(table, taken, table.numbers(taken.column), per_step or {}, step)
+    seconds = seconds_of(table, taken, table.numbers(taken.column), per_step, step)
     label = next((name for name in RUN_COLUMNS if name in table.columns), None)
     run = table.texts(label).astype(str) if label else ""
     found = pd.DataFrame({"run": run, "step": step, "seconds": seconds}).iloc[rows]
@@ -151,11 +150,10 @@ def read_totals(spec: str, where: Mapping[str, str] | None = None) -> dict[str, 
         )
     if len(twice):
         groups = groups_among(table, rows, set(chosen))
+        way = f"; choose with --where COLUMN=VALUE ({groups})" * bool(groups)
         raise PrismError(
             f"{table.locate(int(twice.index[0]))}: run {twice['run'].iloc[0]} has a second total; "
-            "expected one row per run"
-            + f"; choose with --where COLUMN=VALUE ({groups})"
-            * bool(groups)
+            f"expected one row per run{way}"
         )
     if totals.empty:
         raise PrismError(f"{source}: column {column} is empty; expected a total per run")

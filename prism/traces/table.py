@@ -133,12 +133,8 @@ def sound_rows(
 ) -> tuple[NDArray[np.bool_], list[str]]:
     """Find the rows [row] without a fault, and a note for each fault that occurs.
 
-    A row counts for the first fault it has; `locate` says where a row stands.
-
-    Raises
-    ------
-    PrismError
-        If a fault has more than few rows, or no row is sound.
+    A row counts for the first fault it has; `locate` says where a row stands. A fault of more than
+    few rows is an error.
     """
     n = faults[0].rows.size
     sound = np.ones(n, dtype=np.bool_)

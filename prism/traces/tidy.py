@@ -1,13 +1,20 @@
-"""Generic tidy tables of ops: one row per op, times with their unit in the column's name.
+"""Tables of ops, one row per op: generic ones, and those of production pipeline jobs.
 
-Required are a duration and what the op is (op_kind or name); every other column of the tidy table
-is optional. A table of op_kind, start_s and duration_s that prism writes reads back unchanged.
+Generic ones have times with their unit in the column's name. Required are a duration and what the
+op is (op_kind or name); every other column of the tidy table is optional. Those of pipeline jobs
+have a row per compute op, transfer or collective, in the columns dp_rank, stage, rank, step,
+optype, start_ts, duration [s], seq_id, mc, mb_id; one worker is traced per tensor-parallel group.
+
+References
+----------
+Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025;
+the format of pipeline jobs is that of its artifact.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +24,8 @@ from numpy.typing import NDArray
 from prism.common.errors import PrismError
 from prism.common.text import format_count, format_duration
 from prism.traces.columns import PER_SECOND
+from prism.traces.file import RawTable
 from prism.traces.kernelnames import COLLECTIVES
-from prism.traces.rawtable import RawTable
 from prism.traces.table import (
     COLUMNS,
     DEFAULTS,
@@ -32,10 +39,10 @@ from prism.traces.table import (
     sound_rows,
 )
 
-UNITS = ("s", "ms", "us", "ns")
+_UNITS = ("s", "ms", "us", "ns")
 """Suffixes of a time's column; of longer units an op's duration is an error."""
 
-OPTYPES = {
+_OPTYPES = {
     "forward-compute": ("forward", "compute"),
     "backward-compute": ("backward", "compute"),
     "forward-send": ("transfer", "p2p"),
@@ -49,15 +56,21 @@ OPTYPES = {
     "optimizer": ("optimizer", "optimizer"),
     "params-all-gather": ("all_gather", "dp_all_gather"),
 }
-"""Op of a production job's trace (pipeline.py): (op_kind, kernel_class)."""
+"""Op of a pipeline job's trace: (op_kind, kernel_class)."""
 
-MOST_MICROBATCHES = 65_535
+_MOST_MICROBATCHES = 65_535
 """Largest number of a microbatch in a table of fewer rows: models have room for all below it."""
 
+_WHERE = ("rank", "dp_rank", "stage", "step")
+_ORDER = {"seq_id": "seq_id", "mc": "chunk", "mb_id": "microbatch"}
+"""Columns that are empty for ops they do not apply to, and what the tidy table calls them."""
+_ABSENT = -(2**62)  # stands for an empty cell in a column that must be filled
+_PLACES = 12  # workers listed in a note
 
-def is_tidy(columns: list[str]) -> bool:
+
+def is_tidy(columns: Iterable[str]) -> bool:
     """Say whether a table with these columns says what an op is."""
-    return "op_kind" in columns or "name" in columns
+    return bool({"op_kind", "name"} & set(columns))
 
 
 def read_tidy(table: RawTable) -> Trace:
@@ -74,7 +87,7 @@ def read_tidy(table: RawTable) -> Trace:
         hint = f"; is it {like}? rename it" if like else ""
         raise PrismError(
             f"{table.source}: lacks a duration; found {table.listing}; expected one of "
-            f"{', '.join('duration_' + unit for unit in UNITS)}{hint}"
+            f"{', '.join('duration_' + unit for unit in _UNITS)}{hint}"
         )
     columns: dict[str, Any] = {
         name: table.texts(name) if isinstance(default, str)
@@ -82,7 +95,7 @@ def read_tidy(table: RawTable) -> Trace:
         else table.numbers(name)
         for name, default in DEFAULTS.items() if name in table.columns
     } | {"duration": duration, "start": np.nan if start is None else start}  # fmt: skip
-    notes = name_ops(columns, "op_kind" if "op_kind" in columns else "name")
+    notes = _name_ops(columns, "op_kind" if "op_kind" in columns else "name")
     ops = pd.DataFrame({**DEFAULTS, **columns})
     if "rank" in columns and "dp_rank" not in columns:
         ops["dp_rank"] = ops.groupby("stage")["rank"].rank("dense").astype(np.int64) - 1
@@ -93,14 +106,14 @@ def read_tidy(table: RawTable) -> Trace:
             )
     faults = [
         Fault("the duration is empty, expected a number", ops["duration"].isna(), spare=1),
-        *op_faults(ops, ~ops["op_kind"].isin(COLLECTIVES).to_numpy()),
+        *_op_faults(ops, ~ops["op_kind"].isin(COLLECTIVES).to_numpy()),
     ]
     if start is not None:
         # without starts, equal rows are ops that took the same time
         again = table.frame.duplicated() & np.isfinite(ops["start"])
         faults.append(Fault("the row occurs twice", again, limit=1.0))
     keep, dropped = sound_rows(faults, table.locate, table.source)
-    known = {*COLUMNS, *(f"{stem}_{unit}" for stem in ("start", "duration") for unit in UNITS)}
+    known = {*COLUMNS, *(f"{stem}_{unit}" for stem in ("start", "duration") for unit in _UNITS)}
     ignored = [name for name in table.columns if name not in known]
     if ignored:
         notes.append(f"columns that no op has were ignored: {', '.join(ignored)}")
@@ -111,7 +124,7 @@ def read_tidy(table: RawTable) -> Trace:
 
 def _time(table: RawTable, stem: str) -> NDArray[np.float64] | None:
     """Return the column that starts with ``stem`` and ends with a unit [s], None without one."""
-    found = {f"{stem}_{unit}": unit for unit in UNITS if f"{stem}_{unit}" in table.columns}
+    found = {f"{stem}_{unit}": unit for unit in _UNITS if f"{stem}_{unit}" in table.columns}
     if len(found) > 1:
         raise PrismError(f"{table.source}: has {' and '.join(found)}; expected one; drop the other")
     if not found and stem in table.columns:
@@ -124,11 +137,11 @@ def _time(table: RawTable, stem: str) -> NDArray[np.float64] | None:
     return None
 
 
-def name_ops(columns: dict[str, Any], given: str) -> list[str]:
+def _name_ops(columns: dict[str, Any], given: str) -> list[str]:
     """Fill in op_kind, kernel_class and name from one of them, and note the kinds not known."""
     labels: pd.Categorical = columns[given]
     columns.setdefault("name", labels)
-    known = {kind: (kind, "") for kind in OP_KINDS} | OPTYPES
+    known = {kind: (kind, "") for kind in OP_KINDS} | _OPTYPES
     names = list(labels.categories)
     kinds, classes = zip(*(known.get(name, ("other", "")) for name in names), strict=True)
     columns["op_kind"] = _relabel(labels, kinds)
@@ -154,7 +167,7 @@ def _relabel(labels: pd.Categorical, new: Sequence[str]) -> pd.Categorical:
     return pd.Categorical.from_codes(codes[labels.codes], list(names))
 
 
-def op_faults(ops: pd.DataFrame, compute: NDArray[np.bool_]) -> list[Fault]:
+def _op_faults(ops: pd.DataFrame, compute: NDArray[np.bool_]) -> list[Fault]:
     """List what can be wrong with an op's row in any table; `compute` as `impossible_durations`."""
     places = ops[["rank", "dp_rank", "stage"]]
     step, start, duration = (ops[name].to_numpy() for name in ("step", "start", "duration"))
@@ -169,8 +182,8 @@ def op_faults(ops: pd.DataFrame, compute: NDArray[np.bool_]) -> list[Fault]:
     more = f" and {len(rows) - 3:,} more" if len(rows) > 3 else ""
     return [
         Fault(
-            f"the microbatch is above {MOST_MICROBATCHES:,} and the number of rows",
-            ops["microbatch"] > max(len(ops), MOST_MICROBATCHES),
+            f"the microbatch is above {_MOST_MICROBATCHES:,} and the number of rows",
+            ops["microbatch"] > max(len(ops), _MOST_MICROBATCHES),
         ),
         Fault("rank, dp_rank or stage is negative", (places < 0).any(axis=1)),
         Fault(
@@ -183,3 +196,99 @@ def op_faults(ops: pd.DataFrame, compute: NDArray[np.bool_]) -> list[Fault]:
             impossible, limit=1.0,
         ),
     ]  # fmt: skip
+
+
+def is_pipeline(columns: Iterable[str]) -> bool:
+    """Say whether a table with these columns is a pipeline trace."""
+    return "optype" in set(columns)
+
+
+def read_pipeline(table: RawTable) -> Trace:
+    """Turn a pipeline trace into the tidy table."""
+    wanted = (*_WHERE, *_ORDER, "optype", "start_ts", "duration")
+    missing = [name for name in wanted if name not in table.columns]
+    if missing:
+        raise PrismError(
+            f"{table.source}: a pipeline trace (it has optype) lacks {', '.join(missing)}; found "
+            f"{table.listing}; add the columns, or write a tidy table with op_kind and "
+            "duration_s"
+        )
+    columns: dict[str, Any] = {
+        "name": table.texts("optype"), "start": table.numbers("start_ts"),
+        "duration": table.numbers("duration"),
+        **{name: table.integers(name, _ABSENT) for name in _WHERE},
+        **{name: table.integers(column, -1) for column, name in _ORDER.items()},
+    }  # fmt: skip
+    notes = _name_ops(columns, "name")
+    ops = pd.DataFrame({**DEFAULTS, **columns})
+    compute = (ops["kernel_class"] == "compute").to_numpy()
+    empty = ops[["start", "duration"]].isna().any(axis=1) | (ops[[*_WHERE]] == _ABSENT).any(axis=1)
+    faults = [
+        Fault("a cell is empty, expected a number", empty, spare=1),
+        *_op_faults(ops, compute),
+        Fault("step is negative", ops["step"] < 0),
+        Fault("mb_id is missing or negative for a compute op", compute & (ops["microbatch"] < 0)),
+        _repeated(ops, table),
+    ]
+    keep, dropped = sound_rows(faults, table.locate, table.source)
+    ops, compute = ops[keep], compute[keep]
+    _check_places(ops, table.source)
+    notes = [*dropped, *notes, *_missing_work(ops)]
+    # of other ops the ordinal, where one comes several times in a step
+    n_alike = ops.groupby(["name", "step", "rank"], observed=True)["step"].transform("size")
+    repeats = n_alike.groupby(ops["name"], observed=True).transform("max") > 1
+    microbatch = np.select([compute, repeats], [ops["microbatch"], ops["seq_id"]], -1)
+    ops = ops.assign(microbatch=microbatch).drop(columns="seq_id")
+    return make_trace(ops, table.source, "pipeline", notes)
+
+
+def _repeated(ops: pd.DataFrame, table: RawTable) -> Fault:
+    """Find rows that say again what an earlier one said; the same op at two times is an error."""
+    again = ops.duplicated(["name", "step", "rank", "seq_id", "chunk", "microbatch"])
+    if not again.any():
+        return Fault("the row occurs twice", again)
+    copies = table.frame.duplicated()
+    again &= ops["name"].isin(_OPTYPES) | copies  # what else distinguishes unknown ops is not known
+    if not copies[again].all():
+        what = (
+            "the same op (step, rank, optype, seq_id, mc, mb_id) occurs with other values; "
+            "are two traces in one file?"
+        )
+        return Fault(what, again)
+    return Fault("the row occurs twice", again, limit=1.0)
+
+
+def _check_places(ops: pd.DataFrame, source: str) -> None:
+    """Refuse workers with two places."""
+    places = ops[["rank", "dp_rank", "stage"]].drop_duplicates().sort_values("rank", kind="stable")
+    again = places[places.duplicated("rank", keep=False)]
+    if len(again):
+        (worker, dp_a, stage_a), (_, dp_b, stage_b) = again[:2].itertuples(index=False)
+        raise PrismError(
+            f"{source}: rank {worker} has two places: dp_rank {dp_a} stage {stage_a}, and dp_rank "
+            f"{dp_b} stage {stage_b}; expected one per rank; are two traces in one file?"
+        )
+
+
+def _missing_work(ops: pd.DataFrame) -> list[str]:
+    """Note workers missing from steps, and steps in which a worker has fewer ops than usual."""
+    n_ops = ops.groupby(["step", "rank"]).size().unstack(fill_value=0)
+    notes = []
+    absent = n_ops == 0
+    if absent.any(axis=None):
+        pairs = absent.stack()
+        places = [f"rank {rank} in step {step}" for step, rank in pairs.index[pairs]]
+        more = f" and {len(places) - _PLACES} more" if len(places) > _PLACES else ""
+        notes.append(
+            f"{int(absent.any(axis=1).sum())} of {format_count(len(n_ops), 'step')} without all "
+            f"workers, kept: {', '.join(places[:_PLACES])}{more}"
+        )
+    present = n_ops.where(~absent)
+    fewer = (present < present.median()).stack()
+    if fewer.any():
+        step, rank = fewer.idxmax()
+        notes.append(
+            f"{int(fewer.sum())} worker-steps have fewer ops than that worker usually has (first: "
+            f"rank {rank} in step {step}, {format_count(n_ops.loc[step, rank], 'op')})"
+        )
+    return notes

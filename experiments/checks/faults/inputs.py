@@ -13,7 +13,7 @@ FAULTS = [
     ),
     (
         "nccl-tests' microseconds are milliseconds",
-        "seconds = 1e-6 * _number_at(words, run.times[place])",
-        "seconds = 1e-3 * _number_at(words, run.times[place])",
+        "seconds = 1e-6 * number_at(time[place])",
+        "seconds = 1e-3 * number_at(time[place])",
     ),
 ]

@@ -20,7 +20,7 @@ from prism.common.errors import PrismError
 from prism.common.text import format_count, format_share
 from prism.traces.choose import check_column, check_groups, groups_among
 from prism.traces.columns import meaning, several_columns
-from prism.traces.rawtable import RawTable
+from prism.traces.file import RawTable
 
 NODE_COLUMNS = ("node", "node_id", "node_name", "host", "hostname", "machine")
 # names of the column that tells the GPUs of a node apart; the first that is there

@@ -17,8 +17,8 @@ from prism.common.errors import PrismError, named
 from prism.common.text import format_count
 from prism.traces import find_recording
 from prism.traces.choose import check_column, chosen_rows
+from prism.traces.file import RawTable
 from prism.traces.formats.nccltests import BandwidthTest, BandwidthTests
-from prism.traces.rawtable import RawTable
 
 Path = str | os.PathLike[str]
 LEAST, MOST = 1e-3, 1e3  # slowdowns outside of this are errors

@@ -35,7 +35,7 @@ from prism.traces.kineto.join import read_ranks
 from prism.traces.kineto.messages import number, numbers, whole
 from prism.traces.kineto.rank import RankTrace, Steps, read_rank
 from prism.traces.kineto.stepmarks import NamedRanges, compile_pattern, find_steps, no_such_step
-from prism.traces.protobuf import fields, read_varint
+from prism.traces.protobuf import fields, last_fields, read_varint
 from prism.traces.table import Trace
 
 _RANK = re.compile(r"\.(\d{1,7})\.(?:et|json)(?:\.gz)?$")  # <name>.<rank>.et, as simulators want it
@@ -290,7 +290,7 @@ def _attributes(messages: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
         # the name comes first, and most are not wanted
         if message[:1] == b"\x0a" and message[2 : 2 + message[1]] not in _WANTED:
             continue
-        found = {field: value for field, _, value in fields(message)}
+        found = last_fields(message)
         name = _WANTED.get(found.get(1, b""), "")
         value = [read(found[field]) for field, read in _VALUES.items() if field in found]
         if name and value:

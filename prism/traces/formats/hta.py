@@ -2,7 +2,7 @@
 
 What ``get_gpu_kernel_breakdown`` returns as its second table, saved as CSV or parquet. It holds
 moments, not durations. Rows called ``others`` are sums of kernels and describe none: they count in
-the time alone. Left out: HTA's other tables.
+the time alone.
 
 References
 ----------
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.text import format_count
-from prism.traces.file import RecordedFile
-from prism.traces.rawtable import RawTable
+from prism.traces.columns import PER_SECOND
+from prism.traces.file import RawTable, RecordedFile
 from prism.traces.table import LONGEST_S
 
 Floats = NDArray[np.float64]
@@ -30,7 +30,6 @@ Floats = NDArray[np.float64]
 OTHERS = "others"
 """Name of the rows in which HTA sums up the kernels that take least."""
 
-_PER_SECOND = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}
 _MOMENT = re.compile(
     r"(sum|mean|max|min|std|stddev|count)(?:\s*[(_\[]\s*(ns|us|ms|s)[)\]]?)?$", re.I
 )
@@ -53,19 +52,12 @@ class KernelMoments:
     total: Floats
     mean: Floats
     std: Floats
-    least: Floats
     most: Floats
     notes: tuple[str, ...]
 
 
 def is_hta(columns: Iterable[str]) -> bool:
-    """Tell whether a table with these columns is HTA's table of kernels.
-
-    Examples
-    --------
-    >>> is_hta(["name", "sum (ns)", "max (ns)", "min (ns)", "mean (ns)", "stddev", "kernel_type"])
-    True
-    """
+    """Tell whether a table with these columns is HTA's table of kernels."""
     names = [str(name).strip() for name in columns]
     return {"name", "kernel_type"} <= set(names) and {"sum", "mean"} <= set(_moments(names))
 
@@ -91,39 +83,28 @@ def read_hta(files: Sequence[RecordedFile]) -> KernelMoments:
             f"{table.listing}; save the table as get_gpu_kernel_breakdown returns it"
         )
     values = {name: table.numbers(column) for name, (column, _) in columns.items()}
-    name = [str(text) for text in table.texts("name")]
-    notes: list[str] = []
-    scale = _scale(columns, values["mean"], np.array(name) == OTHERS, notes)
-    _check(table, values, scale)
-    count = np.maximum(1, np.rint(values["sum"] / np.maximum(values["mean"], 1e-300)))
-    if "count" in values:
-        count = np.maximum(1, values["count"])
-    has_rank = "rank" in table.columns
-    rank = table.integers("rank", 0) if has_rank else np.zeros(len(name), np.int64)
-    return KernelMoments(
-        source, name, [str(text) for text in table.texts("kernel_type")], rank,
-        count.astype(np.int64), values["sum"] / scale, values["mean"] / scale,
-        np.where(np.isnan(values["std"]), 0.0, values["std"]) / scale, values["min"] / scale,
-        values["max"] / scale, tuple(notes),
-    )  # fmt: skip
-
-
-def _scale(
-    columns: dict[str, tuple[str, str]], mean: Floats, others: NDArray[np.bool_], notes: list[str]
-) -> float:
-    """How many of the table's unit are a second."""
-    unit = columns["mean"][1] or columns["sum"][1]
+    names, mean = table.texts("name").astype(str), values["mean"]
+    unit, notes = columns["mean"][1] or columns["sum"][1], []
+    kernels = mean[(names != OTHERS) & np.isfinite(mean)]
+    usual = float(np.median(kernels)) if kernels.size else np.inf
     if not unit:
+        unit = "us"
         notes.append("the columns name no unit: read as us, that of profilers' traces")
-        return _PER_SECOND["us"]
-    kernels = mean[~others & np.isfinite(mean)]
-    if unit == "ns" and kernels.size and float(np.median(kernels)) < _SHORTEST_NS:
+    elif unit == "ns" and usual < _SHORTEST_NS:
+        unit = "us"
         notes.append(
-            f"labelled ns, but the usual kernel would last {np.median(kernels):.3g} ns, less than "
-            "any launch: read as us, as HTA labels the trace's own microseconds"
+            f"labelled ns, but the usual kernel would last {usual:.3g} ns, less than any launch: "
+            "read as us, as HTA labels the trace's own microseconds"
         )
-        return _PER_SECOND["us"]
-    return _PER_SECOND[unit]
+    scale = PER_SECOND[unit]
+    _check(table, values, scale)
+    count = values.get("count", np.rint(values["sum"] / np.maximum(mean, 1e-300)))
+    return KernelMoments(
+        source, list(map(str, names)), list(map(str, table.texts("kernel_type"))),
+        table.integers("rank", 0) if "rank" in table.columns else np.zeros(len(names), np.int64),
+        np.maximum(1, count).astype(np.int64), values["sum"] / scale, mean / scale,
+        np.nan_to_num(values["std"]) / scale, values["max"] / scale, tuple(notes),
+    )  # fmt: skip
 
 
 def _check(table: RawTable, values: dict[str, Floats], scale: float) -> None:
@@ -146,6 +127,5 @@ def _check(table: RawTable, values: dict[str, Floats], scale: float) -> None:
         if bad.size:
             raise PrismError(
                 f"{table.locate(int(bad[0]))}: {what}; so in {bad.size:,} of "
-                f"{format_count(mean.size, 'row')}; "
-                "save the table again as HTA returns it"
+                f"{format_count(mean.size, 'row')}; save the table again as HTA returns it"
             )

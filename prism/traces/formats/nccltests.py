@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from prism.common.errors import PrismError
@@ -28,21 +28,21 @@ _WORDS = re.compile(
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class BandwidthTest:
     """One run of one test."""
 
-    hosts: tuple[str, ...]
-    """Who took part, in the order of ranks."""
-    n_gpus: int
-    """Ranks of the test; 0 where the output does not list them."""
-    name: str
-    """The test without ``_perf``, such as ``all_reduce``; empty where the output does not say."""
-    bus: Mapping[tuple[int, int], float]
-    """Bus bandwidth [GB/s] by message size [byte] and column (0 out of place, 1 in place)."""
     where: str
     """Where its table starts, as ``file:line``."""
-    time: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    name: str = ""
+    """The test without ``_perf``, such as ``all_reduce``; empty where the output does not say."""
+    hosts: tuple[str, ...] = ()
+    """Who took part, in the order of ranks."""
+    n_gpus: int = 0
+    """Ranks of the test; 0 where the output does not list them."""
+    bus: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Bus bandwidth [GB/s] by message size [byte] and column (0 out of place, 1 in place)."""
+    time: dict[tuple[int, int], float] = field(default_factory=dict)
     """Duration [s] by message size [byte] and column, where the table tells it."""
 
 
@@ -55,7 +55,7 @@ class BandwidthTests:
 
 
 def is_nccl_tests(text: bytes) -> bool:
-    """Tell whether a text is output of nccl-tests: it has a table with a bus bandwidth."""
+    """Tell output of nccl-tests by its table with a bus bandwidth."""
     return re.search(rb"\bsize\b.*\balgbw\s+busbw\b", text) is not None
 
 
@@ -78,54 +78,41 @@ def read_nccl_tests(files: Sequence[RecordedFile]) -> BandwidthTests:
     return BandwidthTests(tuple(tests), tuple(notes))
 
 
-@dataclass
-class _Run:
-    """What has been read of one run so far."""
-
-    where: str
-    name: str = ""
-    hosts: dict[str, None] = field(default_factory=dict)
-    n_gpus: int = 0
-    columns: tuple[int, ...] = ()
-    times: tuple[int, ...] = ()
-    bus: dict[tuple[int, int], float] = field(default_factory=dict)
-    time: dict[tuple[int, int], float] = field(default_factory=dict)
-
-
 def _parse(text: bytes, source: str, file_name: str) -> list[BandwidthTest]:
     """Find the runs in a text; each prefix is a stream of its own."""
-    streams: dict[str, list[_Run]] = {}
+    streams: dict[str, list[BandwidthTest]] = {}
     names: dict[str, str] = {}
+    # columns of bandwidths and times, from the right, where none is ever blank
+    columns: dict[str, dict[str, list[int]]] = {}
     for prefix, line, where in _lines(text, source):
         runs = streams.setdefault(prefix, [])
-        named = _TEST.search(line)
-        if named:
-            names[prefix] = named.group(1).lower()
+        if named := _TEST.search(line):
+            names[prefix] = named[1].lower()
         device = _DEVICE.search(line)
         words = line.lstrip("# ").split()
         header = "busbw" in words and "size" in words
         if "nThread" in line or ((device or header) and (not runs or runs[-1].bus)):
-            runs.append(_Run(where))
+            runs.append(BandwidthTest(where))
+            columns[prefix] = {"busbw": [], "time": []}
         if not runs:
             continue
         run = runs[-1]
         run.name = run.name or names.get(prefix, "")
         if device:
-            run.hosts[device.group(1)] = None
+            run.hosts = tuple(dict.fromkeys((*run.hosts, device[1])))
             run.n_gpus += 1
         elif header:
             run.where = where
-            run.columns = tuple(i - len(words) for i, word in enumerate(words) if word == "busbw")
-            run.times = tuple(i - len(words) for i, word in enumerate(words) if word == "time")
-        else:
-            _take_row(run, words)
-    return [
-        BandwidthTest(
-            tuple(run.hosts) or ((prefix,) if prefix else split_hosts(file_name)),
-            run.n_gpus, run.name, run.bus, run.where, run.time,
-        )
-        for prefix, runs in streams.items() for run in runs
-    ]  # fmt: skip
+            columns[prefix] = {
+                name: [i - len(words) for i, word in enumerate(words) if word == name]
+                for name in ("busbw", "time")
+            }
+        elif re.fullmatch(r"[0-9]{1,15}", words[0] if words else ""):
+            _take_row(run, words, **columns[prefix])
+    for prefix, runs in streams.items():
+        for run in runs:
+            run.hosts = run.hosts or ((prefix,) if prefix else split_hosts(file_name))
+    return [run for runs in streams.values() for run in runs]
 
 
 def _lines(text: bytes, source: str) -> Iterator[tuple[str, str, str]]:
@@ -137,39 +124,29 @@ def _lines(text: bytes, source: str) -> Iterator[tuple[str, str, str]]:
         yield prefix, line[found.end() :] if found else line, f"{source}:{number}"
 
 
-def _take_row(run: _Run, words: Sequence[str]) -> None:
-    """Add a line of numbers; columns are counted from the right, where none is ever blank."""
-    if not run.columns or not re.fullmatch(r"[0-9]{1,15}", words[0] if words else ""):
-        return
-    for place, column in enumerate(run.columns):
-        bandwidth = _number_at(words, column)
-        if not 0.0 < bandwidth <= _MOST_BUS:
-            continue
-        run.bus[int(words[0]), place] = bandwidth
-        seconds = 1e-6 * _number_at(words, run.times[place]) if place < len(run.times) else 0.0
-        if SHORTEST_S <= seconds <= LONGEST_S:
-            run.time[int(words[0]), place] = seconds
+def _take_row(run: BandwidthTest, words: list[str], busbw: list[int], time: list[int]) -> None:
+    def number_at(column: int) -> float:
+        try:
+            return float(words[column])
+        except (ValueError, IndexError):
+            return 0.0
 
-
-def _number_at(words: Sequence[str], column: int) -> float:
-    """Give the number in a column; 0 where there is none."""
-    try:
-        return float(words[column])
-    except (ValueError, IndexError):
-        return 0.0
+    for place, column in enumerate(busbw):
+        bandwidth, key = number_at(column), (int(words[0]), place)
+        if 0.0 < bandwidth <= _MOST_BUS:
+            run.bus[key] = bandwidth
+            seconds = 1e-6 * number_at(time[place]) if place < len(time) else 0.0
+            if SHORTEST_S <= seconds <= LONGEST_S:
+                run.time[key] = seconds
 
 
 def split_hosts(file_name: str) -> tuple[str, ...]:
-    """Read the node, or the two nodes, out of the name of a file.
-
-    Names of two nodes are alike but for their digits.
+    """Read the node, or two that are alike but for their digits, out of the name of a file.
 
     Examples
     --------
-    >>> split_hosts("all_reduce_node-017_node-018.txt"), split_hosts("3-17.log")
-    (('node-017', 'node-018'), ('3', '17'))
-    >>> split_hosts("nccl-node017.out"), split_hosts("rack2-gpu7.txt")
-    (('node017',), ('rack2-gpu7',))
+    >>> split_hosts("all_reduce_node-017_node-018.txt"), split_hosts("nccl-node017.out")
+    (('node-017', 'node-018'), ('node017',))
     """
     stem = re.sub(r"(?:\.(?:txt|log|out|gz|err|stdout))+$", "", file_name, flags=re.IGNORECASE)
     stem = _WORDS.sub("", stem).strip("_.- ") or stem

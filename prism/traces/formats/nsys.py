@@ -47,7 +47,7 @@ _AGAIN = "export it again: nsys export --type sqlite --force-overwrite true REPO
 _COPY = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP", 11: "HtoD", 12: "DtoH", 13: "DtoD"}
 _MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 _WAIT_EVENT = 2  # CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_WAIT_EVENT
-_PUSH_POP, _START_END = 59, 60  # numbers of the types of ranges where the file does not name them
+_PUSH_POP, _START_END = 59, 60  # types of ranges, as ENUM_NSYS_EVENT_TYPE names them
 _PROCESS = ~np.int64((1 << 24) - 1)  # bits of a serialised thread id that tell its process
 _COMMON = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 
@@ -170,7 +170,14 @@ def _read_file(file: _Tables, pattern: re.Pattern[str] | None) -> list[RankTrace
     owners = sorted(set(zip(kernels["deviceId"], kernels["globalPid"], strict=True)))
     epoch = file.integers("TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])["utcEpochNs"]
     base = max(int(epoch.iloc[0]), 0) if epoch.size else 0
-    notes, ranks, n_taken, found = _told(file), [], 0, False
+    gpus = dict.fromkeys(g for g in file.texts("TARGET_INFO_GPU", "name") if g)
+    notes = [f"recorded on {', '.join(gpus)}"] * bool(gpus)
+    if n_graphs := file.count(_GRAPHS):
+        notes.append(
+            f"{n_graphs:,} CUDA graphs recorded as wholes, their kernels are not here; record with "
+            "--cuda-graph-trace=node"
+        )
+    ranks, n_taken, found = [], 0, False
     for (gpu, pid), number in zip(owners, _rank_numbers(file, owners), strict=True):
         mine = device[(device["deviceId"] == gpu) & (device["globalPid"] == pid)]
         around = host[host["globalPid"] == pid] if pid >= 0 else host
@@ -190,7 +197,16 @@ def _read_file(file: _Tables, pattern: re.Pattern[str] | None) -> list[RankTrace
     if len(owners) > 1 and "MPI_RANKS" not in file.columns:
         notes.append(f"{len(owners)} processes in one file: ranks are numbered by device")
     if not found:
-        notes.append(_no_steps(_named(host, 0), pattern, file.source))
+        ranges = _named(host, 0)
+        if pattern is not None:
+            raise no_such_step(ranges, pattern, file.source, "NVTX range")
+        there = candidates(ranges)
+        notes.append(
+            f"no NVTX range is named like a step; --step-range NAME takes another: {there}"
+            if there
+            else "no NVTX ranges; mark steps with torch.cuda.nvtx.range_push('step') and "
+            "range_pop()"
+        )
     ranks[0].notes += notes
     return ranks
 
@@ -202,18 +218,6 @@ def _rank_numbers(file: _Tables, owners: list[tuple[int, int]]) -> list[int | No
     if len(set(pids)) == len(pids) and all(of_pid.get(pid, -1) >= 0 for pid in pids):
         return [of_pid[pid] for pid in pids]
     return [None] if len(owners) == 1 else list(range(len(owners)))
-
-
-def _no_steps(ranges: NamedRanges, pattern: re.Pattern[str] | None, source: str) -> str:
-    """Say which ranges there are; raises PrismError where a pattern was given."""
-    if pattern is not None:
-        raise no_such_step(ranges, pattern, source, "NVTX range")
-    there = candidates(ranges)
-    return (
-        f"no NVTX range is named like a step; --step-range NAME takes another: {there}"
-        if there
-        else "no NVTX ranges; mark steps with torch.cuda.nvtx.range_push('step') and range_pop()"
-    )
 
 
 def _named(host: pd.DataFrame, origin: int) -> NamedRanges:
@@ -298,25 +302,20 @@ def _host(file: _Tables) -> pd.DataFrame:
 
 def _ranges(file: _Tables) -> pd.DataFrame:
     """Read the NVTX ranges; of a category those that nest in a thread, which ops are inside of."""
-    table, enum = "NVTX_EVENTS", "ENUM_NSYS_EVENT_TYPE"
-    types = {}
-    if {"id", "name"} <= set(file.columns.get(enum, ())):
-        rows = file.connection.execute(f"SELECT name, id FROM {enum} WHERE id IS NOT NULL")
-        types = {name: int(i) for name, i in rows}
-    push = types.get("NvtxPushPopRange", _PUSH_POP)
-    both = types.get("NvtxStartEndRange", _START_END)
-    known = file.columns.get(table, ())
-    where = '"end" IS NOT NULL' + (f" AND eventType IN ({push}, {both})" * ("eventType" in known))
-    names = ["start", "end", "eventType", "globalTid", "textId"]
-    if not {"start", "end"} <= set(known):
+    table = "NVTX_EVENTS"
+    known = set(file.columns.get(table, ()))
+    where = '"end" IS NOT NULL'
+    if "eventType" in known:
+        where += f" AND eventType IN ({_PUSH_POP}, {_START_END})"
+    if not {"start", "end"} <= known:
         table, where = "", "1"
-    rows = file.integers(table, names, where)
+    rows = file.integers(table, ["start", "end", "eventType", "globalTid", "textId"], where)
     texts = file.texts(table, "text", where) or [None] * len(rows)
     registered = file.strings(table, rows["textId"])
     rows["label"] = [x if t is None else t for t, x in zip(texts, registered, strict=True)]
     # PyTorch (emit_nvtx) puts sequence numbers and sizes behind an op's name
     rows["name"] = [x.split(", seq")[0].split(", op_id")[0].strip() for x in rows["label"]]
-    nests = (rows["eventType"] != both) & (rows["end"] >= rows["start"])
+    nests = (rows["eventType"] != _START_END) & (rows["end"] >= rows["start"])
     rows["cat"] = np.where(nests, "user_annotation", "")
     return rows.assign(globalPid=rows["globalTid"] & _PROCESS, args=msgspec.Raw())
 
@@ -340,18 +339,3 @@ def _syncs(file: _Tables) -> pd.DataFrame:
         for c, s, on, record in _rows(sync, "correlationId", "streamId", "on_stream", "record")
     ]  # fmt: skip
     return sync.assign(cat="cuda_sync", name="", globalTid=-1)
-
-
-def _told(file: _Tables) -> list[str]:
-    """Say what the file holds that is not taken, and on which GPU it was recorded."""
-    notes = []
-    gpus = [g for g in file.texts("TARGET_INFO_GPU", "name") if g]
-    if gpus:
-        notes.append(f"recorded on {', '.join(dict.fromkeys(gpus))}")
-    graphs = file.count(_GRAPHS)
-    if graphs:
-        notes.append(
-            f"{graphs:,} CUDA graphs recorded as wholes, their kernels are not here; record with "
-            "--cuda-graph-trace=node"
-        )
-    return notes

@@ -13,7 +13,7 @@ References
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
@@ -21,14 +21,15 @@ from prism.common.errors import PrismError
 from prism.common.files import MOST_TRACE
 from prism.traces.columns import meaning, take
 from prism.traces.file import RecordedFile
-from prism.traces.logs.runs import in_order, split_runs, to_seconds
-from prism.traces.protobuf import fields
+from prism.traces.logs.runs import in_order, split_runs, to_seconds, wanted_run
+from prism.traces.protobuf import fields, last_fields
 from prism.traces.steps import StepTimes
 
 _VERSION = b"brain.Event:"  # in the first record
 _FIRST = 64  # bytes of that record at most
 _HEAD, _TAIL = 12, 4  # bytes of length and checksum before a message, of the checksum behind
 _FORMATS = {1: "<f", 2: "<d"}  # of a tensor, by its type
+_Row = tuple[int, float, str, float]  # step, clock [s], name, value
 
 
 def is_events(file: RecordedFile) -> bool:
@@ -43,9 +44,7 @@ def read_events(
 ) -> StepTimes:  # fmt: skip
     """Read the step times of a run; `column` chooses among scalars, `where` a run by its name."""
     source, per_step = files[0].source, per_step or {}
-    others = sorted({*(where or {})} - {"run"})
-    if others:
-        raise PrismError(f"{source}: --where {others[0]}: expected --where run=NAME, or none")
+    wanted = wanted_run(source, where)
     parts, notes = [], []
     for file in files:
         scalars, cut = _read_file(file.read_text(MOST_TRACE), column)
@@ -60,14 +59,14 @@ def read_events(
             "its unit; Megatron writes its with --log-timers-to-tensorboard"
         )
     entries = pd.concat(found, ignore_index=True)
-    taken = take(source, sorted(entries["tag"].unique()), column, unit, {"steps", *per_step})
+    taken = take(source, sorted(entries["tag"].unique()), column, unit, per_step)
     entries = entries[entries["tag"] == taken.column]
     entries = entries.assign(
         seconds=taken.seconds(entries["value"].to_numpy(), per_step.get(taken.of, 1.0))
     )
     for row in entries.itertuples():
         to_seconds(row.seconds, f"{source}, step", row.step)
-    entries, said = split_runs(entries, source, (where or {}).get("run"))
+    entries, said = split_runs(entries, source, wanted)
     return in_order(entries, taken, source, [*notes, *said])
 
 
@@ -81,11 +80,11 @@ def _records(data: bytes) -> Iterator[tuple[bytes, bool]]:
         at = end + _TAIL
 
 
-def _read_file(data: bytes, column: str | None) -> tuple[list[tuple[int, float, str, float]], bool]:
-    """Step, clock [s], name and value of the scalars that may be step times; whether it is cut."""
-    found: list[tuple[int, float, str, float]] = []
-    for message, whole in _records(data):
-        if not whole:
+def _read_file(data: bytes, column: str | None) -> tuple[list[_Row], bool]:
+    """Read the scalars that may be step times; say whether the file is cut."""
+    found: list[_Row] = []
+    for message, is_whole in _records(data):
+        if not is_whole:
             return found, True
         try:
             found += _scalars(message, column)
@@ -94,44 +93,20 @@ def _read_file(data: bytes, column: str | None) -> tuple[list[tuple[int, float, 
     return found, False
 
 
-def _scalars(message: bytes, column: str | None) -> Iterable[tuple[int, float, str, float]]:
+def _scalars(message: bytes, column: str | None) -> Iterator[_Row]:
     """Scalars of an event that may be step times."""
-    clock, step, out = float("nan"), 0, []
-    for field, wire, value in fields(message):
-        if field == 1 and wire == 1:
-            (clock,) = struct.unpack("<d", value)
-        elif field == 2 and wire == 0:
-            step = value
-        elif field == 5 and wire == 2:
-            out += [_scalar(part) for at, _, part in fields(value) if at == 1]
-    for name, number in out:
-        wanted = name == column if column else meaning(name).kind != "none"
-        if wanted and number is not None:
-            yield step, clock, name, number
-
-
-def _scalar(message: bytes) -> tuple[str, float | None]:
-    """Name and value of a summary; None where it is no scalar."""
-    name, number = "", None
-    for field, wire, value in fields(message):
-        if field == 1:
-            name = value.decode("utf-8", "replace")
-        elif field == 2 and wire == 5:
-            (number,) = struct.unpack("<f", value)
-        elif field == 8 and wire == 2:
-            number = _of_tensor(value)
-    return name, number
-
-
-def _of_tensor(message: bytes) -> float | None:
-    """Value of a tensor of one float or double; None for others."""
-    kind, content = 0, b""
-    for field, wire, value in fields(message):
-        if field == 1 and wire == 0:
-            kind = value
-        elif field in (4, 5, 6) and wire != 0:  # bytes, or numbers packed or not
-            content = value
-    layout = _FORMATS.get(kind, "")
-    if not layout or len(content) != struct.calcsize(layout):
-        return None
-    return float(struct.unpack(layout, content)[0])
+    event = last_fields(message)
+    (clock,) = struct.unpack("<d", event[1]) if 1 in event else (float("nan"),)
+    for at, _, part in fields(event.get(5, b"")):
+        if at != 1:
+            continue
+        summary = last_fields(part)
+        name = summary.get(1, b"").decode("utf-8", "replace")
+        layout, content = "<f", summary.get(2, b"")
+        if 8 in summary:  # a tensor, of one float or double: bytes, or numbers packed or not
+            tensor = last_fields(summary[8])
+            layout = _FORMATS.get(tensor.get(1, 0), "")
+            content = next((tensor[i] for i in (4, 5, 6) if i in tensor), b"")
+        is_scalar = layout and len(content) == struct.calcsize(layout)
+        if is_scalar and (name == column if column else meaning(name).kind != "none"):
+            yield event.get(2, 0), clock, name, struct.unpack(layout, content)[0]

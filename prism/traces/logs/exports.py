@@ -22,10 +22,9 @@ from prism.traces.choose import (
     RUN_COLUMNS,
     check_column,
     chosen_rows,
-    duration_column,
     seconds_of,
 )
-from prism.traces.columns import step_column
+from prism.traces.columns import step_column, take
 from prism.traces.file import RecordedFile
 from prism.traces.logs.runs import in_order, split_runs
 from prism.traces.steps import StepTimes
@@ -62,8 +61,6 @@ def read_export(
     table, where, per_step = files[0].table, dict(where or {}), per_step or {}
     names, source = table.columns, table.source
     wanted = None if "run" in names else where.pop("run", None)
-    for name in where:
-        check_column(table, name, "--where")
     rows, chart, is_mlflow = chosen_rows(table, where), _chart_columns(names), _MLFLOW <= set(names)
     clock = next((table.numbers(name) for name in _CLOCKS if name in names), np.nan)
     label = next((name for name in RUN_COLUMNS if name in names), None)
@@ -75,7 +72,10 @@ def read_export(
         metrics = list(keys[rows])
     else:
         metrics = [name for name in names if not name.startswith("_")]
-    taken = duration_column(table, list(dict.fromkeys(metrics)), column, unit, per_step)
+    metrics = list(dict.fromkeys(metrics))
+    if column is not None:
+        check_column(table, column, "--column", metrics)
+    taken = take(source, metrics, column, unit, per_step, names)
     # one column of values, or of a chart one for each run
     columns = {taken.column: run}
     if is_mlflow:

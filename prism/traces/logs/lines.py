@@ -13,21 +13,30 @@ References
 .. [5] MaxText, metric_logger.py
 """
 
+import io
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.traces.columns import Taken
 from prism.traces.file import RecordedFile
-from prism.traces.logs.mlperf import MLLOG, read_mlperf
-from prism.traces.logs.runs import by_clock, in_order, marked_lines, split_runs, to_seconds
+from prism.traces.logs.runs import (
+    by_clock,
+    in_order,
+    rows_of_run,
+    split_runs,
+    to_seconds,
+    wanted_run,
+)
 from prism.traces.steps import StepTimes
 
 
@@ -43,6 +52,9 @@ class Tool(NamedTuple):
     is_rate: bool = False  # samples or tokens per second
     batch: bytes = b"(?!)"  # where the log has the samples of a step
 
+
+_MLLOG = b":::MLLOG"  # marks MLPerf's lines
+_STEP_TIMES = ("train_step_timing", "train_step_time")  # names in MLPerf's tracked_stats
 
 # those that give a time before those that give a rate
 TOOLS = (
@@ -99,6 +111,7 @@ TOOLS = (
     ),
 )
 
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 _CLOCK = re.compile(
     r"\[?(?:(\d{4})-?)?(\d{2})-?(\d{2})[ T](\d{2}):(\d{2}):(\d{2})(?:[.,](\d{1,9}))?"
     r"(?:Z|[+-]\d{2}:?\d{2})?\]?"
@@ -111,45 +124,47 @@ _INTERVAL = re.compile(rb"^\W*log_interval \.+ (\d{1,9})\s*$", re.MULTILINE)
 
 def is_log(text: bytes) -> bool:
     """Say whether a text is one of the logs that are known."""
-    return MLLOG in text or any(re.search(tool.mark, text) for tool in TOOLS)
+    return _MLLOG in text or any(re.search(tool.mark, text) for tool in TOOLS)
 
 
 def read_log(files: Sequence[RecordedFile], where: Mapping[str, str] | None = None) -> StepTimes:
     """Read the step times of a log; `where` may choose a run."""
     text, source = files[0].text, files[0].source
-    others = sorted({*(where or {})} - {"run"})
-    if others:
-        raise PrismError(
-            f"{source}: --where {others[0]}: a log has no column {others[0]}; expected --where "
-            "run=NAME, or leave it out"
-        )
-    wanted = (where or {}).get("run")
-    if MLLOG in text:
-        return read_mlperf(text, source, wanted)
+    wanted = wanted_run(source, where)
+    if _MLLOG in text:
+        return _read_mlperf(text, source, wanted)
     damaged = []
     there = [tool for tool in TOOLS if re.search(tool.mark, text)]
     for tool in there:
         entries, n_damaged = _entries(text, tool, source)
-        if len(entries):
-            names = dict.fromkeys(t.name for t in there if t.name != tool.name)
-            notes = [
-                f"{format_count(n_damaged, 'line')} with a step time and no step number skipped"
-            ] * bool(n_damaged)
-            notes += [f"lines of {tool.name} are read, not those of {', '.join(names)}"] * bool(
-                names
+        n_lines, notes = format_count(n_damaged, "line"), []
+        if entries.empty:
+            damaged.append(
+                f"{n_lines} like those of {tool.name}, none with a step and its time; expected "
+                f"{tool.sample!r}"
             )
-            return _to_times(entries, tool, text, source, wanted, notes)
-        damaged.append(
-            f"{format_count(n_damaged, 'line')} like those of {tool.name}, none with a step and "
-            f"its time; expected {tool.sample!r}"
-        )
+            continue
+        if n_damaged:
+            notes.append(f"{n_lines} with a step time and no step number skipped")
+        if others := dict.fromkeys(t.name for t in there if t.name != tool.name):
+            notes.append(f"lines of {tool.name} are read, not those of {', '.join(others)}")
+        return _to_times(entries, tool, text, source, wanted, notes)
     raise PrismError(f"{source}: {'; '.join(damaged)}")
+
+
+def _marked_lines(text: bytes, mark: re.Pattern[bytes]) -> Iterator[tuple[int, str]]:
+    """Go through the lines with a mark, with their numbers; a progress bar's each by itself."""
+    for number, line in enumerate(io.BytesIO(text), start=1):
+        if mark.search(line):
+            for part in _COLOUR.sub(b"", line).split(b"\r"):
+                if mark.search(part):
+                    yield number, part.decode("utf-8", errors="replace")
 
 
 def _entries(text: bytes, tool: Tool, source: str) -> tuple[pd.DataFrame, int]:
     """Read the lines of a tool; the number of those that are damaged, too."""
     found, damaged, pattern = [], 0, re.compile(tool.line)
-    for number, line in marked_lines(text, re.compile(tool.mark)):
+    for number, line in _marked_lines(text, re.compile(tool.mark)):
         match = pattern.search(line)
         if match is None:
             damaged += 1
@@ -221,3 +236,97 @@ def _to_times(
         entries = entries[use]
     interval = _INTERVAL.search(text)
     return in_order(entries, what, source, [*said, *notes], interval and int(interval[1]))
+
+
+def _read_mlperf(text: bytes, source: str, wanted: str | None) -> StepTimes:
+    """Read MLPerf's lines, each value over the steps that the clock says.
+
+    Every `run_start` after a step time starts a new run.
+    """
+    rows: list[tuple[int, float, float, float]] = []
+    settings: dict[str, float] = {}
+    others: dict[str, None] = {}
+    run = broken = 0
+    column = ""
+    for number, line in _marked_lines(text, re.compile(_MLLOG)):
+        event = _event(line)
+        if event is None:
+            broken += 1
+            continue
+        key, value = event.get("key"), event.get("value")
+        if key == "run_start" and rows and rows[-1][0] == run:
+            run += 1
+        elif key in ("global_batch_size", "max_sequence_length"):
+            settings[str(key)] = _plain(value)
+        elif key == "tracked_stats" and isinstance(value, dict):
+            column = column or next((name for name in _STEP_TIMES if name in value), "")
+            if not column or column not in value:
+                others |= dict.fromkeys(map(str, value))
+                continue
+            seconds = to_seconds(value[column], source, number)
+            rows.append((run, seconds, *_clock_and_count(event)))
+    if not rows:
+        had = f"tracked_stats has {', '.join(sorted(others)[:8])}" if others else "no tracked_stats"
+        raise PrismError(
+            f"{source}: MLPerf log without step times: {had}; expected "
+            f"{' or '.join(_STEP_TIMES)}; results without them give run totals only"
+        )
+    stats = pd.DataFrame(rows, columns=["run", "seconds", "clock", "count"])
+    # a mean of n steps takes n of it by the clock; evaluations lie in a minority of the gaps
+    ratio = (stats.groupby("run")["clock"].diff() / stats["seconds"]).dropna()
+    mean_over, how = 1, "assumed: no clock to check it"
+    if ratio.size:
+        median = float(ratio.median())
+        mean_over = min(max(round(median), 1), 1_000_000)
+        how = f"the clock between values is {median:.3g} of one"
+    notes = [f"each value covers {format_count(mean_over, 'step')} ({how})"]
+    if mean_over > 1:
+        notes[0] += "; the spread of single steps is larger, by about its square root"
+    if broken:
+        notes.append(f"{broken} broken :::MLLOG lines were skipped")
+    stats["step"] = _step_numbers(stats, settings, mean_over)
+    stats["run"] = stats["run"].astype(str) if run else ""
+    stats = stats[rows_of_run(stats["run"], wanted, source)]
+    return StepTimes(
+        stats["seconds"].to_numpy(), stats["step"].to_numpy(), stats["run"].to_numpy(np.str_),
+        source, column, mean_over, tuple(notes), "s", "as MLPerf's logs have",
+    )  # fmt: skip
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    """Decode the JSON of a line; None where it is broken."""
+    try:
+        event = json.loads(line[line.index(":::MLLOG") + 8 :])
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _plain(value: object) -> float:
+    """Return a number, or not-a-number for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < 1e18 else np.nan  # type: ignore[arg-type]
+
+
+def _clock_and_count(event: dict[str, Any]) -> tuple[float, float]:
+    """Return the time of a line [s] and its count of steps, samples or tokens."""
+    metadata = event.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    count = next((metadata[key] for key in ("step", "samples_count") if key in metadata), None)
+    return _plain(event.get("time_ms")) * 1e-3, _plain(count)
+
+
+def _step_numbers(
+    stats: pd.DataFrame, settings: dict[str, float], mean_over: int
+) -> NDArray[np.int64]:
+    """Turn counts of tokens or samples into steps; ordinals where they are none."""
+    batch = settings.get("global_batch_size", np.nan)
+    tokens = batch * settings.get("max_sequence_length", np.nan)
+    count, by_run = stats["count"].to_numpy(), stats.groupby("run")
+    if np.isfinite(count).all() and (by_run["count"].diff().dropna() > 0).all():
+        for unit in (tokens, batch):
+            if unit > 0 and (count % unit == 0).all():
+                return np.asarray(count / unit, dtype=np.int64)
+        if count.size > 1 and np.median(np.diff(count)) == mean_over:  # already steps
+            return np.asarray(count, dtype=np.int64)
+    return np.asarray(by_run.cumcount() * mean_over, dtype=np.int64)

@@ -5,9 +5,7 @@ line, the file that grep names, the rank or host that a launcher names, the step
 set to (total), the samples of a step (batch).
 """
 
-import io
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -19,20 +17,10 @@ from prism.traces.columns import Taken
 from prism.traces.steps import StepTimes, covers, usual_gap
 from prism.traces.table import LONGEST_S, SHORTEST_S
 
-FEWEST = 4  # values of a run: below, a fit cannot separate its spread from that between runs
-_COLOUR = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
+_FEWEST = 4  # values of a run: below, a fit cannot separate its spread from that between runs
 _BLOCKS = 20  # parts of a log, each held against the clock: pauses are in a minority of them
 _UNITS = {1e-3: "a thousandth", 1e3: "a thousand times"}
 _UNKNOWN = {"line": 0, "file": "", "rank": "", "total": 0, "batch": 0}
-
-
-def marked_lines(text: bytes, mark: re.Pattern[bytes]) -> Iterator[tuple[int, str]]:
-    """Go through the lines with a mark, with their numbers; a progress bar's each by itself."""
-    for number, line in enumerate(io.BytesIO(text), start=1):
-        if mark.search(line):
-            for part in _COLOUR.sub(b"", line).split(b"\r"):
-                if mark.search(part):
-                    yield number, part.decode("utf-8", errors="replace")
 
 
 def to_seconds(value: object, source: str, line: int, unit: float = 1.0) -> float:
@@ -47,6 +35,17 @@ def to_seconds(value: object, source: str, line: int, unit: float = 1.0) -> floa
             f"to {LONGEST_S:g} s; take the line out if the log was damaged there"
         )
     return seconds
+
+
+def wanted_run(source: str, where: Mapping[str, str] | None) -> str | None:
+    """Read the run that `where` chooses: what has no columns has nothing else."""
+    others = sorted({*(where or {})} - {"run"})
+    if others:
+        raise PrismError(
+            f"{source}: --where {others[0]}: no column {others[0]}; expected --where run=NAME, "
+            "or leave it out"
+        )
+    return (where or {}).get("run")
 
 
 def split_runs(
@@ -111,7 +110,7 @@ def _number_runs(entries: pd.DataFrame, source: str) -> pd.DataFrame:
         if rows is by_length:
             back |= rows["total"].diff().fillna(0) != 0
         n_runs = 1 + int(back.sum())
-        if n_runs * FEWEST <= len(rows) + FEWEST:
+        if n_runs * _FEWEST <= len(rows) + _FEWEST:
             return rows.assign(run=back.cumsum())
     raise PrismError(
         f"{source}:{entries['line'].iloc[0]}: the step number goes back at {n_runs - 1} of "
@@ -198,7 +197,7 @@ def _check_unit(entries: pd.DataFrame, source: str, what: str) -> None:
     """
     gap = entries.groupby("run", sort=False)[["clock", "step"]].diff()
     gap = gap.assign(written=entries["seconds"] * gap["step"])[gap["clock"] >= 0.0]
-    if len(gap) < FEWEST:
+    if len(gap) < _FEWEST:
         return
     part = np.arange(len(gap)) * min(_BLOCKS, len(gap)) // len(gap)
     sums = gap.groupby(part).sum()
