@@ -19,7 +19,10 @@ CHUNKS = {"zb-v": 2, "dualpipe-v": 2, "interleaved": None}
 """Model chunks of a stage, by schedule: two, or more; one with the others."""
 ROUNDS = {"dualpipe-v": 2}
 """Rounds of as many microbatches as there are stages that a schedule has at least."""
-NOT_DRAWN = {"variability.model", "variability.ranks", "model.name"}
+NOT_DRAWN = {
+    "variability.model", "variability.ranks", "variability.kernel_scale", "variability.host_scale",
+    "model.name",
+}  # fmt: skip
 """Keys that need a file or mean a large model; the last is drawn beside sizes."""
 PRESENT = 0.12  # of an optional key
 BROKEN = 0.1  # of job files with a mistake that is left in

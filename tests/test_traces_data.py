@@ -219,7 +219,8 @@ def test_replays_and_models_of_profiles(name, mean, cv):
     assert np.isfinite(shares).all() and shares == sorted(shares, reverse=True)
     check = fit["cross_check"]
     assert abs(check["model"]["mean"] / check["measured"]["mean"] - 1.0) < mean
-    assert cv[0] < check["model"]["cv"] / check["measured"]["cv"] < cv[1]
+    if check["measured"]["n"] > 1:
+        assert cv[0] < check["model"]["cv"] / check["measured"]["cv"] < cv[1]
 
 
 def test_a_profile_cut_short_is_read_so_far(shown, tmp_path):

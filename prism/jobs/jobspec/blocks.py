@@ -417,7 +417,7 @@ class VariabilityBlock(Block):
         "same layout, else drawn]."
     )
     kernel_scale: Positive = key(
-        "What-if of a fitted trace: its kernels and transfers take so many times as long.", 1.0
+        "What-if of a fitted trace: its kernels and transfers take this many times as long.", 1.0
     )
     host_scale: Positive = key(
         "The same of the host's time between launches: 2 is a host half as fast.", 1.0

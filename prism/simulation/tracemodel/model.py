@@ -261,7 +261,7 @@ def settled(model: TraceModel) -> TraceModel:
 
 
 def rescaled(model: TraceModel, factors: Sequence[float]) -> TraceModel:
-    """Return the model whose nodes [node] take so many times as long, once steps are steady."""
+    """Return the model whose nodes [node] take this many times as long, once steps are steady."""
     own = [1.0 if n.continues >= 0 else f for n, f in zip(model.nodes, factors, strict=True)]
     return settled(replace(model, mean=model.mean * np.array(own)[:, None]))
 

@@ -49,7 +49,7 @@ _LEAST_S = 1e-6
 """A drift counts where it moves the clock by more over the recording [s]: some profilers round."""
 
 _MOST_OPEN = 256
-"""Collectives of one kind, size and group that can be under way at once."""
+"""Collectives of one kind, size and group that can be in progress at once."""
 
 
 @dataclass(frozen=True)
