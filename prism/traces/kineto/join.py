@@ -24,7 +24,7 @@ from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.kineto.collectives import Matched, Members, match_collectives
 from prism.traces.kineto.events import no_collection
 from prism.traces.kineto.notes import about_job, notes_of, once
-from prism.traces.kineto.periods import mark_by_rhythm, periods_of
+from prism.traces.kineto.periods import mark_by_rhythm, number_alike, periods_of
 from prism.traces.kineto.rank import RankTrace
 from prism.traces.table import COLUMNS, Trace, impossible_durations, make_trace
 
@@ -92,7 +92,10 @@ def join_ranks(
         )
         return _trace(tables, source, format, notes, {"ranks": [], "n_ranks": len(ranks)})
     starts = _common_clock(ranks)
-    mark_by_rhythm(ranks, starts)
+    for rank in ranks:
+        if not rank.steps:
+            mark_by_rhythm(rank)
+    number_alike(ranks, starts)
     members = _members(ranks, starts)
     matched = match_collectives(members, starts)
     _check_together(ranks, files, starts, matched)

@@ -11,36 +11,44 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from prism.traces.kineto.rank import RankTrace
+from prism.traces.kineto.rank import RankTrace, issued
 from prism.traces.kineto.rhythm import ends_of_steps
 
 
-def mark_by_rhythm(ranks: list[RankTrace], starts: NDArray[np.float64]) -> None:
-    """Give ranks without marks the steps in which their kernels repeat, numbered alike."""
-    first: float | None = None
-    for rank, at in zip(ranks, starts, strict=True):
-        if rank.steps:
-            continue
-        table = rank.table
-        when = table["launch"].fillna(table["start"]).to_numpy()
-        order = np.argsort(when, kind="stable")
-        kernel = table.groupby(["name", "stream"], sort=False).ngroup().to_numpy(np.int64)
-        is_optimizer = (table["op_kind"] == "optimizer").to_numpy()
-        ends = ends_of_steps(kernel[order], is_optimizer[order])
-        if ends.size < 2:
-            continue
-        number = np.searchsorted(ends, np.arange(order.size))
-        until = np.maximum.reduceat(rank.end.to_numpy()[order], np.r_[0, ends[:-1] + 1])
-        begins = at + 1e-6 * until
-        if first is None:
-            first = float(begins[0])
-        # ranks that begin to record in different steps count the same ones
-        period = float(np.median(np.diff(begins)))
-        ahead = round((float(begins[0]) - first) / period) if period > 0.0 else 0
-        table["step"] = np.where(number < ends.size, number + ahead, -1)[np.argsort(order)]
-        bounds = when[order][np.r_[0, np.minimum(ends + 1, order.size - 1)]]
-        rank.steps = [(k + ahead, bounds[k], bounds[k + 1]) for k in range(ends.size)]
-        rank.marks = "kernels"
+def mark_by_rhythm(rank: RankTrace) -> None:
+    """Give a rank without marks the steps in which its kernels repeat."""
+    table = rank.table
+    when = issued(table)
+    order = np.lexsort((table["start"], when))
+    kernel = table.groupby(["name", "stream"], sort=False).ngroup().to_numpy(np.int64)
+    is_optimizer = (table["op_kind"] == "optimizer").to_numpy()
+    ends = ends_of_steps(kernel[order], is_optimizer[order])
+    if ends.size < 2:
+        return
+    number = np.searchsorted(ends, np.argsort(order))
+    table["step"] = np.where(number < ends.size, number, -1)
+    bounds = when[order][np.r_[0, np.minimum(ends + 1, order.size - 1)]]
+    bounds = np.where(np.isfinite(bounds), bounds, float(table["start"].min()))
+    rank.steps = [(k, bounds[k], bounds[k + 1]) for k in range(ends.size)]
+    rank.marks = "kernels"
+
+
+def number_alike(ranks: list[RankTrace], starts: NDArray[np.float64]) -> None:
+    """Count steps whose marks do not by time, as ranks may begin to record in different ones."""
+    counted = [i for i, rank in enumerate(ranks) if rank.marks in ("optimizer", "kernels")]
+    ends = {
+        i: starts[i] + 1e-6 * ranks[i].end.groupby(ranks[i].table["step"]).max().loc[0:]
+        for i in counted
+    }
+    period = np.median([np.median(np.diff(of)) for of in ends.values() if len(of) > 1] or [0.0])
+    if len(counted) < 2 or period <= 0.0:
+        return
+    first = min(float(of.iloc[0]) for of in ends.values() if len(of))
+    for i, of in ends.items():
+        ahead = round((float(of.iloc[0]) - first) / period) if len(of) else 0
+        step = ranks[i].table["step"]
+        ranks[i].table["step"] = step.where(step < 0, step + ahead)
+        ranks[i].steps = [(number + ahead, a, b) for number, a, b in ranks[i].steps]
 
 
 def periods_of(ops: pd.DataFrame, notes: list[str]) -> list[tuple[int, float, float]]:

@@ -140,7 +140,7 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
     table["thread"] = launch["thread"].fillna(-1).to_numpy(np.int64)
     table["start"], table["duration"] = ts - origin, dur
     table["launch"], table["launch_end"] = launch["start"].to_numpy(), launch["end"].to_numpy()
-    table["step"] = _steps_of_activities(table, steps)
+    table["step"] = step_of(issued(table), steps)
     if raw.cut and len(steps) > 1:
         incomplete = int(table["step"].max()) if len(table) else -1
         table.loc[table["step"] == incomplete, "step"] = -1
@@ -245,21 +245,17 @@ def _marks(ops: list[Event]) -> NamedRanges:
     return NamedRanges(list(names), label.astype(np.int64), start, start + length)
 
 
-def _steps_of_activities(table: pd.DataFrame, steps: Steps) -> NDArray[np.int64]:
-    """Step of each activity: that of its launch, or where that is missing of its predecessor.
+def issued(table: pd.DataFrame) -> Floats:
+    """When each activity was launched [us], or its predecessor on the stream where that is missing.
 
-    What a stream runs before its first recorded launch was launched before the recording. Streams
-    without any launch go by the start of their activities.
+    What a stream runs before its first recorded launch was launched before the recording: minus
+    infinity. Streams without any launch go by the start of their activities.
     """
-    known = table["launch"].notna()
-    step = pd.Series(step_of(table["launch"].fillna(table["start"]).to_numpy(), steps))
-    if steps and not known.all():
-        order = table["start"].argsort(kind="stable")
-        stream = table["stream"]
-        before = step.where(known).iloc[order].groupby(stream.iloc[order]).ffill()
-        some = known.groupby(stream).transform("any")
-        step = step.where(~some, before.fillna(-1).sort_index())
-    return np.asarray(step, np.int64)
+    order = np.lexsort((table["start"], table["stream"]))
+    by_stream = table["launch"].iloc[order].groupby(table["stream"].iloc[order])
+    before = by_stream.ffill().fillna(-np.inf).sort_index()
+    never = table["launch"].isna().groupby(table["stream"]).transform("all")
+    return np.asarray(before.where(~never, table["start"]))
 
 
 def step_of(when: Floats, steps: Steps) -> NDArray[np.int64]:
