@@ -848,7 +848,7 @@ def keys_below(schema: Mapping[str, Any], path: str) -> set[str]:
 ELSEWHERE = {
     "name", "source",  # of the file
     "variability.model", "variability.ranks",  # of a fitted trace: test_modelfile.py
-    "variability.kernel_scale", "variability.host_scale",  # and test_periods.py
+    "variability.kernel_scale", "variability.host_scale",  # likewise: test_periods.py
 }  # fmt: skip
 
 

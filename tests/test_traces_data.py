@@ -209,7 +209,7 @@ def test_files_of_a_pair_in_a_folder(shown, tmp_path, run):
 )
 def test_replays_and_models_of_profiles(name, mean, cv):
     found = prism.summary(replayed(name))
-    assert found["max_abs_error"] < 0.03
+    assert found["max_abs_error"] < 0.03 and abs(found["mean_error"]) < 0.005
     assert len(found["gpu_spans"]) == found["steps"] * len(PROFILES[name])
     assert max(abs(row["error"]) for row in found["gpu_spans"]) < 0.03
     if name == "step":  # waits on collectives are inferred
@@ -219,7 +219,7 @@ def test_replays_and_models_of_profiles(name, mean, cv):
     assert np.isfinite(shares).all() and shares == sorted(shares, reverse=True)
     check = fit["cross_check"]
     assert abs(check["model"]["mean"] / check["measured"]["mean"] - 1.0) < mean
-    if check["measured"]["n"] > 1:
+    if check["measured"]["n"] > 1:  # the pair's one period has no spread
         assert cv[0] < check["model"]["cv"] / check["measured"]["cv"] < cv[1]
 
 

@@ -185,7 +185,7 @@ def _views_of(
         pd.DataFrame({
             "step": marks["step"], "launch": marks["until"], "launch_end": marks["until"],
             "sync": END, "thread": -1,
-        })[np.full(len(marks), hosted)],
+        })[hosted & np.isfinite(marks["until"])],  # of the last step nothing may say it
     ]  # fmt: skip
     if len(calls):
         at = np.searchsorted(marks["begin"], calls["start"], side="right") - 1
