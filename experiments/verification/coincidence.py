@@ -11,8 +11,8 @@ import sys
 
 import numpy as np
 
-from prism.models.pipelinetrace.groups import HIDDEN_STEP, Barrier, hidden_barriers, release
-from prism.simulation.tracemodel.graph import REPLICA, STAGE, WORLD
+from prism.models.pipelinetrace.meetings import HIDDEN_STEP, Barrier, hidden_barriers
+from prism.simulation.tracemodel.graph import REPLICA, STAGE
 
 STEP_S = 10.0
 FALSE, FOUND = 0.05, 0.97
@@ -41,17 +41,17 @@ def rates(kind: str, n_steps: int, repetitions: int, seed: int) -> tuple[float, 
             scatter = rng.uniform(0.0, 0.3) * rng.standard_normal((n_stages, n_replicas, n_steps))
             ready = STEP_S + offset + scatter
             starts = ready + gaps(kind, ready.shape, mean, rng)
-            false.append(bool(hidden_barriers(ready, starts, STEP_S)))
+            false.append(any(hidden_barriers(ready, starts, STEP_S)))
             if n_replicas > 1:
                 barrier = Barrier(STAGE, int(rng.integers(n_stages)))
             else:
                 barrier = Barrier(REPLICA, 0)
-            released = release(ready, barrier)
+            released = barrier.release(ready)
             wait = float((released - ready)[barrier.members(ready)].mean())
             if mean > 0.2 * wait or wait < HIDDEN_STEP * STEP_S:
                 continue
             found = hidden_barriers(ready, released + gaps(kind, ready.shape, mean, rng), STEP_S)
-            hits.append(any(b == barrier or b.scope == WORLD for b in found))
+            hits.append(any(b == barrier for b, _ in found))
     return float(np.mean(false)), float(np.mean(hits)), len(hits)
 
 

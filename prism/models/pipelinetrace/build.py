@@ -1,46 +1,41 @@
-"""From a pipeline trace to its graph: chains of what each worker did, and who meets in what.
+"""From a pipeline trace to its graph: what each worker did in turn, and who meets in what.
 
-The order of a stage's ops is the order in which its workers did them; sends pair with receives,
-collectives join the members of their named group, else of their class. Every op's duration counts
-from the last arrival, gaps from the release before.
+The order of a stage's ops is the order in which its workers did them; sends pair with receives to
+messages, collectives join the members of their named group, else of their class. Every op's
+duration counts from the last arrival; what lies between a worker's release and its next op is a
+gap, a node of its own.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prism.common.errors import PrismError
 from prism.common.means import median
 from prism.common.text import format_share
-from prism.models.pipelinetrace.groups import (
-    CLOCK_S,
+from prism.models.pipelinetrace.meetings import (
     EXPECTED,
+    Barrier,
     coincide,
     hidden_barriers,
+    last_arrival,
     named_scope,
     nobody_leaves_before,
 )
-from prism.models.pipelinetrace.laying import Item, Laying, number_microbatches
-from prism.models.pipelinetrace.times import Key, Times, bridge, ordered, read_times
-from prism.models.pipelinetrace.transfers import (
-    Pair,
-    Transfers,
-    consumers,
-    issued_together,
-    pair_transfers,
-    posted_after,
-)
+from prism.models.pipelinetrace.times import CLOCK_S, Index, Times, ordered, read_times
+from prism.models.pipelinetrace.transfers import Pair, consumers, do_block, pair_transfers
 from prism.simulation.tracemodel.graph import (
     COMPUTE,
     REPLICA,
     STAGE,
     WORKER,
     WORLD,
+    Array,
     Scope,
     TraceGraph,
+    TraceNode,
     replay,
 )
 
@@ -70,31 +65,20 @@ def build_trace_graph(trace: "Trace") -> TraceGraph:
         sends and receives do not fit together.
     """
     times, measured, notes = read_times(trace)
-    step_s = float(measured.mean())
     chains = ordered(times)
-    transfers = pair_transfers(times, chains)
-    if transfers.blocking or not transfers.pairs:  # else the next op may have waited for a message
-        times = bridge(times, chains)
-    plan = _Plan(times, chains, transfers, step_s, notes)
-    laying = Laying(trace.source, times, plan.lay_out(), transfers.blocking)
-    laying.walk()
-    nodes, durations = number_microbatches(laying.nodes, notes), np.stack(laying.rows)
-    placed = np.zeros(durations.shape, bool)
-    for i, where in laying.placed.items():
-        placed[i] = where
+    pairs = pair_transfers(times, chains)
+    laying = _Laying(times, chains, pairs, do_block(times, chains, pairs), notes)
+    laying.lay(float(measured.mean()))
+    nodes, durations = laying.finish(trace.source)
+    p2p = "none" if not pairs else "blocking" if laying.blocking else "async"
     graph = TraceGraph(
-        nodes, durations, times.steps, measured, times.n_stages, times.start.shape[1], plan.p2p,
-        tuple(notes), int(plan.recorded), int(plan.inferred), placed if placed.any() else None,
+        nodes, durations, times.steps, measured, times.n_stages, times.start.shape[1], p2p,
+        tuple(notes), laying.recorded, laying.inferred,
     )  # fmt: skip
-    return _checked(graph, trace.source)
-
-
-def _checked(graph: TraceGraph, source: str) -> TraceGraph:
-    """Refuse a graph whose replay is far off what was measured."""
     off = replay(graph) / graph.measured - 1.0
     if float(np.median(np.abs(off))) > REFUSED:
         raise PrismError(
-            f"{source}: replayed op by op, half of the steps are off by more than "
+            f"{trace.source}: replayed op by op, half of the steps are off by more than "
             f"{format_share(REFUSED)} ({format_share(float(off.mean()), 2)} in the mean); expected "
             "every worker's ops one after the other and in one order: give one job's trace, of one "
             "layout, with one traced worker per dp_rank and stage"
@@ -102,205 +86,253 @@ def _checked(graph: TraceGraph, source: str) -> TraceGraph:
     return graph
 
 
-# --------------------------------------------------------------------------------------- plan
 @dataclass
-class _Plan:
-    """Decides who meets in what; `lay_out` gives each stage's chain of items."""
+class _Laying:
+    """Lays messages, then every stage's chain: nodes, what each waits for, and durations."""
 
     times: Times
-    chains: list[list[Key]]
-    transfers: Transfers
-    step_s: float
+    chains: list[Index]
+    pairs: list[Pair]
+    blocking: bool
     notes: list[str]
-    recorded: int = 0
+    recorded: int = 0  # edges that the trace names
     inferred: int = 0
+    nodes: list[TraceNode] = field(default_factory=list)
+    preds: list[list[int]] = field(default_factory=list)
+    rows: list[Array] = field(default_factory=list)
 
-    @property
-    def p2p(self) -> str:
-        """How transfers wait: blocking, async, or none."""
-        return (
-            ("blocking" if self.transfers.blocking else "async") if self.transfers.pairs else "none"
-        )
-
-    def lay_out(self) -> list[list[Item]]:
-        """Return each stage's items in order."""
-        blocks = self.transfers.blocking or not self.transfers.pairs
-        item_of = self._blocking() if blocks else {}
+    def lay(self, step_s: float) -> None:
+        """Lay all nodes."""
+        t = self.times
+        self.what = list(t.ops.itertuples(index=False))
+        self.left = t.end.copy()  # when a worker goes on after each op
+        self.node = np.full(len(t.ops), -1)  # each op's, or the message of which it is a side
+        self.scope = [WORKER] * len(t.ops)
+        for pair in self.pairs:
+            self._lay_message(pair)
         self._count_transfers()
-        passing = set() if self.transfers.blocking else _sides(self.transfers.pairs)
-        rest = [k for k in self.times.row if k not in item_of and k not in passing]
-        for name, ordinal in dict.fromkeys(k[1:] for k in rest):
-            item_of |= self._collective(name, ordinal)
-        chains = [[k for k in chain if k not in passing] for chain in self.chains]
-        barriers = self._barriers(chains)
-        batches = self._batches({k for k, i in item_of.items() if len(i.stages) > 2})
-        laid = []
+        for ops in t.alike():
+            self._lay_ops(ops[self.node[ops] < 0])
+        chains = self.chains
+        if not self.blocking:
+            sides = [k for p in self.pairs for k in p[:2]]
+            chains = [chain[~np.isin(chain, sides)] for chain in chains]
+        barriers = self._barriers(chains, step_s)
         for stage, chain in enumerate(chains):
-            before = self._messages(stage, chain) if passing else [[] for _ in chain]
-            row: list[Item] = []
-            for key, messages in zip(chain, before, strict=False):
-                passed = [b for b in barriers.get(key[1:], []) if key[0] in b.stages]
-                item = item_of[key]
-                if key in batches:
-                    row += [*passed, *batches[key]]
-                elif item.kind == "op" and item not in row[-len(item.keys) :]:
-                    row += [*messages, *passed, item]
-            laid.append(row + [m for messages in before[len(chain) :] for m in messages])
-        return laid
+            self._walk(stage, self._actions(stage, chain), barriers)
 
-    # -- meetings -----------------------------------------------------------------------------
-    def _collective(self, name: str, ordinal: int) -> dict[Key, Item]:
-        """Items of one op on all stages: one each, or one meeting."""
-        keys = [(s, name, ordinal) for s in range(self.times.n_stages)]
-        keys = [k for k in keys if k in self.times.row]
-        scope = self._scope(keys)
-        if scope in (REPLICA, WORLD):
-            item = Item("op", frozenset(keys), scope, tuple(k[0] for k in keys))
-            return dict.fromkeys(keys, item)
-        return {k: Item("op", frozenset([k]), scope, (k[0],)) for k in keys}
+    def _add(
+        self, duration: Array, preds: list[int], stages: tuple[int, ...], scope: Scope = WORKER,
+        kind: str = "gap", what: tuple[str, str, str] = ("launch_gap",) * 3,
+        chunk: int = 0, microbatch: int = -1, replica: int = -1,
+    ) -> int:  # fmt: skip
+        self.nodes.append(
+            TraceNode(kind, *what, scope, stages, replica, chunk, microbatch, ())
+        )  # fmt: skip
+        self.preds.append(list(preds))
+        self.rows.append(np.maximum(duration, 0.0))
+        return len(self.nodes) - 1
 
-    def _scope(self, keys: list[Key]) -> Scope:
-        """Who meets in one op: by the names of groups, else by its class, else by coincidence."""
-        t, (_, name, ordinal) = self.times, keys[0]
-        info = t.info[keys[0]]
-        group = np.full((t.n_stages, t.start.shape[1]), -1)
-        for key in keys:
-            group[key[0]] = t.group[t.row[key]]
-        if info.op_kind == "transfer" or (info.op_kind in LOCAL and group.max() < 0):
-            return WORKER
-        starts, ends = (t.on_stages(v, name, ordinal) for v in (t.start, t.end))
-        expected = EXPECTED.get(info.kernel_class)
-        named = named_scope(group, expected)
-        if group.max() >= 0 and named is None:
-            self._note(f"{name}: its groups join other workers than a stage, a replica or all")
-        for what, known in (("groups", named), ("class", expected)):
-            if known is None:
-                continue
-            if nobody_leaves_before(starts, ends, known):
-                self.recorded += known is not WORKER
-                return known
+    def _add_op(self, op: int, stages: tuple[int, ...], scope: Scope, duration: Array) -> int:
+        o = self.what[op]
+        what = o.op_kind, o.kernel_class, o.name
+        return self._add(duration, [], stages, scope, "op", what, o.chunk, o.microbatch)
+
+    def _lay_message(self, pair: Pair) -> None:
+        """Lay what passes from the later of two posts on."""
+        t, (send, receive) = self.times, pair[:2]
+        # what blocks is recorded until its batch ends, of one side or the other; else as received
+        end = np.minimum(t.end[send], t.end[receive]) if self.blocking else t.end[receive]
+        begin = np.maximum(t.start[send], t.start[receive])
+        stages = self.what[send].stage, self.what[receive].stage
+        i = self._add_op(send, stages, REPLICA, end - begin)
+        self.node[[send, receive]], self.left[[send, receive]] = i, np.maximum(begin, end)
+
+    def _count_transfers(self) -> None:
+        """Count pairs of sends and receives, and say which have no other side."""
+        self.recorded += len(self.pairs)
+        transfers = np.flatnonzero(self.times.ops["op_kind"] == "transfer")
+        alone = transfers[self.node[transfers] < 0]
+        if alone.size:
+            o = self.what[alone[0]]
             self._note(
-                f"{name}: its {what} would join a {known.name}, of which some leave before all "
-                "have come; not taken so"
+                f"{alone.size} transfers have no other side in the trace, such as {o.name} no. "
+                f"{o.ordinal} of stage {o.stage}; their recorded time, waiting included, counts as "
+                "their own"
             )
-        for scope in (WORLD, STAGE, REPLICA):
-            if coincide(starts, ends, scope):
-                self.inferred += 1
-                self._note(f"{name}: joins a {scope.name}, as coinciding ends tell")
-                return scope
-        return WORKER
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _barriers(self, chains: list[list[Key]]) -> dict[tuple[str, int], list[Item]]:
-        """Barriers that no op names, by the op before which all of a group resume together."""
-        t, found = self.times, {}
-        for name, ordinal in dict.fromkeys(k[1:] for k in t.row):
-            keys = [(s, name, ordinal) for s in range(t.n_stages)]
-            if any(k not in chains[k[0]] for k in keys) or t.info[keys[0]].op_kind in COMPUTE:
-                continue
-            at = [chains[k[0]].index(k) for k in keys]
-            if min(at) == 0:
-                continue
-            ready = np.stack([t.of(t.end, chains[s][i - 1]) for s, i in enumerate(at)])
-            items = []
-            for barrier in hidden_barriers(ready, t.on_stages(t.start, name, ordinal), self.step_s):
-                scope, place = barrier
-                stages = (place,) if scope == STAGE else tuple(range(t.n_stages))
-                items.append(
-                    Item("barrier", frozenset({(-1, name, ordinal)}), scope, stages, place)
+    # -- who meets ----------------------------------------------------------------------------
+    def _lay_ops(self, ops: Index) -> None:
+        """Lay one op of all stages: one node each, or one where they meet."""
+        if not ops.size:
+            return
+        t, scope = self.times, self._find_scope(ops)
+        together = [ops] if scope in (REPLICA, WORLD) else ops[:, None]
+        for members in together:
+            start, end = t.start[members], t.end[members]
+            left = scope.earliest(end)
+            own = (left - last_arrival(start, scope))[0]
+            stages = tuple(self.what[k].stage for k in members)
+            self.node[members] = self._add_op(members[0], stages, scope, own)
+            self.left[members] = left
+
+    def _find_scope(self, ops: Index) -> Scope:
+        """Who meets in one op: by the names of groups, else by its class."""
+        t, o = self.times, self.what[ops[0]]
+        group, start, end = t.group[ops], t.start[ops], t.end[ops]
+        if o.op_kind == "transfer" or (o.op_kind in LOCAL and group.max() < 0):
+            return WORKER
+        expected = EXPECTED.get(o.kernel_class)
+        named = named_scope(group, expected)
+        if group.max() >= 0 and named is None:
+            self._note(f"{o.name}: its groups join other workers than a stage, a replica or all")
+        for what, known in (("groups", named), ("class", expected)):
+            if known is not None and nobody_leaves_before(start, end, known):
+                self.recorded += known is not WORKER
+                return known
+            if known is not None:
+                self._note(
+                    f"{o.name}: its {what} would join a {known.name}, of which some leave before "
+                    "all have come; not taken so"
                 )
-                where = PLACES[scope].format(place) if place >= 0 else "all workers"
-                self._note(f"a barrier over {where} before {name}, which no op names")
+        for scope in (WORLD, STAGE, REPLICA):
+            if coincide(start, end, scope):
                 self.inferred += 1
-            found[name, ordinal] = items
+                self._note(f"{o.name}: joins a {scope.name}, as coinciding ends tell")
+                return scope
+        return WORKER
+
+    def _barriers(self, chains: list[Index], step_s: float) -> dict[int, list[Any]]:
+        """Barriers that no op names, by each op before which all of a group resume together."""
+        t = self.times
+        at = {op: (chain, i) for chain in chains for i, op in enumerate(chain.tolist())}
+        found: dict[int, list[Any]] = {}
+        for ops in t.alike():
+            o, places = self.what[ops[0]], [at.get(op, (None, 0)) for op in ops.tolist()]
+            if len(ops) < t.n_stages or o.op_kind in COMPUTE or min(i for _, i in places) == 0:
+                continue
+            before = [chain[i - 1] for chain, i in places]
+            for barrier, released in hidden_barriers(self.left[before], t.start[ops], step_s):
+                where = PLACES[barrier.scope].format(barrier.place)
+                self._note(f"a barrier over {where} before {o.name}, which no op names")
+                self.inferred += 1
+                joins = self._lay_barrier(barrier)
+                for op in ops.tolist():
+                    found.setdefault(op, []).append((joins, released))
         return found
 
-    # -- transfers ----------------------------------------------------------------------------
-    def _count_transfers(self) -> None:
-        """Count pairs of sends and receives, and say which have no other side."""
-        pairs = self.transfers
-        self.recorded += len(pairs.pairs)
-        if pairs.alone:
-            stage, name, ordinal = pairs.alone[0]
-            self._note(
-                f"{len(pairs.alone)} transfers have no other side in the trace, such as {name} no. "
-                f"{ordinal} of stage {stage}; their recorded time, waiting included, counts as "
-                "their own"
-            )
-
-    def _blocking(self) -> dict[Key, Item]:
-        """Items of transfers that block: meetings of all that is issued together."""
-        met: dict[Key, frozenset[Key]] = {k: frozenset([k]) for k in self.transfers.alone}
-        joined = [pair[:2] for pair in self.transfers.pairs]
-        met |= {k: frozenset([k]) for keys in joined for k in keys}
-        for chain in self.chains:
-            joined += [
-                (a, b) for a, b in pairwise(chain)
-                if a in met and b in met and issued_together(self.times, a, b)
-            ]  # fmt: skip
-        for a, b in joined:
-            both = met[a] | met[b]
-            met |= dict.fromkeys(both, both)
+    def _lay_barrier(self, barrier: Barrier) -> dict[int, int]:
+        """Lay joins without duration: one, or one per stage where one replica waits."""
+        one, none = barrier.scope == STAGE, np.zeros(self.times.start.shape[1:])
+        stages = [barrier.place] if one else range(self.times.n_stages)
+        replica = -1 if one else barrier.place
+        what = "join", "", "barrier"
         return {
-            key: Item("op", keys, REPLICA, tuple(sorted({k[0] for k in keys})))
-            for key, keys in met.items()
+            s: self._add(none, [], (s,), barrier.scope, "join", what, replica=replica)
+            for s in stages
         }
 
-    def _batches(self, chained: set[Key]) -> dict[Key, list[Item]]:
-        """Items of blocking transfers that join more than two workers, by a batch's first key.
-
-        Each worker waits for its own neighbours, which wait for theirs: no common meeting.
-        """
-        pair_of = {k: p for p in self.transfers.pairs for k in p[:2] if k in chained}
-        found: dict[Key, list[Item]] = {}
-        for chain in self.chains:
-            batch: list[Key] = []
-            for key, after in zip(chain, [*chain[1:], None], strict=True):
-                if key not in pair_of:
-                    continue
-                batch.append(key)
-                if after in pair_of and issued_together(self.times, key, after):
-                    continue
-                found[batch[0]] = [
-                    Item(kind, frozenset(pair_of[k][:2]), REPLICA, (k[0],), pair=pair_of[k])
-                    for kind in ("post", "wait") for k in batch
-                ]  # fmt: skip
-                found |= {k: [] for k in batch[1:]}
+    # -- chains -------------------------------------------------------------------------------
+    def _actions(self, stage: int, chain: Index) -> list[tuple[str, int]]:
+        """Tell what workers do in turn: run an op, post a side of a message, wait for it."""
+        sides = {k: p for p in self.pairs for k in p[:2] if self.what[k].stage == stage}
+        found: list[tuple[str, int]] = []
+        if not self.blocking:
+            posts, waits = self._slots(stage, chain)
+            for i, op in enumerate([*chain.tolist(), None]):
+                found += [("post", k) for k in posts[i]] + [("wait", k) for k in waits[i]]
+                found += [] if op is None else [("run", op)]
+            return found
+        batch: list[int] = []  # transfers issued as one: each begins before the one before ends
+        for op in [*chain.tolist(), None]:
+            if batch and not (op in sides and self._overlap(batch[-1], op)):
+                found += [("post", k) for k in batch] + [("wait", k) for k in batch]
                 batch = []
+            if op in sides:
+                batch.append(op)
+            elif op is not None:
+                found.append(("run", op))
         return found
 
-    def _messages(self, stage: int, chain: list[Key]) -> list[list[Item]]:
-        """Messages that a stage posts or awaits before each op of its chain, and after the last."""
+    def _overlap(self, a: int, b: int) -> bool:
+        start, end = self.times.start[[a, b]], self.times.end[[a, b]]
+        common, shorter = end.min(axis=0) - start.max(axis=0), (end - start).min(axis=0)
+        return bool(median(common - 0.5 * shorter) > 0.0)
+
+    def _slots(self, stage: int, chain: Index) -> tuple[list[list[int]], list[list[int]]]:
+        """Sides posted and receives awaited before each op of a chain, and after the last."""
         t = self.times
-        posts: list[list[tuple[Key, Item]]] = [[] for _ in range(len(chain) + 1)]
-        waits: list[list[tuple[Key, Item]]] = [[] for _ in range(len(chain) + 1)]
-        ends = t.end[[t.row[k] for k in chain]]  # [place in the chain, replica, step]
-        awaits = consumers(t, self.chains[stage], self.transfers.pairs)
-        for pair in self.transfers.pairs:
-            both = frozenset(pair[:2])
-            for key in (k for k in pair[:2] if k[0] == stage):
-                done = median(ends - t.of(t.start, key), (1, 2)) <= CLOCK_S
-                slot = int(np.append(done, False).argmin())  # the first that is not
-                posts[slot].append((key, Item("post", both, REPLICA, (stage,), pair=pair)))
-            if pair.receive in awaits:
-                slot = chain.index(awaits[pair.receive])
-                item = Item("wait", both, REPLICA, (stage,), pair=pair)
-                waits[slot].append((pair.receive, item))
-        laid = []
-        for i, slot_posts in enumerate(posts):
-            ready = ends[i - 1] if i else np.zeros_like(ends[0])
-            arrivals = [t.of(t.end, k) for k, _ in waits[i]]
-            after = {k: posted_after(t.of(t.start, k), arrivals, ready) for k, _ in slot_posts}
-            laid.append([
-                *(item for k, item in slot_posts if not after[k]),
-                *(item for _, item in waits[i]),
-                *(item for k, item in slot_posts if after[k]),
-            ])  # fmt: skip
-        return laid
+        posts: list[list[int]] = [[] for _ in range(chain.size + 1)]
+        waits: list[list[int]] = [[] for _ in range(chain.size + 1)]
+        for k in (k for p in self.pairs for k in p[:2] if self.what[k].stage == stage):
+            done = median(t.end[chain] - t.start[k], (1, 2)) <= CLOCK_S
+            posts[int(np.append(done, False).argmin())].append(k)  # before the first that is not
+        for receive, op in consumers(t, self.chains[stage], self.pairs).items():
+            waits[chain.tolist().index(op)].append(receive)
+        return posts, waits
 
+    def _walk(
+        self, stage: int, actions: list[tuple[str, int]], barriers: dict[int, list[Any]]
+    ) -> None:
+        """Join a stage's nodes in the order of its actions, with the host's gaps between."""
+        t = self.times
+        front: list[int] = []  # what the next node waits for
+        ready = np.zeros(t.start.shape[1:])  # and when that is over [s]
+        awaited = False  # whether messages are in front
+        for action, k in actions:
+            o, i, start = self.what[k], int(self.node[k]), t.start[k]
+            if action == "wait":
+                front, ready, awaited = [*front, i], np.maximum(ready, self.left[k]), True
+                continue
+            for joins, released in barriers.get(k, []):
+                if stage in joins:
+                    if len(front) > 1 or self.nodes[front[0]].kind == "gap":
+                        what = "join", "", "release"
+                        front = [self._add(0.0 * start, front, (stage,), kind="join", what=what)]
+                    for s, join in joins.items():  # its own comes first
+                        self.preds[join].insert(0 if s == stage else len(self.preds[join]), *front)
+                    front, ready, awaited = [joins[stage]], released[stage], False
+            name = "launch_gap", "launch_gap", f"gap before {o.op_kind}"
+            gap = self._add(start - ready, front, (stage,), what=name)
+            self.preds[i].append(gap)
+            if action == "run":
+                if o.op_kind == "transfer":  # without another side: several are one wait
+                    self.rows[i] = np.maximum(self.left[k] - np.maximum(start, ready), 0.0)
+                front, ready, awaited = [i], self.left[k], False
+            elif awaited:  # posted after what is awaited has come
+                front, ready, awaited = [gap], start, False
 
-def _sides(pairs: Iterable[Pair]) -> set[Key]:
-    return {k for p in pairs for k in (p.send, p.receive)}
+    def finish(self, source: str) -> tuple[tuple[TraceNode, ...], Array]:
+        """Put nodes in topological order, and number microbatches that the trace does not."""
+        try:
+            order = list(TopologicalSorter(dict(enumerate(self.preds))).static_order())
+        except CycleError as e:
+            name = next(self.nodes[i].name for i in e.args[1] if self.nodes[i].kind == "op")
+            raise PrismError(
+                f"{source}: some stage waits forever in {name}: the other side comes in another "
+                "order; a trace of one job is expected, with one traced worker per dp_rank and "
+                "stage"
+            ) from None
+        place = {i: at for at, i in enumerate(order)}
+        nodes = [
+            self.nodes[i]._replace(preds=tuple(dict.fromkeys(place[p] for p in self.preds[i])))
+            for i in order
+        ]
+        of_name: dict[tuple[Any, ...], list[int]] = {}
+        for i, n in enumerate(nodes):
+            if n.kind == "op" and n.op_kind in COMPUTE:
+                of_name.setdefault((n.stages, n.op_kind, n.name, n.chunk), []).append(i)
+        counted = False
+        for members in of_name.values():
+            named = {nodes[i].microbatch for i in members}
+            if min(named) < 0 or len(named) < len(members):
+                counted |= len(members) > 1
+                for number, i in enumerate(members):
+                    nodes[i] = nodes[i]._replace(microbatch=number)
+        if counted:
+            self._note("compute ops whose microbatch is not known are numbered in their order")
+        return tuple(nodes), np.stack([self.rows[i] for i in order])

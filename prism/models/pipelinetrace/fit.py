@@ -7,6 +7,7 @@ out: effects that one trace cannot show, see `prism.models.fit`.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,13 +19,8 @@ from prism.common.errors import PrismError
 from prism.common.means import finite_mean
 from prism.distributions.distribution import Distribution, bounded_body, constant, lognormal
 from prism.distributions.samples import sample_law
-from prism.models.pipelinetrace.reduce import (
-    Crossed,
-    column_of,
-    crossed_table,
-    simplify,
-)
-from prism.models.variance.components import Column, Component, Components, fit_components
+from prism.models.pipelinetrace.reduce import Crossed, crossed_table, simplify
+from prism.models.variance.components import Component, Components, fit_components
 from prism.models.variance.draws import N_DRAWS
 from prism.simulation.tracemodel.graph import Array, TraceGraph, TraceNode, filled
 from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, TraceModel, score_law
@@ -32,8 +28,6 @@ from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, TraceModel, sc
 NEGLIGIBLE = 1e-6  # a spread below this is rounding
 LEAST_SCORES = 24  # below, a shared distribution takes a normal shape instead of so few points
 RANK_SHAPE = -0.15  # of the body's tail: SGEMM on 388 healthy V100s, facts on GPU variability
-
-GroupKey = tuple[str, str, str, int, int]  # kind, op_kind, name, stage, chunk
 
 
 def fit_graph(graph: TraceGraph, source: str = "trace") -> TraceModel:
@@ -64,25 +58,13 @@ def fit_with_components(
             "and 20 or more to trust it"
         )
     graph = simplify(graph)
-    durations = filled(graph)
-    column = column_of(graph.nodes)
-    keys = [_group_key(n, column.get(i)) for i, n in enumerate(graph.nodes)]
-    distinct = list(dict.fromkeys(k for k in keys if k is not None))
     crossed = crossed_table(graph)
     parts = (
         fit_components(np.log(crossed.seconds), crossed.columns, graph.steps, n_draws)
         if crossed
         else None
     )
-    return _Assembly(graph, durations, keys, distinct, column, crossed, parts).model(), parts
-
-
-def _group_key(node: TraceNode, column: Column | None) -> GroupKey | None:
-    """Tell which ops share distributions: those of one column, else of one name."""
-    if node.kind == "join":
-        return None
-    name = node.name if column is None else column.name or node.op_kind
-    return node.kind, node.op_kind, name, node.stages[0], node.chunk
+    return _Fit(graph, filled(graph), crossed, parts).model(), parts
 
 
 # ----------------------------------------------------------------------------------- assembly
@@ -95,31 +77,30 @@ class _Part(NamedTuple):
 
 
 @dataclass
-class _Assembly:
+class _Fit:
     graph: TraceGraph
     durations: Array
-    keys: list[GroupKey | None]
-    distinct: list[GroupKey]
-    column: dict[int, Column]
     crossed: Crossed | None
     parts: Components | None
 
     def model(self) -> TraceModel:
-        graph = self.graph
-        members = {k: [i for i, key in enumerate(self.keys) if key == k] for k in self.distinct}
+        graph, p = self.graph, self.parts
+        self.slow = {(x.replica, x.stage) for x in p.lemons} if p else set()
         kinds, rank = self._ranks()
         follows = self._follows(kinds)
         mean = np.zeros((len(graph.nodes), graph.n_replicas))
         group = np.full(len(graph.nodes), -1, np.int64)
-        fitted = []
-        for g, key in enumerate(self.distinct):
-            nodes = members[key]
-            column = self._column(nodes[0])
-            part = self._compute(nodes, column, kinds, rank) if column >= 0 else self._other(nodes)
+        fitted: list[_Part] = []
+        for column, nodes in self._groups():
+            if column >= 0:
+                op_kind, stage = graph.nodes[nodes[0]].op_kind, graph.nodes[nodes[0]].stages[0]
+                factor = rank[kinds.index(op_kind), stage] if kinds else np.ones(graph.n_replicas)
+                part = self._compute(nodes, column, factor)
+            else:
+                part = self._other(nodes)
+            mean[nodes], group[nodes] = part.mean, len(fitted)
             fitted.append(part)
-            mean[nodes], group[nodes] = part.mean, g
         order = self._step_order(fitted)
-        p = self.parts
         spread = np.array([p.by_op_kind[k]["rank"].std for k in kinds]) if p else np.zeros(0)
         body = float(spread.max(initial=0.0))
         return TraceModel(
@@ -130,36 +111,47 @@ class _Assembly:
             rank=rank, follows=follows, rank_kinds=kinds,
             rank_law=bounded_body(body, RANK_SHAPE) if body > 0.0 else constant(),
             rank_power=spread / body if body > 0.0 else np.zeros(len(kinds)),
-            content=_shared_law(p.content.scores) if p is not None else constant(),
-            rank_step=_shared_law(p.rank_step.scores) if p is not None else constant(),
-            correlation_steps=float(p.step_correlation_steps or 0.0) if p is not None else 0.0,
-            correlation_share=float(p.step_correlation_share) if p is not None else 0.0,
-            lemons=self._lemons(), measured_mean=float(graph.measured.mean()),
+            content=_shared_law(p.content.scores) if p else constant(),
+            rank_step=_shared_law(p.rank_step.scores) if p else constant(),
+            correlation_steps=float(p.step_correlation_steps or 0.0) if p else 0.0,
+            correlation_share=float(p.step_correlation_share) if p else 0.0,
+            lemons=tuple(
+                (x.replica, x.stage, float(np.mean(list(x.slowdown.values()))))
+                for x in (p.lemons if p else ())
+            ),
+            measured_mean=float(graph.measured.mean()),
         )  # fmt: skip
 
-    def _column(self, node: int) -> int:
-        """Column of a node in the crossed table, -1: none."""
-        column = self.column.get(node)
-        if self.crossed is None or column not in self.crossed.columns:
-            return -1
-        return self.crossed.columns.index(column)
+    def _groups(self) -> Iterator[tuple[int, list[int]]]:
+        """Ops that share distributions: those of one column, else (-1) of one name."""
+        column = np.full(len(self.graph.nodes), -1)
+        for c, nodes in enumerate(self.crossed.node if self.crossed else ()):
+            column[nodes[nodes >= 0]] = c
+        found: dict[tuple[object, ...], list[int]] = {}
+        for i, n in enumerate(self.graph.nodes):
+            if n.kind != "join":
+                name = (
+                    ("",) if column[i] >= 0 else (n.kind, n.op_kind, n.name, n.stages[0], n.chunk)
+                )
+                found.setdefault((column[i], *name), []).append(i)
+        for (c, *_), nodes in found.items():
+            yield int(c), nodes
 
     def _ranks(self) -> tuple[tuple[str, ...], Array]:
         """Give the persistent factor of every worker, [op_kind, stage, replica]."""
+        shape = self.graph.n_stages, self.graph.n_replicas
         if self.crossed is None or self.parts is None or self.graph.n_replicas < 2:
-            return (), np.ones((0, self.graph.n_stages, self.graph.n_replicas))
+            return (), np.ones((0, *shape))
         columns = self.crossed.columns
         kinds = tuple(dict.fromkeys(c.op_kind for c in columns))
-        rank = np.zeros((len(kinds), self.graph.n_stages, self.graph.n_replicas))
-        count = np.zeros(rank.shape[:2])
-        for c, column in enumerate(columns):
-            k = kinds.index(column.op_kind)
-            rank[k, column.stage] += self.parts.rank[c]
-            count[k, column.stage] += 1
-        factor = np.exp(rank / np.maximum(count, 1)[..., None])
-        body = np.ones(factor.shape[1:], bool)
-        for lemon in self.parts.lemons:
-            body[lemon.stage, lemon.replica] = False
+        rank, count = np.zeros((len(kinds), *shape)), np.zeros((len(kinds), shape[0], 1))
+        at = [kinds.index(c.op_kind) for c in columns], [c.stage for c in columns]
+        np.add.at(rank, at, self.parts.rank)
+        np.add.at(count, at, 1.0)
+        factor = np.exp(rank / np.maximum(count, 1.0))
+        body = np.ones(shape, bool)
+        for replica, stage in self.slow:
+            body[stage, replica] = False
         # mean 1 over the body of each stage; a stage of lemons only keeps what it has
         centre = finite_mean(np.where(body, factor, np.nan), 2, keepdims=True)
         return kinds, factor / np.where(np.isfinite(centre), centre, 1.0)
@@ -167,8 +159,7 @@ class _Assembly:
     def _follows(self, kinds: tuple[str, ...]) -> Array:
         """Share of each worker's time that follows the shared effects, [op_kind, stage, replica].
 
-        Seen in how much a lemon's durations vary within a step, against the body's of its column;
-        at most 1.
+        How much a lemon's durations vary within a step against the body's of its column; at most 1.
         """
         out = np.ones((len(kinds), self.graph.n_stages, self.graph.n_replicas))
         if self.crossed is None or self.parts is None:
@@ -176,56 +167,39 @@ class _Assembly:
         log = np.log(self.crossed.seconds) - self.parts.position[:, None, None, :]
         centred = log - finite_mean(log, 3, keepdims=True)
         within = np.sqrt(finite_mean(centred**2, (2, 3)))  # [column, replica]
-        for lemon in self.parts.lemons:
-            body = self._body(lemon.stage)
+        for replica, stage in self.slow:
             for k, kind in enumerate(kinds):
-                rows = np.array([
-                    within[c, lemon.replica] / max(float(np.median(within[c, body])), NEGLIGIBLE)
-                    for c, column in enumerate(self.crossed.columns)
-                    if column.op_kind == kind and column.stage == lemon.stage
-                ])  # fmt: skip
-                if rows.size and (rows > 0.0).all():
-                    out[k, lemon.stage, lemon.replica] = min(1.0, float(rows.mean()))
+                columns = [(c.op_kind, c.stage) == (kind, stage) for c in self.crossed.columns]
+                body = np.median(within[columns][:, self._body(stage)], axis=1)
+                ratio = within[columns, replica] / np.maximum(body, NEGLIGIBLE)
+                if ratio.size and (ratio > 0.0).all():
+                    out[k, stage, replica] = min(1.0, float(ratio.mean()))
         return out
 
-    def _lemons(self) -> tuple[tuple[int, int, float], ...]:
-        if self.parts is None:
-            return ()
-        return tuple(
-            (x.replica, x.stage, float(np.mean(list(x.slowdown.values()))))
-            for x in self.parts.lemons
-        )
+    def _body(self, stage: int) -> list[int]:
+        """Replicas whose worker on a stage is no lemon; all where every one is."""
+        every = range(self.graph.n_replicas)
+        return [r for r in every if (r, stage) not in self.slow] or list(every)
 
-    def _compute(self, nodes: list[int], column: int, kinds: tuple[str, ...], rank: Array) -> _Part:
-        """Distributions of one column of the crossed table."""
+    def _compute(self, nodes: list[int], column: int, factor: Array) -> _Part:
+        """Fit one column of the crossed table."""
         assert self.crossed is not None and self.parts is not None
         p, seconds = self.parts, self.crossed.seconds[column]
         first = self.graph.nodes[nodes[0]]
-        factor = np.ones(self.graph.n_replicas)
-        if first.op_kind in kinds:
-            factor = rank[kinds.index(first.op_kind), first.stages[0]]
-        position = np.exp(p.position[column])
-        nominal = np.nanmean(seconds / (factor[:, None, None] * position))
-        mean = float(nominal) * position[[self.graph.nodes[i].microbatch for i in nodes]]
-        body = self._body(first.stages[0])
+        position, body = np.exp(p.position[column]), self._body(first.stages[0])
+        nominal = float(np.nanmean(seconds / (factor[:, None, None] * position)))
+        mean = nominal * position[[self.graph.nodes[i].microbatch for i in nodes]]
         profile = np.exp(_step_deviation(p, column, np.log(seconds[body]), body))
-        values = seconds[np.isfinite(seconds)]
-        group = _describe(
-            first, p.columns[column].name or first.op_kind, values, self._residual_law(column)
-        )._replace(
+        name, law = p.columns[column].name or first.op_kind, self._residual_law(column)
+        group = _describe(first, name, seconds, law)._replace(
             content=_loading(p.content, column), rank_step=_loading(p.rank_step, column)
-        )  # fmt: skip
+        )
         if p.rank_step_apart:
             group = group._replace(rank_step=abs(group.rank_step), drift=first.stages[0])
         return _Part(
             group, np.tile(profile / profile.mean(), (factor.size, 1)),
             np.repeat(mean[:, None], factor.size, axis=1),
         )  # fmt: skip
-
-    def _body(self, stage: int) -> list[int]:
-        """Replicas whose worker on a stage is no lemon; all where every one is."""
-        every = range(self.graph.n_replicas)
-        return [r for r in every if (r, stage) not in self._slow()] or list(every)
 
     def _residual_law(self, column: int) -> Distribution:
         """Distribution of a column's own part from its scores, or from all where they are few."""
@@ -237,10 +211,6 @@ class _Assembly:
         if std <= NEGLIGIBLE or own.std() <= 0.0:
             return constant()
         return sample_law(np.exp(std * own / float(own.std())))
-
-    def _slow(self) -> set[tuple[int, int]]:
-        """Lemons, (replica, stage)."""
-        return {(x.replica, x.stage) for x in self.parts.lemons} if self.parts else set()
 
     def _other(self, nodes: list[int]) -> _Part:
         """Fit transfers, collectives, gaps and the rest: a mean, a profile, a residual."""
@@ -255,19 +225,15 @@ class _Assembly:
             relative = np.where(expected > 0.0, values / expected, np.nan)
         weight = np.broadcast_to(mean[:, :, None], values.shape)
         relative = relative[weight >= 0.1 * mean.max()] if mean.max() > 0 else relative.ravel()
-        group = _describe(first, self._name(first), values.ravel(), _relative_law(relative))
+        name = first.name
+        if 1 < len(first.stages) < self.graph.n_stages:
+            name = f"{name} stages {first.stages[0]}-{first.stages[-1]}"
         n = self.graph.n_replicas
         return _Part(
-            group, np.broadcast_to(profile, (n, profile.shape[1])),
+            _describe(first, name, values, _relative_law(relative)),
+            np.broadcast_to(profile, (n, profile.shape[1])),
             np.broadcast_to(mean, (len(nodes), n)),
         )  # fmt: skip
-
-    def _name(self, node: TraceNode) -> str:
-        """Name a group of transfers by whom it joins, anything else as it is recorded."""
-        name = "transfers" if "+" in node.name and node.op_kind == "transfer" else node.name
-        if 1 < len(node.stages) < self.graph.n_stages:
-            return f"{name} stages {node.stages[0]}-{node.stages[-1]}"
-        return name
 
     def _step_order(self, fitted: list[_Part]) -> NDArray[np.int64]:
         """Order steps from fast to slow, by the score that memory was estimated of."""
@@ -292,10 +258,6 @@ def _step_deviation(p: Components, column: int, log_seconds: Array, body: list[i
     columns is resampled together. Where steps remember each other, the component's spread is larger
     than the measured steps'; the profile keeps theirs, since it is to be drawn from again. Of the
     body only: what holds a lemon up for a fixed time follows the step less.
-
-    Parameters
-    ----------
-    log_seconds : float64 [body's replica, step, microbatch]
     """
     cells = log_seconds - p.mean[column] - p.rank[column][body, None, None] - p.position[column]
     raw = finite_mean(cells, (0, 2))

@@ -2,16 +2,15 @@
 
 `simplify` keeps the end of every op that stays; `crossed_table` lays the compute ops of one
 microbatch into (op_kind and stage, replica, step, microbatch); `resample` draws step times from
-whole microbatches and whole steps, without any distribution. Left out: distributions, see
-`prism.models.pipelinetrace.fit`.
+whole microbatches and whole steps, without any distribution.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common import sizes
@@ -46,81 +45,59 @@ def simplify(graph: TraceGraph) -> TraceGraph:
     """
     durations = filled(graph)
     step_s = float(graph.measured.mean())
-    gone = [
-        n.kind == "gap" and d.mean() < FOLD * step_s and d.max() < 100.0 * FOLD * step_s
-        for n, d in zip(graph.nodes, durations, strict=True)
-    ]
     instead: list[tuple[int, ...]] = []  # what followers of each node refer to
     nodes: list[TraceNode] = []
     rows: list[Array] = []
     ends, kept = ends_of(graph, durations), np.zeros_like(durations)  # by both graphs
-    for i, node in enumerate(graph.nodes):
+    for i, (node, own) in enumerate(zip(graph.nodes, durations, strict=True)):
         preds = tuple(dict.fromkeys(q for p in node.preds for q in instead[p]))
-        if gone[i]:
+        if node.kind == "gap" and own.mean() < FOLD * step_s and own.max() < 100.0 * FOLD * step_s:
             instead.append(preds)
             continue
         node = node._replace(preds=preds)
         start = start_of(node, kept)
         kept[len(nodes)] = start if node.kind == "join" else ends[i]
-        row = kept[len(nodes)] - start
-        rows.append(np.where(np.isfinite(graph.durations[i]), np.maximum(row, 0.0), np.nan))
+        row = np.maximum(kept[len(nodes)] - start, 0.0)
+        rows.append(np.where(np.isfinite(graph.durations[i]), row, np.nan))
         instead.append((len(nodes),))
         nodes.append(node)
-    placed = None if graph.placed is None else graph.placed[~np.array(gone)]
-    return replace(graph, nodes=tuple(nodes), durations=np.stack(rows), placed=placed)
-
-
-def column_of(nodes: Sequence[TraceNode]) -> dict[int, Column]:
-    """Column of every compute op of a microbatch, by the index of its node.
-
-    Ops of one kind are distinguished by name where several make up a microbatch.
-    """
-    crossed = {
-        i: n
-        for i, n in enumerate(nodes)
-        if n.kind == "op" and n.op_kind in COMPUTE and n.microbatch >= 0
-    }
-    names: dict[tuple[str, int, int], set[str]] = {}
-    for n in crossed.values():
-        names.setdefault((n.op_kind, n.stages[0], n.chunk), set()).add(n.name)
-    several = {kind for (kind, _, _), found in names.items() if len(found) > 1}
-    return {
-        i: Column(n.op_kind, n.stages[0], n.chunk, n.name if n.op_kind in several else "")
-        for i, n in crossed.items()
-    }
+    return replace(graph, nodes=tuple(nodes), durations=np.stack(rows))
 
 
 def crossed_table(graph: TraceGraph) -> Crossed | None:
     """Lay compute ops into [column, replica, step, microbatch].
 
-    None where there are too few to tell effects apart: one replica and one microbatch, one step.
+    Ops of one kind are distinguished by name where several make up a microbatch. None where there
+    are too few to tell effects apart: one replica and one microbatch, one step.
     """
-    found = column_of(graph.nodes)
-    columns = sorted(set(found.values()), key=lambda c: (COMPUTE.index(c.op_kind), *c[1:]))
-    n_mb = 1 + max((graph.nodes[i].microbatch for i in found), default=-1)
+    table = pd.DataFrame(
+        [(i, n.op_kind, n.stages[0], n.chunk, n.name, n.microbatch)
+         for i, n in enumerate(graph.nodes) if n.kind == "op" and n.op_kind in COMPUTE],
+        columns=["node", *Column._fields, "microbatch"],
+    )  # fmt: skip
+    names = table.groupby(["op_kind", "stage", "chunk"])["name"].transform("nunique")
+    several = table["op_kind"].isin(table.loc[names > 1, "op_kind"])
+    table["name"] = table["name"].where(several, "")
+    table["op_kind"] = pd.Categorical(table["op_kind"], COMPUTE)
+    by_column = table.groupby(list(Column._fields), observed=True)
+    columns = [Column(str(k), int(s), int(c), str(n)) for k, s, c, n in by_column.groups]
+    n_mb = 1 + int(table["microbatch"].max()) if len(table) else 0
     cells = len(columns) * graph.n_replicas * graph.steps.size * n_mb
     counts = {"bytes of ops by replica, step and microbatch": (32.0 * cells, sizes.BYTE)}
     sizes.check_size("the trace", counts, "the numbers of its microbatches, or take fewer steps")
     where = np.full((len(columns), n_mb), -1, np.int64)
+    where[by_column.ngroup(), table["microbatch"]] = table["node"]
     seconds = np.full((len(columns), graph.n_replicas, graph.steps.size, n_mb), np.nan)
-    for i, column in found.items():
-        c, microbatch = columns.index(column), graph.nodes[i].microbatch
-        where[c, microbatch] = i
-        measured = graph.durations[i]
-        if graph.placed is not None:
-            measured = np.where(graph.placed[i], np.nan, measured)
-        seconds[c, :, :, microbatch] = measured
+    for c, m in np.argwhere(where >= 0):
+        seconds[c, :, :, m] = graph.durations[where[c, m]]
     seconds[~(seconds > 0.0)] = np.nan  # an op of no length is a missing one
     seen = np.isfinite(seconds)
     real = seen.any(axis=(1, 2, 3))  # columns of zeros have nothing to tell
-    columns = [c for c, keep in zip(columns, real, strict=True) if keep]
-    replicas, steps, most = (
-        int(seen.any(axis=(0, 2, 3)).sum()), int(seen.any(axis=(0, 1, 3)).sum()),
-        int(seen.sum(axis=3).max(initial=0)),
-    )  # fmt: skip
-    if steps < 2 or max(replicas, most) < 2:
+    replicas, steps = seen.any(axis=(0, 2, 3)).sum(), seen.any(axis=(0, 1, 3)).sum()
+    if steps < 2 or max(replicas, seen.sum(axis=3).max(initial=0)) < 2:
         return None
-    return Crossed(columns, seconds[real], where[real])
+    kept = [c for c, keep in zip(columns, real, strict=True) if keep]
+    return Crossed(kept, seconds[real], where[real])
 
 
 # -------------------------------------------------------------------------------- cross-check
@@ -142,10 +119,8 @@ def resample(graph: TraceGraph, n_steps: int, rng: np.random.Generator) -> Array
         Step times [s].
     """
     graph = simplify(graph)
-    durations, crossed = filled(graph), crossed_table(graph)
-    n_replicas, n_measured = graph.n_replicas, graph.steps.size
-    which = rng.integers(0, n_measured, n_steps)
-    out = durations[:, :, which]
+    which = rng.integers(0, graph.steps.size, n_steps)
+    out, crossed = filled(graph)[:, :, which], crossed_table(graph)
     if crossed is not None:
         log = np.log(crossed.seconds)
         place = finite_mean(log, 2, keepdims=True)
@@ -153,14 +128,13 @@ def resample(graph: TraceGraph, n_steps: int, rng: np.random.Generator) -> Array
         step = np.nan_to_num(finite_mean(log - place, (1, 3), keepdims=True))
         own = np.where(np.isfinite(log), log - place - step, 0.0)
         # centring on the replicas and microbatches of a step took some of their spread
-        cells = max(2.0, math.prod((n_replicas, own.shape[3])))
+        _, n_replicas, n_measured, n_mb = log.shape
+        cells = max(2.0, n_replicas * n_mb)
         own = own * math.sqrt(cells / (cells - 1.0))
-        n_mb = own.shape[3]
         shape = (n_replicas, n_steps, n_mb)
         r, t, m = (rng.integers(0, n, shape) for n in (n_replicas, n_measured, n_mb))
         drawn = own[:, r, t, m] + place + step[:, :, which]
-        for c in range(len(crossed.columns)):
-            for mb in range(n_mb):
-                if crossed.node[c, mb] >= 0 and np.isfinite(drawn[c, ..., mb]).all():
-                    out[crossed.node[c, mb]] = np.exp(drawn[c, :, :, mb])
+        for c, mb in np.argwhere(crossed.node >= 0):
+            if np.isfinite(drawn[c, ..., mb]).all():
+                out[crossed.node[c, mb]] = np.exp(drawn[c, :, :, mb])
     return replay(replace(graph, durations=out), out)

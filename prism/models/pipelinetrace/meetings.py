@@ -1,26 +1,20 @@
-"""Who waits for whom in a pipeline trace: by named groups, by class, by one test of coincidence.
+"""Who waits for whom in a pipeline trace: by named groups, by class, and barriers without a name.
 
 A profiler records a collective from the moment a rank arrives, so its duration holds the wait for
 the others. Workers meet where they leave when the last of them has come: so groups and classes are
-checked, meetings of unknown class found, and barriers that the trace does not name.
+checked, and barriers found that the trace does not name.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.means import finite_mean, median
-from prism.simulation.tracemodel.graph import (
-    REPLICA,
-    STAGE,
-    WORKER,
-    WORLD,
-    Array,
-    Scope,
-)
+from prism.models.pipelinetrace.times import CLOCK_S, Index
+from prism.simulation.tracemodel.graph import REPLICA, STAGE, WORKER, WORLD, Array, Scope
 
-CLOCK_S = 5e-5  # two clocks, or two launches of one event, differ by less
 # of the step: shorter unexplained waits are less than what a model's mean is wrong by (0.04 to
 # 1.4 % on three production jobs)
 HIDDEN_STEP = 2e-3
@@ -55,35 +49,26 @@ def nobody_leaves_before(arrived: Array, left: Array, scope: Scope) -> bool:
 
 
 def coincide(arrived: Array, left: Array, scope: Scope) -> bool:
-    """Tell whether workers leave together, far closer than they came, when the last has come.
-
-    Parameters as in `nobody_leaves_before`.
-    """
-    came, went = (
-        float(median(scope.latest(times) - scope.earliest(times))) for times in (arrived, left)
-    )
-    together = went <= max(CLOCK_S, LESS * came)
-    return together and nobody_leaves_before(arrived, left, scope)
+    """Tell whether workers leave together, far closer than they came, when the last has come."""
+    came, went = (float(median(scope.latest(t) - scope.earliest(t))) for t in (arrived, left))
+    return went <= max(CLOCK_S, LESS * came) and nobody_leaves_before(arrived, left, scope)
 
 
-def named_scope(group: NDArray[np.int64], expected: Scope | None) -> Scope | None:
-    """Which division of workers the names of groups amount to.
+def last_arrival(arrived: Array, scope: Scope) -> Array:
+    """When the last of a meeting came, [stage, replica, step]; NaN where that of one is missing."""
+    missing = scope.latest(np.where(np.isnan(arrived), 1.0, 0.0)) > 0.0
+    return np.where(missing, np.nan, scope.latest(arrived))
 
-    Parameters
-    ----------
-    group : int64 [stage, replica]
-        Number of the group a worker is in; -1: not in the meeting, or unnamed.
-    """
+
+def named_scope(group: Index, expected: Scope | None) -> Scope | None:
+    """Which division of workers the numbers of groups [stage, replica] amount to; -1: none."""
     inside = group >= 0
-    if not inside.any():
-        return None
-    workers = np.arange(group.size).reshape(group.shape)
-    at = np.indices(group.shape)
-    labels = {WORKER: workers, STAGE: at[0], REPLICA: at[1], WORLD: np.zeros_like(workers)}
-    order = sorted(labels, key=lambda scope: (scope != expected, -len(scope.axes())))
-    for scope in order:
-        pairs = set(zip(labels[scope][inside].tolist(), group[inside].tolist(), strict=True))
-        if len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}):
+    stage, replica = np.nonzero(inside)
+    labels = {WORKER: stage * group.shape[1] + replica, STAGE: stage, REPLICA: replica,
+              WORLD: np.zeros_like(stage)}  # fmt: skip
+    for scope in sorted(labels, key=lambda s: (s != expected, -len(s.axes()))):
+        pairs = set(zip(labels[scope].tolist(), group[inside].tolist(), strict=True))
+        if len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}) > 0:
             return scope
     return None
 
@@ -91,41 +76,39 @@ def named_scope(group: NDArray[np.int64], expected: Scope | None) -> Scope | Non
 class Barrier(NamedTuple):
     """Workers that resume together although the trace names no meeting."""
 
-    scope: Scope
-    place: int  # which stage or replica; -1: all
+    scope: Scope  # STAGE or REPLICA
+    place: int  # which stage or replica
 
     def members(self, times: Array) -> NDArray[np.bool_]:
         """Who takes part, [stage, replica, step] of the shape of `times`."""
-        axis = 0 if self.scope == STAGE else 1
-        return np.asarray((self.place < 0) | (np.indices(times.shape)[axis] == self.place))
+        return np.asarray(np.indices(times.shape)[int(self.scope == REPLICA)] == self.place)
+
+    def release(self, level: Array) -> Array:
+        """Return when workers leave, [stage, replica, step]; others keep their times."""
+        inside = self.members(level)
+        return np.where(inside, last_arrival(np.where(inside, level, -np.inf), self.scope), level)
 
 
-def hidden_barriers(ready: Array, starts: Array, step_s: float) -> list[Barrier]:
+def hidden_barriers(ready: Array, starts: Array, step_s: float) -> Iterator[tuple[Barrier, Array]]:
     """Find barriers between what workers did last and what they start together.
 
     Parameters
     ----------
     ready, starts : float64 [stage, replica, step]
         End of each worker's previous op, and start of its next one [s]; NaN where missing.
+
+    Yields
+    ------
+    barrier, released : (Barrier, float64 [stage, replica, step])
+        And when everyone has left it and those before.
     """
-    found: list[Barrier] = []
-    n_stages, n_replicas, n_steps = ready.shape
-    candidates = [Barrier(WORLD, -1)] if min(n_stages, n_replicas) > 1 else []
-    candidates += [Barrier(STAGE, s) for s in range(n_stages)]
-    candidates += [Barrier(REPLICA, r) for r in range(n_replicas)]
+    n_stages, n_replicas = ready.shape[:2] if ready.shape[2] >= FEW else (0, 0)
     level = np.where(np.isfinite(starts), ready, np.nan)
-    for barrier in candidates:
-        released = release(level, barrier)
+    candidates = [Barrier(STAGE, s) for s in range(n_stages)]
+    for barrier in candidates + [Barrier(REPLICA, r) for r in range(n_replicas)]:
+        released = barrier.release(level)
         arrived, left = (np.where(barrier.members(t), t, np.nan) for t in (level, starts))
         wait = float(np.nan_to_num(finite_mean(released - arrived)))
         if wait > HIDDEN_STEP * step_s and coincide(arrived, left, barrier.scope):
-            found.append(barrier)
             level = released
-    return found if n_steps >= FEW else []
-
-
-def release(level: Array, barrier: Barrier) -> Array:
-    """Return when workers leave a barrier, [stage, replica, step]; others keep their times."""
-    inside = barrier.members(level)
-    latest = barrier.scope.latest(np.where(inside, level, np.nan))
-    return np.where(inside, latest, level)
+            yield barrier, released
