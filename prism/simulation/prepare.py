@@ -140,10 +140,10 @@ def _trace_program(job: Job, model: TraceModel, graph: StepGraph, seed: int) -> 
 def model_variability(job: Job, model: TraceModel) -> Variability:
     """Effects of a fitted trace as far as the run needs them: the step factor and its memory."""
     cv = math.sqrt(float(model.weight @ (step_profile(model) - 1.0) ** 2))
-    none = constant()
+    none, given = constant(), job.variability.model_error
     return Variability(
         none, lognormal(cv), none, none, CongestionEffect(), StallEffect(),
-        job.variability.dependence, model_error=job.variability.model_error or 0.0,
+        job.variability.dependence, model_error=model.mean_error if given is None else given,
         correlation_time_s=model.correlation_steps * model.measured_mean,
     )  # fmt: skip
 

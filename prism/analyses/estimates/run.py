@@ -27,6 +27,7 @@ from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import RunModel, Runs
 from prism.simulation.runs.ramp import step_work
 from prism.simulation.steps import Progress
+from prism.simulation.tracemodel.model import TraceModel
 from prism.simulation.variability import UNMEASURED, model_error_entry
 from prism.traces.growing import Reading
 from prism.workload.energy import mean_power
@@ -67,7 +68,7 @@ def draw_run(
     model = replace(model, profile=work)
     attrs: dict[str, Any] = {"steps": steps}
     if model.model_error > 0.0 and reading is None:
-        about = _about_error(job, model.model_error)
+        about = _about_error(step, model.model_error)
         attrs["model_error"] = json.dumps(about)
         if not about.get("measured", True):
             notes = (*notes, (
@@ -124,10 +125,14 @@ def draw_run(
     return DrawnRun(values, coords, attrs, model.mean.shape[0], notes)
 
 
-def _about_error(job: Job, error: float) -> dict[str, Any]:
+def _about_error(step: Prepared, error: float) -> dict[str, Any]:
     """Say how large the model's error is, for which class of jobs, and where that comes from."""
+    job = step.job
     if job.variability.model_error is not None:
         return {"spread": error, "class": "", "source": "variability.model_error"}
+    if isinstance(step.source, TraceModel):
+        n = format_count(step.source.report["step_time"]["n"], "measured step")
+        return {"spread": error, "class": "", "source": f"the mean of {n} of the trace"}
     library = load_library(job.variability.library or "")
     entry = f"run/{model_error_entry(job, library)}"
     source, gpus = library.source(entry), entry.replace("model_error", "largest_gpus")

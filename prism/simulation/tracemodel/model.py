@@ -85,6 +85,12 @@ class TraceModel:
     report: dict[str, Any] = field(default_factory=dict)  # what `prism fit` prints
     job: dict[str, Any] = field(default_factory=dict)  # blocks of the traced job's file
 
+    @property
+    def mean_error(self) -> float:
+        """Standard error of the measured mean step over it, where several were measured [1]."""
+        measured = self.report.get("step_time", {})
+        return float(measured.get("mean_se", 0.0) / measured.get("mean", 1.0))
+
     def rank_index(self, node: TraceNode) -> int:
         """Which rank factor a node has, -1: none."""
         is_op = node.kind == "op" and len(node.stages) == 1 and node.microbatch >= 0
