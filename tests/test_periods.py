@@ -107,6 +107,14 @@ def test_steps_without_marks_are_the_same_on_ranks_whose_clocks_are_apart(tmp_pa
     assert list(found.values()) == pytest.approx(run.periods, rel=5e-4)
 
 
+@pytest.mark.xfail(strict=True, reason="the ideal step ends with its host, not its last kernel")
+def test_a_host_that_is_behind_its_device_adds_no_idle_time(tmp_path):
+    run = simulate(made.host_bound(kernel_cv=0.0, host_cv=0.0, step_cv=0.0), 8)
+    fitted(run.write(tmp_path, "none"), tmp_path / "model.nc")
+    idle = estimated(tmp_path / "model.nc")[2]
+    assert idle == pytest.approx(run.gap_share(2, since="start"), abs=1e-3)
+
+
 def test_where_gradients_are_zeroed_a_step_begins(tmp_path):
     run = simulated("mixed")
 

@@ -77,9 +77,57 @@ FAULTS = [
         '    duration = ops["duration"].to_numpy().copy()',
     ),
     (
-        "the time from step to step is taken between begins on the host, not ends on the device",
-        "    between = np.diff(end)[np.diff(steps) == 1]",
-        "    between = np.diff(begin)[np.diff(steps) == 1]",
+        "a kernel trace's step lasts from its begin on the host, not from the step before's end",
+        "    begin, end = np.array([known[number] for number in steps]).T",
+        "    begin, end = np.array([known[number] for number in steps]).T\n"
+        "    begin = np.array([min(views[n, r].begin for r in ranks) for n in steps])",
+    ),
+    (
+        "a kernel trace's step lasts from its own first start, not from the end of the one before",
+        "    found = [(k, known[k - 1], known[k]) for k in numbers",
+        '    own = of_step["start"]\n    found = [(k, own[k], known[k]) for k in numbers',
+    ),
+    (
+        "the first step of a recording counts, from its first start",
+        "    found = [(k, known[k - 1], known[k]) for k in numbers",
+        '    known.setdefault(numbers[0] - 1, float(of_step["start"].iloc[0]))\n'
+        "    found = [(k, known[k - 1], known[k]) for k in numbers",
+    ),
+    (
+        "a recording's unfinished last step counts",
+        "    if unfinished is not None:",
+        "    if unfinished is not None and unfinished < 0:",
+    ),
+    (
+        "a host's lead stays as it was recorded when kernels or host change",
+        "    return settled(replace(model, mean=model.mean * np.array(own)[:, None]))",
+        "    return replace(model, mean=model.mean * np.array(own)[:, None])",
+    ),
+    (
+        "what the host waits for a full queue counts as its own time",
+        "max(0.0, until - since - (queued[there] - counted)) * share",
+        "max(0.0, until - since) * share",
+    ),
+    (
+        "an optimizer's annotation ends a step where it begins",
+        "(ranges.end if is_update else ranges.start)[rows]",
+        "ranges.start[rows]",
+    ),
+    (
+        "what has no launch belongs to the step that its start lies in",
+        'np.where(some, before.fillna(-1), table["step"])',
+        'np.asarray(table["step"])',
+    ),
+    (
+        "the host's time after its last call of a step is lost",
+        "            self.edges[back] = [(host, 0.0), *((device[j], 0.0) for j in awaited)]",
+        "            last_call = self.edges[host][0][0] if view.sync[i] == END else host\n"
+        "            self.edges[back] = [(last_call, 0.0), *((device[j], 0.0) for j in awaited)]",
+    ),
+    (
+        "a model's host may lead its device without end: its queue has no depth",
+        "        lead = np.maximum(lead, -model.most_lead)\n",
+        "",
     ),
     (
         "a timeline shows the replicate beside the one nearest the percentile",
