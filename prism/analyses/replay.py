@@ -30,6 +30,7 @@ from prism.models.pipelinetrace.fit import fit_graph
 from prism.models.pipelinetrace.reduce import simplify
 from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceGraph, ends_of, filled
 from prism.simulation.tracemodel.graph import replay as replay_graph
+from prism.simulation.tracemodel.model import steady
 from prism.traces import Trace, read_trace
 
 if TYPE_CHECKING:
@@ -172,7 +173,8 @@ def _replay_kernels(trace: Trace) -> Found:
     counts = {"edges_recorded": 0, "edges_inferred": 0, "n_late": 0, "n_unexplained": 0}
     for graph in step_graphs(steps):
         own = graph.select(graph.own)
-        mean = finite_mean(graph.durations, 2, keepdims=True)
+        mean = finite_mean(graph.durations, axis=(1, 2))
+        mean = steady(graph.nodes, mean, graph.most_lead)[:, None, None]
         times.append(_without(own, own.durations, mean, _op_kinds(own)))
         rows += _gpu_spans(own, steps)
         counts = {name: n + getattr(graph, name) for name, n in counts.items()}

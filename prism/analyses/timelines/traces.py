@@ -20,6 +20,7 @@ from prism.models.kerneltrace.graph import KernelGraph, step_graph
 from prism.models.kerneltrace.steps import split_steps
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.simulation.tracemodel.graph import Array, TraceGraph, ends_of, filled
+from prism.simulation.tracemodel.model import steady
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.table import Trace
 
@@ -99,7 +100,8 @@ def _play_kernels(trace: Trace, step: int | None) -> list[PlayedStep]:
         _choose(trace.source, steps.steps, step)
     graph = step_graph(steps, step)
     own = graph.select(graph.own)
-    mean = finite_mean(graph.durations, 2, keepdims=True)
+    mean = finite_mean(graph.durations, axis=(1, 2))
+    mean = steady(graph.nodes, mean, graph.most_lead)[:, None, None]
     label = _label("replayed", graph.step, float(own.measured[0]))
     played = _played_kernels(own, own.durations, mean, label)
     ideal = _played_kernels(own, mean, mean, label | {"kind": "ideal"})

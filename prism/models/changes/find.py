@@ -186,7 +186,8 @@ def changes_of_trace(trace: Trace) -> tuple[list[Row], Index]:
     out[at[odd[:, 0]]] = True
     gaps = _gaps(begin.to_numpy(), end.to_numpy(), steps)
     rows += [_pause(gap, steps[1:], (int(steps[0]), int(steps[-1]))) for gap in gaps]
-    if (~out).sum() < min(FEWEST, steps.size // 2):
+    # a profile's few steps are too few to leave some out
+    if (~out).sum() < (FEWEST if trace.has_kernels else min(FEWEST, steps.size // 2)):
         rows, out = [{**row, "kept": "too_few"} for row in rows], np.zeros_like(out)
     return rows, steps[out]
 

@@ -101,6 +101,8 @@ def _host_times(
             found[i] = max(0.0, now[i] - until)
             continue
         until = issued[there]
+        if not until > -np.inf:
+            continue
         stretch = [i]
         while (before := nodes[stretch[-1]].preds[0]) not in now and roles.event[before] >= 0:
             stretch.append(before)

@@ -118,9 +118,14 @@ class KernelSteps:
         return self.end - self.begin
 
     def typical(self) -> int:
-        """Find the step of median period."""
+        """Find the step of median period, among those whose launches were recorded."""
+        launched = np.array([
+            sum(np.isfinite(self.views[step, rank].call).sum() for rank in self.ranks)
+            for step in self.steps
+        ])  # fmt: skip
         order = np.argsort(self.periods(), kind="stable")
-        return self.steps[int(order[(len(order) - 1) // 2])]
+        order = order[2 * launched[order] >= launched.max()]
+        return self.steps[int(order[(order.size - 1) // 2])]
 
     def others(self, step: int, rank: int) -> list[StepView]:
         """Give the views of a rank's other steps, those of unknown begin too."""
@@ -173,6 +178,7 @@ def _views_of(
     device = ops.iloc[rows][columns].assign(row=rows, key=key[rows], sync="", sync_stream=-1)
     device["end"] = device["start"] + device["duration"]
     device["queued"], device["slot"], depth = _queue(device)
+    begins = {int(number): float(begin) for number, begin, _ in trace.meta["periods"]}
     first = device.groupby("step")[["launch", "start"]].min().min(axis=1)
     marked = about["steps"] or [[0, float(first.min()), float(device["launch_end"].max())]]
     marks = pd.DataFrame(marked, columns=["step", "begin", "until"])
@@ -214,6 +220,9 @@ def _views_of(
         earlier = device[(device["step"] < step) & before]
         carried = earlier.groupby("stream")["end"].max()
         view.carried.update((int(s), float(end)) for s, end in carried.items())
+        if step in begins:  # what was not recorded has ended by then
+            for stream, rows in part[part["row"] >= 0].groupby("stream"):
+                view.carried.setdefault(int(stream), min(begins[step], float(rows["start"].min())))
         if len(calls):
             view.waits.extend(_recorded_waits(view, calls[calls["step"] == step]))
         views.append(view)
@@ -233,8 +242,9 @@ def _view(
         return np.asarray(part[name], np.float64)
 
     key = ints("key")
+    marked = float(begin.iloc[0]) if len(begin) else -np.inf
     return StepView(
-        rank, step, min(float(begin.iloc[0]) if len(begin) else first, first), ints("row"), key,
+        rank, step, min(marked, first) if marked > -np.inf else first, ints("row"), key,
         names[key], ints("stream"), ints("thread"), floats("start"), floats("end"),
         floats("launch"), floats("launch_end"), floats("queued"), ints("slot"),
         part["copy_back"].to_numpy(np.bool_), part["sync"].to_numpy(np.str_), ints("sync_stream"),
@@ -267,7 +277,7 @@ def _queue(device: pd.DataFrame) -> tuple[Floats, Ints, int]:
     if inside.sum() < 0.01 * (returns - begins).sum():
         return queued, slot, 0
     queued[launched[late]] = inside
-    slot[launched[late[1:]]] = row[ran[late[1:] - depth - 1]]
+    slot[launched[late[1:]]] = row[launched[late[1:] - depth - 1]]
     return queued, slot, depth
 
 

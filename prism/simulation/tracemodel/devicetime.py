@@ -14,6 +14,7 @@ from prism.simulation.tracemodel.graph import (
     Array,
     TraceNode,
     ends_of,
+    ops_of,
     start_of,
 )
 from prism.simulation.tracemodel.model import TraceModel, ideal_graph
@@ -69,7 +70,7 @@ def ideal_device_times(model: TraceModel) -> tuple[float, list[DeviceTime]]:
     start = np.array([start_of(node, ends)[0, 0] for node in graph.nodes])
     end = ends[:, 0, 0]
     each = [device_time(graph.nodes, start, end, s) for s in range(model.n_stages)]
-    return float(end.max()), each
+    return float(end[ops_of(graph.nodes)].max()), each
 
 
 def _running(start: Array, end: Array) -> float:

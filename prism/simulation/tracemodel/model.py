@@ -248,22 +248,25 @@ def settled(model: TraceModel) -> TraceModel:
     A host that needs less time than its devices gets ahead until its queue is full or something
     blocks it; one that needs more loses its lead and decides the period.
     """
-    sources = [i for i, node in enumerate(model.nodes) if node.continues >= 0]
-    if not sources:
-        return model
-    mean = model.mean.mean(axis=1)
-    for _ in range(MOST_ROUNDS):
-        ends = _ends(model, mean)
-        end = max(ends[i] for i in ops_of(model.nodes))
-        lead = np.array([ends[model.nodes[i].continues] - end for i in sources])
-        lead = np.maximum(lead, -model.most_lead)
-        far = float(np.abs(lead - mean[sources]).max())
-        mean[sources] = lead
+    mean = steady(model.nodes, model.mean.mean(axis=1), model.most_lead)
+    is_source = np.array([[node.continues >= 0] for node in model.nodes])
+    return replace(model, mean=np.where(is_source, mean[:, None], model.mean))
+
+
+def steady(nodes: Sequence[TraceNode], seconds: Array, most_lead: float) -> Array:
+    """Return durations [node] s whose sources are what steps that follow each other lead to."""
+    sources = [i for i, node in enumerate(nodes) if node.continues >= 0]
+    seconds, ops = seconds.copy(), ops_of(nodes)
+    for _ in range(MOST_ROUNDS if sources else 0):
+        ends = _ends(nodes, seconds)
+        end = max(ends[i] for i in ops)
+        lead = np.array([ends[nodes[i].continues] - end for i in sources])
+        lead = np.maximum(lead, -most_lead)
+        far = float(np.abs(lead - seconds[sources]).max())
+        seconds[sources] = lead
         if far < CLOSE_S:
             break
-    out = model.mean.copy()
-    out[sources] = mean[sources, None]
-    return replace(model, mean=out)
+    return seconds
 
 
 def rescaled(model: TraceModel, factors: Sequence[float]) -> TraceModel:
@@ -272,11 +275,13 @@ def rescaled(model: TraceModel, factors: Sequence[float]) -> TraceModel:
     return settled(replace(model, mean=model.mean * np.array(own)[:, None]))
 
 
-def _ends(model: TraceModel, mean: Array) -> list[float]:
+def _ends(nodes: Sequence[TraceNode], durations: Array) -> list[float]:
     """Find the ends of the nodes of one replica [node] s; numbers are faster than arrays of one."""
     ends: list[float] = []
-    for node, seconds in zip(model.nodes, mean.tolist(), strict=True):
-        ends.append(max((ends[p] for p in node.preds), default=0.0) + seconds)
+    for node, seconds in zip(nodes, durations.tolist(), strict=True):
+        lags = node.lags or (0.0,) * len(node.preds)
+        come = (ends[p] + lag for p, lag in zip(node.preds, lags, strict=True))
+        ends.append(max(come, default=0.0) + seconds)
     return ends
 
 

@@ -27,28 +27,47 @@ def mark_by_rhythm(rank: RankTrace) -> None:
         return
     number = np.searchsorted(ends, np.argsort(order))
     table["step"] = np.where(number < ends.size, number, -1)
-    bounds = when[order][np.r_[0, np.minimum(ends + 1, order.size - 1)]]
-    bounds = np.where(np.isfinite(bounds), bounds, float(table["start"].min()))
+    bounds = np.r_[when[order], np.inf][np.r_[0, ends + 1]]
+    bounds[0] = max(bounds[0], float(table["start"].min()))
     rank.steps = [(k, bounds[k], bounds[k + 1]) for k in range(ends.size)]
     rank.marks = "kernels"
 
 
 def number_alike(ranks: list[RankTrace], starts: NDArray[np.float64]) -> None:
-    """Count steps whose marks do not by time, as ranks may begin to record in different ones."""
+    """Count steps whose marks do not, as ranks may begin to record in different ones.
+
+    Ranks wait for each other, so their ends of the same steps differ by their clocks alone.
+    """
     counted = [i for i, rank in enumerate(ranks) if rank.marks in ("optimizer", "kernels")]
-    ends = {
-        i: starts[i] + 1e-6 * ranks[i].end.groupby(ranks[i].table["step"]).max().loc[0:]
+    ends = [
+        (starts[i] + 1e-6 * ranks[i].end.groupby(ranks[i].table["step"]).max().loc[0:]).to_numpy()
         for i in counted
-    }
-    period = np.median([np.median(np.diff(of)) for of in ends.values() if len(of) > 1] or [0.0])
-    if len(counted) < 2 or period <= 0.0:
-        return
-    first = min(float(of.iloc[0]) for of in ends.values() if len(of))
-    for i, of in ends.items():
-        ahead = round((float(of.iloc[0]) - first) / period) if len(of) else 0
-        step = ranks[i].table["step"]
-        ranks[i].table["step"] = step.where(step < 0, step + ahead)
-        ranks[i].steps = [(number + ahead, a, b) for number, a, b in ranks[i].steps]
+    ]
+    ahead = [_shift(ends[0], of) for of in ends]
+    for i, shift in zip(counted, ahead, strict=True):
+        step, shift = ranks[i].table["step"], shift - min(ahead)
+        ranks[i].table["step"] = step.where(step < 0, step + shift)
+        ranks[i].steps = [(number + shift, a, b) for number, a, b in ranks[i].steps]
+
+
+def _shift(a: NDArray[np.float64], b: NDArray[np.float64]) -> int:
+    """By how many steps `b` begins after `a`; where their ends do not tell, by the clocks."""
+    if min(a.size, b.size) < 2:
+        return 0
+    by_clock = round((b[0] - a[0]) / max(float(np.median(np.diff(a))), _RESOLUTION_S))
+    least = 1 + min(a.size, b.size) // 2  # of few steps any would agree
+    costs = {}
+    for shift in range(least - b.size, a.size - least + 1):
+        first, second = a[max(0, shift) :], b[max(0, -shift) :]
+        n = min(first.size, second.size)
+        costs[shift] = max(float(np.ptp(second[:n] - first[:n])), _RESOLUTION_S)
+    best = min(costs, key=lambda shift: (costs[shift], abs(shift - by_clock)))
+    return by_clock if costs.get(by_clock, np.inf) < _CLEARLY * costs[best] else best
+
+
+_RESOLUTION_S = 5e-6  # ends that agree as well do not tell
+_CLEARLY = 3.0
+"""What ranks' ends tell counts against their clocks where they agree this many times better."""
 
 
 def periods_of(ops: pd.DataFrame, notes: list[str]) -> list[tuple[int, float, float]]:
