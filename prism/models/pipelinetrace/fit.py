@@ -17,28 +17,20 @@ from scipy.special import ndtr
 
 from prism.common.errors import PrismError
 from prism.common.means import finite_mean
-from prism.distributions.distribution import Distribution, bounded_body, constant, lognormal
+from prism.distributions.distribution import Distribution, bounded_body, constant
 from prism.distributions.samples import sample_law
 from prism.models.pipelinetrace.reduce import Crossed, crossed_table, simplify
 from prism.models.variance.components import Component, Components, fit_components
 from prism.models.variance.draws import N_DRAWS
 from prism.simulation.tracemodel.graph import Array, TraceGraph, TraceNode, filled
-from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, TraceModel, score_law
+from prism.simulation.tracemodel.model import OpGroup, TraceModel, score_law
 
 NEGLIGIBLE = 1e-6  # a spread below this is rounding
-LEAST_SCORES = 24  # below, a shared distribution takes a normal shape instead of so few points
 RANK_SHAPE = -0.15  # of the body's tail: SGEMM on 388 healthy V100s, facts on GPU variability
 
 
 def fit_graph(graph: TraceGraph, source: str = "trace") -> TraceModel:
-    """Fit distributions and effects to a trace's graph.
-
-    Parameters
-    ----------
-    graph : TraceGraph
-        Measured durations of several steps.
-    source : str
-        For messages.
+    """Fit distributions and effects to a trace's graph; `source` names it in messages.
 
     Raises
     ------
@@ -57,13 +49,10 @@ def fit_with_components(
             f"{source}: {graph.steps.size} step; at least 2 are needed to learn how steps vary, "
             "and 20 or more to trust it"
         )
-    graph = simplify(graph)
+    graph, parts = simplify(graph), None
     crossed = crossed_table(graph)
-    parts = (
-        fit_components(np.log(crossed.seconds), crossed.columns, graph.steps, n_draws)
-        if crossed
-        else None
-    )
+    if crossed:
+        parts = fit_components(np.log(crossed.seconds), crossed.columns, graph.steps, n_draws)
     return _Fit(graph, filled(graph), crossed, parts).model(), parts
 
 
@@ -130,10 +119,8 @@ class _Fit:
         found: dict[tuple[object, ...], list[int]] = {}
         for i, n in enumerate(self.graph.nodes):
             if n.kind != "join":
-                name = (
-                    ("",) if column[i] >= 0 else (n.kind, n.op_kind, n.name, n.stages[0], n.chunk)
-                )
-                found.setdefault((column[i], *name), []).append(i)
+                name = (n.kind, n.op_kind, n.name, n.stages[0], n.chunk)
+                found.setdefault((column[i], *name[5 * (column[i] >= 0) :]), []).append(i)
         for (c, *_), nodes in found.items():
             yield int(c), nodes
 
@@ -202,11 +189,8 @@ class _Fit:
         )  # fmt: skip
 
     def _residual_law(self, column: int) -> Distribution:
-        """Distribution of a column's own part from its scores, or from all where they are few."""
         assert self.parts is not None
         scores, std = self.parts.residual[column], float(self.parts.residual_std[column])
-        if np.isfinite(scores).sum() < LEAST_SCORES:
-            scores = self.parts.residual
         own = scores[np.isfinite(scores)]
         if std <= NEGLIGIBLE or own.std() <= 0.0:
             return constant()
@@ -278,20 +262,16 @@ def _profile(values: Array, mean: Array) -> Array:
     The least-squares factor of `values = mean x profile`, shrunk by what independent ops would show
     of themselves; a single op keeps its own times, so that it moves with the step as it did.
     """
-    n_nodes, n_replicas, n_steps = values.shape
     power = (mean**2).sum(axis=0)
-    if not power.any():
-        return np.ones((n_replicas, n_steps))
-    safe = np.where(power > 0.0, power, 1.0)[:, None]
-    profile = np.einsum("nr,nrt->rt", mean, values) / safe
-    variance = profile.var(axis=1)
-    alone = (mean**2 * values.var(axis=2)).sum(axis=0) / safe[:, 0] ** 2
+    safe = np.where(power > 0.0, power, 1.0)
+    profile = np.einsum("nr,nrt->rt", mean, values) / safe[:, None]
+    alone = (mean**2 * values.var(axis=2)).sum(axis=0) / safe**2
     count = power**2 / np.maximum((mean**4).sum(axis=0), 1e-300)  # ops that carry it
     with np.errstate(all="ignore"):
-        shared = np.clip((1.0 - alone / variance) / (1.0 - 1.0 / count), 0.0, 1.0)
-    keep = np.where((n_nodes == 1) | (count < 1.5), 1.0, np.sqrt(np.nan_to_num(shared)))
-    profile = np.where(power[:, None] > 0.0, profile, 1.0)  # what never takes time has no factor
-    profile = np.maximum(1.0 + keep[:, None] * (profile - 1.0), 0.0)
+        shared = (1.0 - alone / profile.var(axis=1)) / (1.0 - 1.0 / count)
+    keep = np.sqrt(np.clip(np.nan_to_num(shared), 0.0, 1.0))
+    keep = np.where((len(values) == 1) | (count < 1.5), 1.0, keep)[:, None]
+    profile = np.where(power[:, None] > 0.0, np.maximum(1.0 + keep * (profile - 1.0), 0.0), 1.0)
     return np.asarray(profile / profile.mean(axis=1, keepdims=True))
 
 
@@ -303,13 +283,8 @@ def _relative_law(relative: Array) -> Distribution:
 
 
 def _shared_law(scores: Array) -> Distribution:
-    """Distribution of a shared effect: quantiles of its scores, or normal where they are few."""
     z = scores[np.isfinite(scores)]
-    if z.size < 2 or z.std() == 0.0:
-        return constant()
-    if z.size < LEAST_SCORES:
-        return lognormal(math.sqrt(math.expm1(SCORE_STD**2)))
-    return score_law(z)
+    return score_law(z) if z.size > 1 and z.std() > 0.0 else constant()
 
 
 def _describe(node: TraceNode, name: str, values: Array, law: Distribution) -> OpGroup:
