@@ -9,7 +9,6 @@ out: effects that one trace cannot show, see `prism.models.fit`.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,12 +56,7 @@ def fit_with_components(
 
 
 # ----------------------------------------------------------------------------------- assembly
-class _Part(NamedTuple):
-    """What one group of ops gives to the model."""
-
-    group: OpGroup
-    profile: Array  # [replica, step], in the trace's order
-    mean: Array  # [node of the group, replica]
+_Part = tuple[OpGroup, Array, Array]  # with profile [replica, step] and mean [node, replica]
 
 
 @dataclass
@@ -79,23 +73,28 @@ class _Fit:
         follows = self._follows(kinds)
         mean = np.zeros((len(graph.nodes), graph.n_replicas))
         group = np.full(len(graph.nodes), -1, np.int64)
-        fitted: list[_Part] = []
+        groups, profiles = [], []
         for column, nodes in self._groups():
-            if column >= 0:
-                op_kind, stage = graph.nodes[nodes[0]].op_kind, graph.nodes[nodes[0]].stages[0]
-                factor = rank[kinds.index(op_kind), stage] if kinds else np.ones(graph.n_replicas)
-                part = self._compute(nodes, column, factor)
+            if column < 0:
+                found, profile, mean[nodes] = self._other(nodes)
             else:
-                part = self._other(nodes)
-            mean[nodes], group[nodes] = part.mean, len(fitted)
-            fitted.append(part)
-        order = self._step_order(fitted)
+                n = graph.nodes[nodes[0]]
+                factor = (
+                    rank[kinds.index(n.op_kind), n.stages[0]] if kinds else np.ones(mean.shape[1])
+                )
+                found, profile, mean[nodes] = self._compute(nodes, column, factor)
+            group[nodes] = len(groups)
+            groups.append(found)
+            profiles.append(np.broadcast_to(profile, (graph.n_replicas, graph.steps.size)))
+        profile = np.stack(profiles)
+        weight = np.stack([mean[group == g].sum(axis=0) for g in range(len(groups))])
+        order = self._step_order(np.einsum("gr,grt->t", weight, profile))
         spread = np.array([p.by_op_kind[k]["rank"].std for k in kinds]) if p else np.zeros(0)
         body = float(spread.max(initial=0.0))
         return TraceModel(
             nodes=graph.nodes, n_stages=graph.n_stages, n_replicas=graph.n_replicas, p2p=graph.p2p,
-            group=group, groups=tuple(f.group for f in fitted), mean=mean,
-            profile=np.stack([f.profile for f in fitted])[:, :, order], steps=graph.steps[order],
+            group=group, groups=tuple(groups), mean=mean,
+            profile=profile[:, :, order], steps=graph.steps[order],
             weight=np.full(order.size, 1.0 / order.size),
             rank=rank, follows=follows, rank_kinds=kinds,
             rank_law=bounded_body(body, RANK_SHAPE) if body > 0.0 else constant(),
@@ -177,24 +176,14 @@ class _Fit:
         nominal = float(np.nanmean(seconds / (factor[:, None, None] * position)))
         mean = nominal * position[[self.graph.nodes[i].microbatch for i in nodes]]
         profile = np.exp(_step_deviation(p, column, np.log(seconds[body]), body))
-        name, law = p.columns[column].name or first.op_kind, self._residual_law(column)
-        group = _describe(first, name, seconds, law)._replace(
+        scores = p.residual[column][np.isfinite(p.residual[column])]
+        law = _relative_law(np.exp(p.residual_std[column] * scores / (scores.std() or np.inf)))
+        group = _describe(first, p.columns[column].name or first.op_kind, seconds, law)._replace(
             content=_loading(p.content, column), rank_step=_loading(p.rank_step, column)
         )
         if p.rank_step_apart:
             group = group._replace(rank_step=abs(group.rank_step), drift=first.stages[0])
-        return _Part(
-            group, np.tile(profile / profile.mean(), (factor.size, 1)),
-            np.repeat(mean[:, None], factor.size, axis=1),
-        )  # fmt: skip
-
-    def _residual_law(self, column: int) -> Distribution:
-        assert self.parts is not None
-        scores, std = self.parts.residual[column], float(self.parts.residual_std[column])
-        own = scores[np.isfinite(scores)]
-        if std <= NEGLIGIBLE or own.std() <= 0.0:
-            return constant()
-        return sample_law(np.exp(std * own / float(own.std())))
+        return group, profile / profile.mean(), mean[:, None]
 
     def _other(self, nodes: list[int]) -> _Part:
         """Fit transfers, collectives, gaps and the rest: a mean, a profile, a residual."""
@@ -212,20 +201,13 @@ class _Fit:
         name = first.name
         if 1 < len(first.stages) < self.graph.n_stages:
             name = f"{name} stages {first.stages[0]}-{first.stages[-1]}"
-        n = self.graph.n_replicas
-        return _Part(
-            _describe(first, name, values, _relative_law(relative)),
-            np.broadcast_to(profile, (n, profile.shape[1])),
-            np.broadcast_to(mean, (len(nodes), n)),
-        )  # fmt: skip
+        return _describe(first, name, values, _relative_law(relative)), profile, mean
 
-    def _step_order(self, fitted: list[_Part]) -> NDArray[np.int64]:
+    def _step_order(self, total: Array) -> NDArray[np.int64]:
         """Order steps from fast to slow, by the score that memory was estimated of."""
         if self.parts is not None and self.parts.step.scale > 0.0:
-            scores = self.parts.step.scores * np.sign(self.parts.step.loadings.sum() or 1.0)
-            return np.argsort(np.nan_to_num(scores), kind="stable")
-        weight = np.stack([f.mean.sum(axis=0) for f in fitted])
-        total = np.einsum("gr,grt->t", weight, np.stack([f.profile for f in fitted]))
+            step = self.parts.step
+            total = np.nan_to_num(step.scores * np.sign(step.loadings.sum() or 1.0))
         return np.argsort(total, kind="stable")
 
 
