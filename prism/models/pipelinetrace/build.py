@@ -8,6 +8,7 @@ gap, a node of its own.
 
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from prism.common.means import median
 from prism.common.text import format_share
 from prism.models.pipelinetrace.meetings import (
     EXPECTED,
-    Barrier,
     coincide,
     hidden_barriers,
     last_arrival,
@@ -47,7 +47,6 @@ CLOSE = (
     0.015  # of the measured mean: a replay further off says so; production jobs' are 0.00002 off
 )
 REFUSED = 0.5  # a replay further off is of another job: two in one trace are 0.62 to 1.26 off
-PLACES = {STAGE: "all replicas of stage {}", REPLICA: "all stages of replica {}"}
 
 
 def build_trace_graph(trace: "Trace") -> TraceGraph:
@@ -107,7 +106,6 @@ class _Laying:
         self.what = list(t.ops.itertuples(index=False))
         self.left = t.end.copy()  # when a worker goes on after each op
         self.node = np.full(len(t.ops), -1)  # each op's, or the message of which it is a side
-        self.scope = [WORKER] * len(t.ops)
         for pair in self.pairs:
             self._lay_message(pair)
         self._count_transfers()
@@ -207,50 +205,41 @@ class _Laying:
         return WORKER
 
     def _barriers(self, chains: list[Index], step_s: float) -> dict[int, list[Any]]:
-        """Barriers that no op names, by each op before which all of a group resume together."""
+        """Lay barriers that no op names: joins by stage, and when they release, by the op after."""
         t = self.times
-        at = {op: (chain, i) for chain in chains for i, op in enumerate(chain.tolist())}
+        before = {int(b): int(a) for chain in chains for a, b in pairwise(chain)}
         found: dict[int, list[Any]] = {}
         for ops in t.alike():
-            o, places = self.what[ops[0]], [at.get(op, (None, 0)) for op in ops.tolist()]
-            if len(ops) < t.n_stages or o.op_kind in COMPUTE or min(i for _, i in places) == 0:
+            o, known = self.what[ops[0]], [before[op] for op in ops.tolist() if op in before]
+            if len(known) < t.n_stages or o.op_kind in COMPUTE:
                 continue
-            before = [chain[i - 1] for chain, i in places]
-            for barrier, released in hidden_barriers(self.left[before], t.start[ops], step_s):
-                where = PLACES[barrier.scope].format(barrier.place)
+            for (scope, place), released in hidden_barriers(self.left[known], t.start[ops], step_s):
+                one = scope == STAGE  # else one replica waits, in all stages
+                where = f"all {'replicas of stage' if one else 'stages of replica'} {place}"
                 self._note(f"a barrier over {where} before {o.name}, which no op names")
                 self.inferred += 1
-                joins = self._lay_barrier(barrier)
+                joins = {
+                    s: self._add(0.0 * t.start[0], [], (s,), scope, "join", ("join", "", "barrier"),
+                                 replica=-1 if one else place)
+                    for s in ([place] if one else range(t.n_stages))
+                }  # fmt: skip
                 for op in ops.tolist():
                     found.setdefault(op, []).append((joins, released))
         return found
 
-    def _lay_barrier(self, barrier: Barrier) -> dict[int, int]:
-        """Lay joins without duration: one, or one per stage where one replica waits."""
-        one, none = barrier.scope == STAGE, np.zeros(self.times.start.shape[1:])
-        stages = [barrier.place] if one else range(self.times.n_stages)
-        replica = -1 if one else barrier.place
-        what = "join", "", "barrier"
-        return {
-            s: self._add(none, [], (s,), barrier.scope, "join", what, replica=replica)
-            for s in stages
-        }
-
     # -- chains -------------------------------------------------------------------------------
     def _actions(self, stage: int, chain: Index) -> list[tuple[str, int]]:
         """Tell what workers do in turn: run an op, post a side of a message, wait for it."""
-        sides = {k: p for p in self.pairs for k in p[:2] if self.what[k].stage == stage}
+        sides = [k for p in self.pairs for k in p[:2] if self.what[k].stage == stage]
+        return self._in_batches(chain, sides) if self.blocking else self._in_flight(chain, sides)
+
+    def _in_batches(self, chain: Index, sides: list[int]) -> list[tuple[str, int]]:
+        """Transfers that block: those issued as one are posted together, and waited for."""
         found: list[tuple[str, int]] = []
-        if not self.blocking:
-            posts, waits = self._slots(stage, chain)
-            for i, op in enumerate([*chain.tolist(), None]):
-                found += [("post", k) for k in posts[i]] + [("wait", k) for k in waits[i]]
-                found += [] if op is None else [("run", op)]
-            return found
-        batch: list[int] = []  # transfers issued as one: each begins before the one before ends
+        batch: list[int] = []
         for op in [*chain.tolist(), None]:
             if batch and not (op in sides and self._overlap(batch[-1], op)):
-                found += [("post", k) for k in batch] + [("wait", k) for k in batch]
+                found += [(what, k) for what in ("post", "wait") for k in batch]
                 batch = []
             if op in sides:
                 batch.append(op)
@@ -263,17 +252,20 @@ class _Laying:
         common, shorter = end.min(axis=0) - start.max(axis=0), (end - start).min(axis=0)
         return bool(median(common - 0.5 * shorter) > 0.0)
 
-    def _slots(self, stage: int, chain: Index) -> tuple[list[list[int]], list[list[int]]]:
-        """Sides posted and receives awaited before each op of a chain, and after the last."""
+    def _in_flight(self, chain: Index, sides: list[int]) -> list[tuple[str, int]]:
+        """Transfers beside the ops: posted before the first op not done by then."""
         t = self.times
-        posts: list[list[int]] = [[] for _ in range(chain.size + 1)]
-        waits: list[list[int]] = [[] for _ in range(chain.size + 1)]
-        for k in (k for p in self.pairs for k in p[:2] if self.what[k].stage == stage):
-            done = median(t.end[chain] - t.start[k], (1, 2)) <= CLOCK_S
-            posts[int(np.append(done, False).argmin())].append(k)  # before the first that is not
-        for receive, op in consumers(t, self.chains[stage], self.pairs).items():
-            waits[chain.tolist().index(op)].append(receive)
-        return posts, waits
+        awaits = consumers(t, chain, self.pairs)
+        posts: dict[int | None, list[int]] = {}
+        for k in sides:
+            late = median(t.end[chain] - t.start[k], (1, 2)) > CLOCK_S
+            posts.setdefault(int(chain[late.argmax()]) if late.any() else None, []).append(k)
+        found = []
+        for op in [*chain.tolist(), None]:
+            found += [("post", k) for k in posts.get(op, [])]
+            found += [("wait", k) for k in awaits.get(op, [])]
+            found += [] if op is None else [("run", op)]
+        return found
 
     def _walk(
         self, stage: int, actions: list[tuple[str, int]], barriers: dict[int, list[Any]]
@@ -307,7 +299,7 @@ class _Laying:
                 front, ready, awaited = [gap], start, False
 
     def finish(self, source: str) -> tuple[tuple[TraceNode, ...], Array]:
-        """Put nodes in topological order, and number microbatches that the trace does not."""
+        """Put nodes in topological order."""
         try:
             order = list(TopologicalSorter(dict(enumerate(self.preds))).static_order())
         except CycleError as e:
@@ -322,17 +314,4 @@ class _Laying:
             self.nodes[i]._replace(preds=tuple(dict.fromkeys(place[p] for p in self.preds[i])))
             for i in order
         ]
-        of_name: dict[tuple[Any, ...], list[int]] = {}
-        for i, n in enumerate(nodes):
-            if n.kind == "op" and n.op_kind in COMPUTE:
-                of_name.setdefault((n.stages, n.op_kind, n.name, n.chunk), []).append(i)
-        counted = False
-        for members in of_name.values():
-            named = {nodes[i].microbatch for i in members}
-            if min(named) < 0 or len(named) < len(members):
-                counted |= len(members) > 1
-                for number, i in enumerate(members):
-                    nodes[i] = nodes[i]._replace(microbatch=number)
-        if counted:
-            self._note("compute ops whose microbatch is not known are numbered in their order")
         return tuple(nodes), np.stack([self.rows[i] for i in order])

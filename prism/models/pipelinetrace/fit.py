@@ -9,7 +9,6 @@ out: effects that one trace cannot show, see `prism.models.fit`.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,28 +16,20 @@ from scipy.special import ndtr
 
 from prism.common.errors import PrismError
 from prism.common.means import finite_mean
-from prism.distributions.distribution import Distribution, bounded_body, constant, lognormal
+from prism.distributions.distribution import Distribution, bounded_body, constant
 from prism.distributions.samples import sample_law
 from prism.models.pipelinetrace.reduce import Crossed, crossed_table, simplify
 from prism.models.variance.components import Component, Components, fit_components
 from prism.models.variance.draws import N_DRAWS
 from prism.simulation.tracemodel.graph import Array, TraceGraph, TraceNode, filled
-from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, TraceModel, score_law
+from prism.simulation.tracemodel.model import OpGroup, TraceModel, score_law
 
 NEGLIGIBLE = 1e-6  # a spread below this is rounding
-LEAST_SCORES = 24  # below, a shared distribution takes a normal shape instead of so few points
 RANK_SHAPE = -0.15  # of the body's tail: SGEMM on 388 healthy V100s, facts on GPU variability
 
 
 def fit_graph(graph: TraceGraph, source: str = "trace") -> TraceModel:
-    """Fit distributions and effects to a trace's graph.
-
-    Parameters
-    ----------
-    graph : TraceGraph
-        Measured durations of several steps.
-    source : str
-        For messages.
+    """Fit distributions and effects to a trace's graph; `source` names it in messages.
 
     Raises
     ------
@@ -57,23 +48,15 @@ def fit_with_components(
             f"{source}: {graph.steps.size} step; at least 2 are needed to learn how steps vary, "
             "and 20 or more to trust it"
         )
-    graph = simplify(graph)
+    graph, parts = simplify(graph), None
     crossed = crossed_table(graph)
-    parts = (
-        fit_components(np.log(crossed.seconds), crossed.columns, graph.steps, n_draws)
-        if crossed
-        else None
-    )
+    if crossed:
+        parts = fit_components(np.log(crossed.seconds), crossed.columns, graph.steps, n_draws)
     return _Fit(graph, filled(graph), crossed, parts).model(), parts
 
 
 # ----------------------------------------------------------------------------------- assembly
-class _Part(NamedTuple):
-    """What one group of ops gives to the model."""
-
-    group: OpGroup
-    profile: Array  # [replica, step], in the trace's order
-    mean: Array  # [node of the group, replica]
+_Part = tuple[OpGroup, Array, Array]  # with profile [replica, step] and mean [node, replica]
 
 
 @dataclass
@@ -90,23 +73,28 @@ class _Fit:
         follows = self._follows(kinds)
         mean = np.zeros((len(graph.nodes), graph.n_replicas))
         group = np.full(len(graph.nodes), -1, np.int64)
-        fitted: list[_Part] = []
+        groups, profiles = [], []
         for column, nodes in self._groups():
-            if column >= 0:
-                op_kind, stage = graph.nodes[nodes[0]].op_kind, graph.nodes[nodes[0]].stages[0]
-                factor = rank[kinds.index(op_kind), stage] if kinds else np.ones(graph.n_replicas)
-                part = self._compute(nodes, column, factor)
+            if column < 0:
+                found, profile, mean[nodes] = self._other(nodes)
             else:
-                part = self._other(nodes)
-            mean[nodes], group[nodes] = part.mean, len(fitted)
-            fitted.append(part)
-        order = self._step_order(fitted)
+                n = graph.nodes[nodes[0]]
+                factor = (
+                    rank[kinds.index(n.op_kind), n.stages[0]] if kinds else np.ones(mean.shape[1])
+                )
+                found, profile, mean[nodes] = self._compute(nodes, column, factor)
+            group[nodes] = len(groups)
+            groups.append(found)
+            profiles.append(np.broadcast_to(profile, (graph.n_replicas, graph.steps.size)))
+        profile = np.stack(profiles)
+        weight = np.stack([mean[group == g].sum(axis=0) for g in range(len(groups))])
+        order = self._step_order(np.einsum("gr,grt->t", weight, profile))
         spread = np.array([p.by_op_kind[k]["rank"].std for k in kinds]) if p else np.zeros(0)
         body = float(spread.max(initial=0.0))
         return TraceModel(
             nodes=graph.nodes, n_stages=graph.n_stages, n_replicas=graph.n_replicas, p2p=graph.p2p,
-            group=group, groups=tuple(f.group for f in fitted), mean=mean,
-            profile=np.stack([f.profile for f in fitted])[:, :, order], steps=graph.steps[order],
+            group=group, groups=tuple(groups), mean=mean,
+            profile=profile[:, :, order], steps=graph.steps[order],
             weight=np.full(order.size, 1.0 / order.size),
             rank=rank, follows=follows, rank_kinds=kinds,
             rank_law=bounded_body(body, RANK_SHAPE) if body > 0.0 else constant(),
@@ -130,10 +118,8 @@ class _Fit:
         found: dict[tuple[object, ...], list[int]] = {}
         for i, n in enumerate(self.graph.nodes):
             if n.kind != "join":
-                name = (
-                    ("",) if column[i] >= 0 else (n.kind, n.op_kind, n.name, n.stages[0], n.chunk)
-                )
-                found.setdefault((column[i], *name), []).append(i)
+                name = (n.kind, n.op_kind, n.name, n.stages[0], n.chunk)
+                found.setdefault((column[i], *name[5 * (column[i] >= 0) :]), []).append(i)
         for (c, *_), nodes in found.items():
             yield int(c), nodes
 
@@ -190,27 +176,14 @@ class _Fit:
         nominal = float(np.nanmean(seconds / (factor[:, None, None] * position)))
         mean = nominal * position[[self.graph.nodes[i].microbatch for i in nodes]]
         profile = np.exp(_step_deviation(p, column, np.log(seconds[body]), body))
-        name, law = p.columns[column].name or first.op_kind, self._residual_law(column)
-        group = _describe(first, name, seconds, law)._replace(
+        scores = p.residual[column][np.isfinite(p.residual[column])]
+        law = _relative_law(np.exp(p.residual_std[column] * scores / (scores.std() or np.inf)))
+        group = _describe(first, p.columns[column].name or first.op_kind, seconds, law)._replace(
             content=_loading(p.content, column), rank_step=_loading(p.rank_step, column)
         )
         if p.rank_step_apart:
             group = group._replace(rank_step=abs(group.rank_step), drift=first.stages[0])
-        return _Part(
-            group, np.tile(profile / profile.mean(), (factor.size, 1)),
-            np.repeat(mean[:, None], factor.size, axis=1),
-        )  # fmt: skip
-
-    def _residual_law(self, column: int) -> Distribution:
-        """Distribution of a column's own part from its scores, or from all where they are few."""
-        assert self.parts is not None
-        scores, std = self.parts.residual[column], float(self.parts.residual_std[column])
-        if np.isfinite(scores).sum() < LEAST_SCORES:
-            scores = self.parts.residual
-        own = scores[np.isfinite(scores)]
-        if std <= NEGLIGIBLE or own.std() <= 0.0:
-            return constant()
-        return sample_law(np.exp(std * own / float(own.std())))
+        return group, profile / profile.mean(), mean[:, None]
 
     def _other(self, nodes: list[int]) -> _Part:
         """Fit transfers, collectives, gaps and the rest: a mean, a profile, a residual."""
@@ -228,20 +201,13 @@ class _Fit:
         name = first.name
         if 1 < len(first.stages) < self.graph.n_stages:
             name = f"{name} stages {first.stages[0]}-{first.stages[-1]}"
-        n = self.graph.n_replicas
-        return _Part(
-            _describe(first, name, values, _relative_law(relative)),
-            np.broadcast_to(profile, (n, profile.shape[1])),
-            np.broadcast_to(mean, (len(nodes), n)),
-        )  # fmt: skip
+        return _describe(first, name, values, _relative_law(relative)), profile, mean
 
-    def _step_order(self, fitted: list[_Part]) -> NDArray[np.int64]:
+    def _step_order(self, total: Array) -> NDArray[np.int64]:
         """Order steps from fast to slow, by the score that memory was estimated of."""
         if self.parts is not None and self.parts.step.scale > 0.0:
-            scores = self.parts.step.scores * np.sign(self.parts.step.loadings.sum() or 1.0)
-            return np.argsort(np.nan_to_num(scores), kind="stable")
-        weight = np.stack([f.mean.sum(axis=0) for f in fitted])
-        total = np.einsum("gr,grt->t", weight, np.stack([f.profile for f in fitted]))
+            step = self.parts.step
+            total = np.nan_to_num(step.scores * np.sign(step.loadings.sum() or 1.0))
         return np.argsort(total, kind="stable")
 
 
@@ -278,20 +244,16 @@ def _profile(values: Array, mean: Array) -> Array:
     The least-squares factor of `values = mean x profile`, shrunk by what independent ops would show
     of themselves; a single op keeps its own times, so that it moves with the step as it did.
     """
-    n_nodes, n_replicas, n_steps = values.shape
     power = (mean**2).sum(axis=0)
-    if not power.any():
-        return np.ones((n_replicas, n_steps))
-    safe = np.where(power > 0.0, power, 1.0)[:, None]
-    profile = np.einsum("nr,nrt->rt", mean, values) / safe
-    variance = profile.var(axis=1)
-    alone = (mean**2 * values.var(axis=2)).sum(axis=0) / safe[:, 0] ** 2
+    safe = np.where(power > 0.0, power, 1.0)
+    profile = np.einsum("nr,nrt->rt", mean, values) / safe[:, None]
+    alone = (mean**2 * values.var(axis=2)).sum(axis=0) / safe**2
     count = power**2 / np.maximum((mean**4).sum(axis=0), 1e-300)  # ops that carry it
     with np.errstate(all="ignore"):
-        shared = np.clip((1.0 - alone / variance) / (1.0 - 1.0 / count), 0.0, 1.0)
-    keep = np.where((n_nodes == 1) | (count < 1.5), 1.0, np.sqrt(np.nan_to_num(shared)))
-    profile = np.where(power[:, None] > 0.0, profile, 1.0)  # what never takes time has no factor
-    profile = np.maximum(1.0 + keep[:, None] * (profile - 1.0), 0.0)
+        shared = (1.0 - alone / profile.var(axis=1)) / (1.0 - 1.0 / count)
+    keep = np.sqrt(np.clip(np.nan_to_num(shared), 0.0, 1.0))
+    keep = np.where((len(values) == 1) | (count < 1.5), 1.0, keep)[:, None]
+    profile = np.where(power[:, None] > 0.0, np.maximum(1.0 + keep * (profile - 1.0), 0.0), 1.0)
     return np.asarray(profile / profile.mean(axis=1, keepdims=True))
 
 
@@ -303,13 +265,8 @@ def _relative_law(relative: Array) -> Distribution:
 
 
 def _shared_law(scores: Array) -> Distribution:
-    """Distribution of a shared effect: quantiles of its scores, or normal where they are few."""
     z = scores[np.isfinite(scores)]
-    if z.size < 2 or z.std() == 0.0:
-        return constant()
-    if z.size < LEAST_SCORES:
-        return lognormal(math.sqrt(math.expm1(SCORE_STD**2)))
-    return score_law(z)
+    return score_law(z) if z.size > 1 and z.std() > 0.0 else constant()
 
 
 def _describe(node: TraceNode, name: str, values: Array, law: Distribution) -> OpGroup:

@@ -77,6 +77,7 @@ def read_times(trace: "Trace") -> tuple[Times, Array, list[str]]:
             f"{trace.source}: stage no. {min(bare)} (from 0) has no op that is in most steps; take "
             "its rows out, or correct their stage"
         )
+    _number_microbatches(times.ops, notes)
     end = np.fmax.reduce(whole.end, axis=(0, 1)) - np.fmin.reduce(whole.start, axis=(0, 1))
     return times, np.asarray(end[np.isin(whole.steps, times.steps)]), notes
 
@@ -155,7 +156,7 @@ def _usual_steps(source: str, times: Times, notes: list[str]) -> Times:
     count = present.groupby(labels).any().sum().to_numpy()
     values, often = np.unique(count, return_counts=True)
     usual = int(values[::-1][np.argmax(often[::-1])])
-    odd = count != usual
+    odd = np.asarray(count != usual)
     if not odd.any():
         return times
     if odd.mean() >= 0.5:
@@ -199,7 +200,7 @@ def _complete_steps(source: str, times: Times, notes: list[str]) -> Times:
     there, chains = np.isfinite(times.start).any(axis=1), ordered(times)
     whole = [there[np.concatenate([c[side] for c in chains])].any(axis=0)
              for side in (slice(2), slice(-2, None))]  # fmt: skip
-    cut = ~(whole[0] & whole[1])
+    cut = np.asarray(~(whole[0] & whole[1]))
     if not cut.any():
         return times
     if cut.all():
@@ -209,6 +210,18 @@ def _complete_steps(source: str, times: Times, notes: list[str]) -> Times:
         f"{times.steps[cut][0]}"
     )
     return times.select(np.ones(len(times.ops), bool), ~cut)
+
+
+def _number_microbatches(ops: pd.DataFrame, notes: list[str]) -> None:
+    """Count the compute ops of each name and stage where the trace does not tell them apart."""
+    compute = ops[ops["op_kind"].isin(COMPUTE)]
+    named = compute.groupby(["stage", *WHAT, "chunk"])["microbatch"]
+    size = named.transform("size")
+    unclear = (named.transform("min") < 0) | (named.transform("nunique") < size)
+    numbers = named.cumcount()[unclear]
+    ops.loc[numbers.index, "microbatch"] = numbers
+    if (unclear & (size > 1)).any():
+        notes.append("compute ops whose microbatch is not known are numbered in their order")
 
 
 def ordered(times: Times) -> list[Index]:

@@ -5,7 +5,6 @@ what it does not say, a named group of two stages does. The k-th send of a pass 
 receive on the neighbour it goes to. Transfers block where no worker computes meanwhile.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -28,28 +27,22 @@ class Pair(NamedTuple):
 
 def pair_transfers(times: Times, chains: list[Index]) -> list[Pair]:
     """Pair sends with receives: in order, of one pass and sender, or of one named group."""
-    found: dict[tuple[object, ...], dict[object, list[int]]] = {}
-    if times.n_stages > 1:  # else the other sides are not in the trace
-        for key, side, op in _sides(times, chains):
-            found.setdefault(key, {}).setdefault(side, []).append(op)
-    pairs = []
-    for (way, *_), sides in found.items():
-        if len(sides) == 2:
-            first, second = (sides[side] for side in sorted(sides, reverse=way != ""))
-            pairs += [Pair(a, b, str(way)) for a, b in zip(first, second, strict=False)]
-    return pairs
-
-
-def _sides(times: Times, chains: list[Index]) -> Iterator[tuple[tuple[object, ...], object, int]]:
-    """Give what every transfer is to be paired by, and which side of it an op is."""
-    kinds, names = times.ops["op_kind"], times.ops["name"]
+    found: dict[tuple[str | int, ...], dict[int, list[int]]] = {}
+    kinds, names, n_stages = times.ops["op_kind"], times.ops["name"], times.n_stages
     for stage, chain in enumerate(chains):
         for op in chain[(kinds[chain] == "transfer").to_numpy()].tolist():
-            roles = transfer_roles(names[op])
+            roles, group = transfer_roles(names[op]), times.group[op]
             for role in roles:
-                yield (role.way, role.sender(stage, times.n_stages)), role.side, op
-            if not roles and times.group[op].min() >= 0:
-                yield ("", *times.group[op].tolist()), stage, op
+                key = role.way, role.sender(stage, n_stages)
+                found.setdefault(key, {}).setdefault(role.side == "recv", []).append(op)
+            if not roles and group.min() >= 0:
+                found.setdefault(("", *group.tolist()), {}).setdefault(stage, []).append(op)
+    pairs = []
+    for (way, *_), sides in found.items():
+        if len(sides) == 2 and n_stages > 1:  # else the other sides are not in the trace
+            first, second = (sides[side] for side in sorted(sides))
+            pairs += [Pair(a, b, str(way)) for a, b in zip(first, second, strict=False)]
+    return pairs
 
 
 def do_block(times: Times, chains: list[Index], pairs: list[Pair]) -> bool:
@@ -66,21 +59,23 @@ def do_block(times: Times, chains: list[Index], pairs: list[Pair]) -> bool:
     return bool(pairs) and float(np.mean(beside)) < BESIDE
 
 
-def consumers(times: Times, chain: Index, pairs: list[Pair]) -> dict[int, int]:
-    """Say which op of a chain waits for which message: receive -> op.
+def consumers(times: Times, chain: Index, pairs: list[Pair]) -> dict[int, list[int]]:
+    """Say which messages each op of a chain waits for: op -> receives.
 
     The k-th receive of a pass is for its k-th op on this stage that has an upstream.
     """
-    found: dict[int, int] = {}
-    way_of = {p.receive: p.way for p in pairs}
+    stage = times.ops["stage"]
+    found: dict[int, list[int]] = {}
     for way in ("forward", "backward"):
-        receives = [k for k in chain.tolist() if way_of.get(k) == way]
+        receives = [
+            p.receive for p in pairs if p.way == way and stage[p.receive] == stage[chain[0]]
+        ]
         ops = times.ops.loc[chain].query("op_kind == @way")
-        if (ops["microbatch"] >= 0).all():
-            ops = ops.drop_duplicates(["chunk", "microbatch"])
+        ops = ops.drop_duplicates(["chunk", "microbatch"])
         if len(ops) != len(receives) and ops["chunk"].nunique() > 1:
             # one end of the pipeline needs none
-            ends = ops["chunk"].min() if way == "forward" else ops["chunk"].max()
-            ops = ops[ops["chunk"] != ends]
-        found |= dict(zip(receives, ops.index.tolist(), strict=False))
+            end = ops["chunk"].min() if way == "forward" else ops["chunk"].max()
+            ops = ops[ops["chunk"] != end]
+        for receive, op in zip(receives, ops.index.tolist(), strict=False):
+            found.setdefault(op, []).append(receive)
     return found
