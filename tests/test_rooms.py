@@ -115,7 +115,6 @@ INSIDE = {
     "twin_check": "the twin takes the nominal durations of kernels as they are",
     "pipeline_synth": "makes traces as tables, which no file format holds whole",
     "changes_made": "recordings of known changes, also for the scripts that count false alarms",
-    "test_deviceprogram": "what a written recording holds, row by row, against the program",
     "test_kineto": "collectives and clocks of single activities, which no figure shows",
     "test_engine": "words of Philox, table lookup, a group's maximum; bounds checks run it",
     "test_engine_cache": "files of compiled code that are damaged, foreign or absent",

@@ -92,6 +92,11 @@ def fit_components(
     _check(table, columns, numbers)
     lemons, body = find_lemons(table, columns)
     strata, notes = separable(take_apart(table, _common_cells(table, body)))
+    if min(strata.rest_df, strata.cell_df) <= 0.0:
+        raise PrismError(
+            "variance components: too few microbatches are complete to separate effects; "
+            "use a longer trace, or give step times instead"
+        )
     s = pool_negative_step(strata)
     estimates = Estimates(table, tuple(columns), body, s, n_draws)
     parts: dict[str, Parts] = {}
