@@ -18,14 +18,17 @@ from prism.common.means import median
 from prism.common.text import format_share
 from prism.models.pipelinetrace.meetings import (
     EXPECTED,
+    Pair,
     coincide,
+    consumers,
+    do_block,
     hidden_barriers,
     last_arrival,
     named_scope,
     nobody_leaves_before,
+    pair_transfers,
 )
 from prism.models.pipelinetrace.times import CLOCK_S, Index, Times, ordered, read_times
-from prism.models.pipelinetrace.transfers import Pair, consumers, do_block, pair_transfers
 from prism.simulation.tracemodel.graph import (
     COMPUTE,
     REPLICA,
@@ -108,7 +111,15 @@ class _Laying:
         self.node = np.full(len(t.ops), -1)  # each op's, or the message of which it is a side
         for pair in self.pairs:
             self._lay_message(pair)
-        self._count_transfers()
+        self.recorded += len(self.pairs)
+        alone = np.flatnonzero((t.ops["op_kind"] == "transfer") & (self.node < 0))
+        if alone.size:
+            o = self.what[alone[0]]
+            self._note(
+                f"{alone.size} transfers have no other side in the trace, such as {o.name} no. "
+                f"{o.ordinal} of stage {o.stage}; their recorded time, waiting included, counts as "
+                "their own"
+            )
         for ops in t.alike():
             self._lay_ops(ops[self.node[ops] < 0])
         chains = self.chains
@@ -145,19 +156,6 @@ class _Laying:
         stages = self.what[send].stage, self.what[receive].stage
         i = self._add_op(send, stages, REPLICA, end - begin)
         self.node[[send, receive]], self.left[[send, receive]] = i, np.maximum(begin, end)
-
-    def _count_transfers(self) -> None:
-        """Count pairs of sends and receives, and say which have no other side."""
-        self.recorded += len(self.pairs)
-        transfers = np.flatnonzero(self.times.ops["op_kind"] == "transfer")
-        alone = transfers[self.node[transfers] < 0]
-        if alone.size:
-            o = self.what[alone[0]]
-            self._note(
-                f"{alone.size} transfers have no other side in the trace, such as {o.name} no. "
-                f"{o.ordinal} of stage {o.stage}; their recorded time, waiting included, counts as "
-                "their own"
-            )
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -255,7 +253,7 @@ class _Laying:
     def _in_flight(self, chain: Index, sides: list[int]) -> list[tuple[str, int]]:
         """Transfers beside the ops: posted before the first op not done by then."""
         t = self.times
-        awaits = consumers(t, chain, self.pairs)
+        awaits = consumers(t, chain, self.pairs, sides)
         posts: dict[int | None, list[int]] = {}
         for k in sides:
             late = median(t.end[chain] - t.start[k], (1, 2)) > CLOCK_S

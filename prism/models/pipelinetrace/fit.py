@@ -73,7 +73,8 @@ class _Fit:
         follows = self._follows(kinds)
         mean = np.zeros((len(graph.nodes), graph.n_replicas))
         group = np.full(len(graph.nodes), -1, np.int64)
-        groups, profiles = [], []
+        groups: list[OpGroup] = []
+        profiles: list[Array] = []
         for column, nodes in self._groups():
             if column < 0:
                 found, profile, mean[nodes] = self._other(nodes)
@@ -120,8 +121,8 @@ class _Fit:
             if n.kind != "join":
                 name = (n.kind, n.op_kind, n.name, n.stages[0], n.chunk)
                 found.setdefault((column[i], *name[5 * (column[i] >= 0) :]), []).append(i)
-        for (c, *_), nodes in found.items():
-            yield int(c), nodes
+        for nodes in found.values():
+            yield int(column[nodes[0]]), nodes
 
     def _ranks(self) -> tuple[tuple[str, ...], Array]:
         """Give the persistent factor of every worker, [op_kind, stage, replica]."""
