@@ -6,7 +6,7 @@ duration holds the wait for the others. Workers meet where they leave when the l
 come: so groups and classes are checked, and barriers found that the trace does not name.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -85,7 +85,7 @@ def do_block(times: Times, chains: list[Index], pairs: list[Pair]) -> bool:
 
 
 def consumers(
-    times: Times, chain: Index, pairs: list[Pair], sides: list[int]
+    times: Times, chain: Index, pairs: list[Pair], sides: Container[int]
 ) -> dict[int, list[int]]:
     """Say which messages each op of a chain waits for: op -> receives.
 
@@ -107,13 +107,7 @@ def consumers(
 
 # ------------------------------------------------------------------ collectives and barriers
 def nobody_leaves_before(arrived: Array, left: Array, scope: Scope) -> bool:
-    """Tell whether nobody leaves a meeting before the last has come.
-
-    Parameters
-    ----------
-    arrived, left : float64 [stage, replica, step]
-        When each worker came and left [s]; NaN: no part in it.
-    """
+    """Tell whether nobody leaves before the last has come, [stage, replica, step]; NaN: absent."""
     own = left - arrived
     after = (left - scope.latest(arrived))[np.isfinite(own)]
     slack = CLOCK_S + 0.01 * float(np.abs(median(own)))
@@ -162,17 +156,9 @@ class Barrier(NamedTuple):
 
 
 def hidden_barriers(ready: Array, starts: Array, step_s: float) -> Iterator[tuple[Barrier, Array]]:
-    """Find barriers between what workers did last and what they start together.
+    """Find barriers between ends of workers' last ops and starts of what they do together.
 
-    Parameters
-    ----------
-    ready, starts : float64 [stage, replica, step]
-        End of each worker's previous op, and start of its next one [s]; NaN where missing.
-
-    Yields
-    ------
-    barrier, released : (Barrier, float64 [stage, replica, step])
-        And when everyone has left it and those before.
+    Yields each with when everyone has left it and those before, [stage, replica, step] like both.
     """
     n_stages, n_replicas = ready.shape[:2] if ready.shape[2] >= FEW else (0, 0)
     level = np.where(np.isfinite(starts), ready, np.nan)

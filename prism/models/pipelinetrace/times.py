@@ -61,13 +61,7 @@ class Times:
 
 
 def read_times(trace: "Trace") -> tuple[Times, Array, list[str]]:
-    """Lay a trace's rows into arrays, less what is not the job's usual step.
-
-    Returns
-    -------
-    measured : float64 [step]
-        Step times, last end - first start [s].
-    """
+    """Lay a trace's rows into arrays, less what is unusual; measured step times [s]; notes."""
     notes: list[str] = []
     whole = _usual_steps(trace.source, _tabulate(trace, notes), notes)
     times = _complete_steps(trace.source, _without_rare(trace.source, whole, notes), notes)
