@@ -432,7 +432,7 @@ def test_transfers_without_another_side_are_told(replayed):
     assert found["edges_recorded"] == whole["edges_recorded"] - 10 and len(found["notes"]) == 1
 
 
-def ring(rows, took, transfer):
+def ring(rows, took, transfer, sides=("forward-send", "forward-recv")):
     """Workers that compute, then send on and receive at once: a batch ends with its last transfer.
 
     took : [stage, round, step] of the computation; transfer : seconds. Returns step times.
@@ -445,17 +445,18 @@ def ring(rows, took, transfer):
         after = np.maximum(passed, np.roll(passed, -1, axis=0))
         for s, t in np.ndindex(n_stages, n_steps):
             rows.append((t, s, s, "forward", "forward-compute", k, at[s, t], took[s, k, t]))
-            for name in ("forward-send", "forward-recv"):
+            for name in sides:
                 rows.append((t, s, s, "transfer", name, k, done[s, t], after[s, t] - done[s, t]))
         at = after
     return at.max(axis=0)
 
 
+@pytest.mark.parametrize("sides", [("forward-send", "forward-recv"), ("send_next_recv_prev",)])
 @pytest.mark.parametrize("n_stages", [3, 5])
-def test_workers_in_a_ring_wait_for_their_own_neighbours_only(replayed, n_stages):
+def test_workers_in_a_ring_wait_for_their_own_neighbours_only(replayed, n_stages, sides):
     took = np.random.default_rng(6).uniform(0.9, 1.1, (n_stages, 6, 8))
     rows = []
-    measured = ring(rows, took, 0.01)
+    measured = ring(rows, took, 0.01, sides)
     names = ["step", "stage", "rank", "op_kind", "name", "microbatch", "start", "duration"]
     dataset, found = replayed(pd.DataFrame(rows, columns=names).assign(dp_rank=0))
     assert found["p2p"] == "blocking"

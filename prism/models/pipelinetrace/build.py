@@ -18,14 +18,17 @@ from prism.common.means import median
 from prism.common.text import format_share
 from prism.models.pipelinetrace.meetings import (
     EXPECTED,
+    Pair,
     coincide,
+    consumers,
+    do_block,
     hidden_barriers,
     last_arrival,
     named_scope,
     nobody_leaves_before,
+    pair_transfers,
 )
 from prism.models.pipelinetrace.times import CLOCK_S, Index, Times, ordered, read_times
-from prism.models.pipelinetrace.transfers import Pair, consumers, do_block, pair_transfers
 from prism.simulation.tracemodel.graph import (
     COMPUTE,
     REPLICA,
@@ -43,9 +46,8 @@ if TYPE_CHECKING:
     from prism.traces import Trace
 
 LOCAL = (*COMPUTE, "optimizer", "launch_gap", "data_load", "compute", "memory", "other")
-CLOSE = (
-    0.015  # of the measured mean: a replay further off says so; production jobs' are 0.00002 off
-)
+# of the measured mean: a replay further off says so; production jobs' are 0.00002 off
+CLOSE = 0.015
 REFUSED = 0.5  # a replay further off is of another job: two in one trace are 0.62 to 1.26 off
 
 
@@ -105,12 +107,20 @@ class _Laying:
         t = self.times
         self.what = list(t.ops.itertuples(index=False))
         self.left = t.end.copy()  # when a worker goes on after each op
-        self.node = np.full(len(t.ops), -1)  # each op's, or the message of which it is a side
+        self.of: list[list[int]] = [[] for _ in self.what]  # nodes of each op: itself, or messages
         for pair in self.pairs:
             self._lay_message(pair)
-        self._count_transfers()
+        self.recorded += len(self.pairs)
+        transfers = np.flatnonzero(t.ops["op_kind"] == "transfer")
+        if alone := [k for k in transfers if not self.of[k]]:
+            o = self.what[alone[0]]
+            self._note(
+                f"{len(alone)} transfers have no other side in the trace, such as {o.name} no. "
+                f"{o.ordinal} of stage {o.stage}; their recorded time, waiting included, counts as "
+                "their own"
+            )
         for ops in t.alike():
-            self._lay_ops(ops[self.node[ops] < 0])
+            self._lay_ops(np.array([k for k in ops if not self.of[k]], np.int64))
         chains = self.chains
         if not self.blocking:
             sides = [k for p in self.pairs for k in p[:2]]
@@ -124,9 +134,7 @@ class _Laying:
         kind: str = "gap", what: tuple[str, str, str] = ("launch_gap",) * 3,
         chunk: int = 0, microbatch: int = -1, replica: int = -1,
     ) -> int:  # fmt: skip
-        self.nodes.append(
-            TraceNode(kind, *what, scope, stages, replica, chunk, microbatch, ())
-        )  # fmt: skip
+        self.nodes.append(TraceNode(kind, *what, scope, stages, replica, chunk, microbatch, ()))
         self.preds.append(list(preds))
         self.rows.append(np.maximum(duration, 0.0))
         return len(self.nodes) - 1
@@ -143,21 +151,10 @@ class _Laying:
         end = np.minimum(t.end[send], t.end[receive]) if self.blocking else t.end[receive]
         begin = np.maximum(t.start[send], t.start[receive])
         stages = self.what[send].stage, self.what[receive].stage
-        i = self._add_op(send, stages, REPLICA, end - begin)
-        self.node[[send, receive]], self.left[[send, receive]] = i, np.maximum(begin, end)
-
-    def _count_transfers(self) -> None:
-        """Count pairs of sends and receives, and say which have no other side."""
-        self.recorded += len(self.pairs)
-        transfers = np.flatnonzero(self.times.ops["op_kind"] == "transfer")
-        alone = transfers[self.node[transfers] < 0]
-        if alone.size:
-            o = self.what[alone[0]]
-            self._note(
-                f"{alone.size} transfers have no other side in the trace, such as {o.name} no. "
-                f"{o.ordinal} of stage {o.stage}; their recorded time, waiting included, counts as "
-                "their own"
-            )
+        i, end = self._add_op(send, stages, REPLICA, end - begin), np.maximum(begin, end)
+        for k in (send, receive):  # an op may be a side of two messages
+            self.left[k] = np.maximum(self.left[k], end) if self.of[k] else end
+            self.of[k].append(i)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -175,8 +172,9 @@ class _Laying:
             left = scope.earliest(end)
             own = (left - last_arrival(start, scope))[0]
             stages = tuple(self.what[k].stage for k in members)
-            self.node[members] = self._add_op(members[0], stages, scope, own)
-            self.left[members] = left
+            node, self.left[members] = self._add_op(members[0], stages, scope, own), left
+            for k in members:
+                self.of[k] = [node]
 
     def _find_scope(self, ops: Index) -> Scope:
         """Who meets in one op: by the names of groups, else by its class."""
@@ -219,8 +217,8 @@ class _Laying:
                 self._note(f"a barrier over {where} before {o.name}, which no op names")
                 self.inferred += 1
                 joins = {
-                    s: self._add(0.0 * t.start[0], [], (s,), scope, "join", ("join", "", "barrier"),
-                                 replica=-1 if one else place)
+                    s: self._add(np.zeros(t.start.shape[1:]), [], (s,), scope, "join",
+                                 ("join", "", "barrier"), replica=-1 if one else place)
                     for s in ([place] if one else range(t.n_stages))
                 }  # fmt: skip
                 for op in ops.tolist():
@@ -230,15 +228,19 @@ class _Laying:
     # -- chains -------------------------------------------------------------------------------
     def _actions(self, stage: int, chain: Index) -> list[tuple[str, int]]:
         """Tell what workers do in turn: run an op, post a side of a message, wait for it."""
-        sides = [k for p in self.pairs for k in p[:2] if self.what[k].stage == stage]
+        sides = {k: None for p in self.pairs for k in p[:2] if self.what[k].stage == stage}
         return self._in_batches(chain, sides) if self.blocking else self._in_flight(chain, sides)
 
-    def _in_batches(self, chain: Index, sides: list[int]) -> list[tuple[str, int]]:
+    def _in_batches(self, chain: Index, sides: dict[int, None]) -> list[tuple[str, int]]:
         """Transfers that block: those issued as one are posted together, and waited for."""
         found: list[tuple[str, int]] = []
         batch: list[int] = []
-        for op in [*chain.tolist(), None]:
-            if batch and not (op in sides and self._overlap(batch[-1], op)):
+        begin, until = self.times.start[chain], self.times.end[chain]
+        common = np.minimum(until[1:], until[:-1]) - np.maximum(begin[1:], begin[:-1])
+        shorter = np.minimum(until[1:] - begin[1:], until[:-1] - begin[:-1])
+        as_one = [False, *(median(common - 0.5 * shorter, (1, 2)) > 0.0), False]  # as that before
+        for op, joined in zip([*chain.tolist(), None], as_one, strict=True):
+            if batch and not (op in sides and joined):
                 found += [(what, k) for what in ("post", "wait") for k in batch]
                 batch = []
             if op in sides:
@@ -247,15 +249,10 @@ class _Laying:
                 found.append(("run", op))
         return found
 
-    def _overlap(self, a: int, b: int) -> bool:
-        start, end = self.times.start[[a, b]], self.times.end[[a, b]]
-        common, shorter = end.min(axis=0) - start.max(axis=0), (end - start).min(axis=0)
-        return bool(median(common - 0.5 * shorter) > 0.0)
-
-    def _in_flight(self, chain: Index, sides: list[int]) -> list[tuple[str, int]]:
+    def _in_flight(self, chain: Index, sides: dict[int, None]) -> list[tuple[str, int]]:
         """Transfers beside the ops: posted before the first op not done by then."""
         t = self.times
-        awaits = consumers(t, chain, self.pairs)
+        awaits = consumers(t, chain, self.pairs, sides)
         posts: dict[int | None, list[int]] = {}
         for k in sides:
             late = median(t.end[chain] - t.start[k], (1, 2)) > CLOCK_S
@@ -276,25 +273,29 @@ class _Laying:
         ready = np.zeros(t.start.shape[1:])  # and when that is over [s]
         awaited = False  # whether messages are in front
         for action, k in actions:
-            o, i, start = self.what[k], int(self.node[k]), t.start[k]
+            of, start = self.of[k], t.start[k]
             if action == "wait":
-                front, ready, awaited = [*front, i], np.maximum(ready, self.left[k]), True
+                front, ready, awaited = front + of, np.maximum(ready, self.left[k]), True
                 continue
             for joins, released in barriers.get(k, []):
                 if stage in joins:
                     if len(front) > 1 or self.nodes[front[0]].kind == "gap":
                         what = "join", "", "release"
-                        front = [self._add(0.0 * start, front, (stage,), kind="join", what=what)]
+                        none = np.zeros_like(ready)
+                        front = [self._add(none, front, (stage,), kind="join", what=what)]
                     for s, join in joins.items():  # its own comes first
-                        self.preds[join].insert(0 if s == stage else len(self.preds[join]), *front)
+                        at = 0 if s == stage else len(self.preds[join])
+                        self.preds[join].insert(at, front[0])
                     front, ready, awaited = [joins[stage]], released[stage], False
-            name = "launch_gap", "launch_gap", f"gap before {o.op_kind}"
-            gap = self._add(start - ready, front, (stage,), what=name)
-            self.preds[i].append(gap)
+            op_kind = self.what[k].op_kind
+            what = "launch_gap", "launch_gap", f"gap before {op_kind}"
+            gap = self._add(start - ready, front, (stage,), what=what)
+            for i in of:
+                self.preds[i].append(gap)
             if action == "run":
-                if o.op_kind == "transfer":  # without another side: several are one wait
-                    self.rows[i] = np.maximum(self.left[k] - np.maximum(start, ready), 0.0)
-                front, ready, awaited = [i], self.left[k], False
+                if op_kind == "transfer":  # without another side: several are one wait
+                    self.rows[of[0]] = np.maximum(self.left[k] - np.maximum(start, ready), 0.0)
+                front, ready, awaited = of, self.left[k], False
             elif awaited:  # posted after what is awaited has come
                 front, ready, awaited = [gap], start, False
 

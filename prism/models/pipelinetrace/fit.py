@@ -16,15 +16,16 @@ from scipy.special import ndtr
 
 from prism.common.errors import PrismError
 from prism.common.means import finite_mean
-from prism.distributions.distribution import Distribution, bounded_body, constant
+from prism.distributions.distribution import Distribution, bounded_body, constant, lognormal
 from prism.distributions.samples import sample_law
 from prism.models.pipelinetrace.reduce import Crossed, crossed_table, simplify
 from prism.models.variance.components import Component, Components, fit_components
 from prism.models.variance.draws import N_DRAWS
 from prism.simulation.tracemodel.graph import Array, TraceGraph, TraceNode, filled
-from prism.simulation.tracemodel.model import OpGroup, TraceModel, score_law
+from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, TraceModel, score_law
 
 NEGLIGIBLE = 1e-6  # a spread below this is rounding
+LEAST_SCORES = 24  # below, a shared distribution takes a normal shape instead of so few points
 RANK_SHAPE = -0.15  # of the body's tail: SGEMM on 388 healthy V100s, facts on GPU variability
 
 
@@ -73,7 +74,8 @@ class _Fit:
         follows = self._follows(kinds)
         mean = np.zeros((len(graph.nodes), graph.n_replicas))
         group = np.full(len(graph.nodes), -1, np.int64)
-        groups, profiles = [], []
+        groups: list[OpGroup] = []
+        profiles: list[Array] = []
         for column, nodes in self._groups():
             if column < 0:
                 found, profile, mean[nodes] = self._other(nodes)
@@ -120,8 +122,8 @@ class _Fit:
             if n.kind != "join":
                 name = (n.kind, n.op_kind, n.name, n.stages[0], n.chunk)
                 found.setdefault((column[i], *name[5 * (column[i] >= 0) :]), []).append(i)
-        for (c, *_), nodes in found.items():
-            yield int(c), nodes
+        for nodes in found.values():
+            yield int(column[nodes[0]]), nodes
 
     def _ranks(self) -> tuple[tuple[str, ...], Array]:
         """Give the persistent factor of every worker, [op_kind, stage, replica]."""
@@ -265,8 +267,12 @@ def _relative_law(relative: Array) -> Distribution:
 
 
 def _shared_law(scores: Array) -> Distribution:
+    """Distribution of a shared effect: quantiles of its scores, or normal where they are few."""
     z = scores[np.isfinite(scores)]
-    return score_law(z) if z.size > 1 and z.std() > 0.0 else constant()
+    if z.size < 2 or z.std() == 0.0:
+        return constant()
+    few = z.size < LEAST_SCORES
+    return lognormal(math.sqrt(math.expm1(SCORE_STD**2))) if few else score_law(z)
 
 
 def _describe(node: TraceNode, name: str, values: Array, law: Distribution) -> OpGroup:

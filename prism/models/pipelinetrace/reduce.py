@@ -102,21 +102,11 @@ def crossed_table(graph: TraceGraph) -> Crossed | None:
 
 # -------------------------------------------------------------------------------- cross-check
 def resample(graph: TraceGraph, n_steps: int, rng: np.random.Generator) -> Array:
-    """Step times from whole microbatches and whole steps resampled, without any distribution.
+    """Draw step times [s] from whole microbatches and whole steps, without any distribution.
 
     A nonparametric cross-check of the fitted model: deviations of one microbatch stay together over
     stages and passes, deviations of one step over all ops; what each resampled microbatch takes in
     another place is scaled by that place's mean.
-
-    Parameters
-    ----------
-    n_steps : int
-        Steps to draw.
-
-    Returns
-    -------
-    float64 [step]
-        Step times [s].
     """
     graph = simplify(graph)
     which = rng.integers(0, graph.steps.size, n_steps)

@@ -7,7 +7,7 @@ microbatches or without an end, and ops that are rare, are left out with a note.
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -61,13 +61,7 @@ class Times:
 
 
 def read_times(trace: "Trace") -> tuple[Times, Array, list[str]]:
-    """Lay a trace's rows into arrays, less what is not the job's usual step.
-
-    Returns
-    -------
-    measured : float64 [step]
-        Step times, last end - first start [s].
-    """
+    """Lay a trace's rows into arrays, less what is unusual; measured step times [s]; notes."""
     notes: list[str] = []
     whole = _usual_steps(trace.source, _tabulate(trace, notes), notes)
     times = _complete_steps(trace.source, _without_rare(trace.source, whole, notes), notes)
@@ -156,7 +150,7 @@ def _usual_steps(source: str, times: Times, notes: list[str]) -> Times:
     count = present.groupby(labels).any().sum().to_numpy()
     values, often = np.unique(count, return_counts=True)
     usual = int(values[::-1][np.argmax(often[::-1])])
-    odd = np.asarray(count != usual)
+    odd = np.not_equal(count, usual)
     if not odd.any():
         return times
     if odd.mean() >= 0.5:
@@ -171,7 +165,8 @@ def _usual_steps(source: str, times: Times, notes: list[str]) -> Times:
         f"{int(odd.sum())} of {format_count(odd.size, 'step')} with another number of microbatches "
         f"than {usual} left out, such as step {times.steps[odd][0]} with {count[odd][0]}"
     )
-    return times.select(np.isfinite(times.start[:, :, ~odd]).any(axis=(1, 2)), ~odd)
+    has = np.asarray(np.isfinite(times.start[:, :, ~odd]).any(axis=(1, 2)))
+    return times.select(has, ~odd)
 
 
 def _without_rare(source: str, times: Times, notes: list[str]) -> Times:
@@ -197,10 +192,10 @@ def _without_rare(source: str, times: Times, notes: list[str]) -> Times:
 
 def _complete_steps(source: str, times: Times, notes: list[str]) -> Times:
     """Leave out steps in which no worker has one of its first, or of its last two ops."""
-    there, chains = np.isfinite(times.start).any(axis=1), ordered(times)
+    there, chains = np.asarray(np.isfinite(times.start).any(axis=1)), ordered(times)
     whole = [there[np.concatenate([c[side] for c in chains])].any(axis=0)
              for side in (slice(2), slice(-2, None))]  # fmt: skip
-    cut = np.asarray(~(whole[0] & whole[1]))
+    cut = ~np.logical_and(*whole)
     if not cut.any():
         return times
     if cut.all():
@@ -245,43 +240,25 @@ def ordered(times: Times) -> list[Index]:
 
 
 # ------------------------------------------------------------------------- names of transfers
-class Role(NamedTuple):
-    """One side of a transfer."""
-
-    side: str  # send or recv
-    way: str  # forward or backward
-
-    def sender(self, stage: int, n_stages: int) -> int:
-        """Return the stage that sends, of a side on this stage."""
-        step = 0 if self.side == "send" else -1 if self.way == "forward" else 1
-        return (stage + step) % n_stages
-
-
-def transfer_roles(name: str) -> tuple[Role, ...]:
-    """Sides of transfers that an op's name says it is; none where it says nothing.
+def transfer_roles(name: str) -> list[tuple[str, str]]:
+    """Sides and ways of the transfers that an op's name says it is; none where it says nothing.
 
     Examples
     --------
     >>> transfer_roles("forward-send")
-    (Role(side='send', way='forward'),)
-    >>> [tuple(r) for r in transfer_roles("send_forward_recv_backward")]
+    [('send', 'forward')]
+    >>> transfer_roles("send_forward_recv_backward")
     [('send', 'forward'), ('recv', 'backward')]
-    >>> [tuple(r) for r in transfer_roles("recv_prev")]
+    >>> transfer_roles("recv_prev")
     [('recv', 'forward')]
     """
     words = _WORDS.findall(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
     side_first = bool(words) and words[0] in _SIDES
-    roles: list[Role] = []
+    roles: dict[tuple[str, str], None] = {}
     side, way = "", ""
     for word in words:
         side, way = (_SIDES[word], way) if word in _SIDES else (side, word)
         if side and way and (word in _SIDES) != side_first:
-            roles.append(Role(side, _way(side, way)))
-    return tuple(dict.fromkeys(roles))
-
-
-def _way(side: str, word: str) -> str:
-    """Which pass sends this way: activations go to the next stage, gradients back."""
-    if word in ("next", "prev"):
-        return "forward" if (side == "send") == (word == "next") else "backward"
-    return "forward" if word.startswith("f") else "backward"
+            ahead = way[0] == "f" or way == ("next" if side == "send" else "prev")
+            roles[side, "forward" if ahead else "backward"] = None
+    return list(roles)
