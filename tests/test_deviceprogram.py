@@ -1,13 +1,9 @@
 """The simulated training program against closed forms, and its files against its own times."""
 
-import json
-
 import numpy as np
 import programs_made as made
 import pytest
 from deviceprogram import GAP, LATENCY, RETURN, Program, simulate
-
-from prism.traces import read_trace
 
 QUIET = {"kernel_cv": 0.0, "host_cv": 0.0, "step_cv": 0.0}
 HOST = 20e-6  # python and call of one launch
@@ -88,33 +84,3 @@ def test_a_what_if_changes_no_draw():
     faster = simulate(program, 6, kernel_scale=0.5)
     drawn, half = (np.array([a.seconds for a in r.activities(0)]) for r in (run, faster))
     assert half == pytest.approx(0.5 * drawn)
-
-
-def test_files_hold_the_times_of_the_run(tmp_path):
-    run = simulate(made.two_streams(), 6)
-    clocks = {"clock_offset_s": [0.0, 0.5], "clock_drift": [0.0, 1e-4]}
-    paths = run.write(tmp_path, record_waits=True, **clocks)
-    for rank, path in enumerate(paths):
-        rate = 1.0 + 1e-4 * rank
-        events = json.loads(path.read_bytes())["traceEvents"]
-        found = [e["ts"] for e in events if e["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")]
-        start = np.sort([a.start for a in run.activities(rank)])
-        assert found == pytest.approx(1e6 * (1.0 + 0.5 * rank + rate * start), abs=2e-3)
-        steps = [e["dur"] for e in events if e["name"].startswith("ProfilerStep#")]
-        assert steps == pytest.approx(1e6 * rate * np.diff(run.begins[:, rank]), abs=2e-3)
-    meta = read_trace(paths).meta
-    assert meta["n_members_unmatched"] == 0 and meta["n_collectives_matched"] == 36
-    assert meta["clock_offset_s"][1] == pytest.approx(-0.5, abs=1e-4)
-    for about in (meta, read_trace(run.write(tmp_path / "without")).meta):
-        calls = about["ranks"][0]["calls"]
-        waits = [s for s, k in zip(calls["on_stream"], calls["kind"], strict=True) if "wait" in k]
-        assert len(waits) == 6 * 7 and set(waits) == ({7, 20} if about is meta else {-1})
-
-
-def test_what_was_launched_before_the_recording_has_no_launch(tmp_path):
-    run = simulate(made.device_bound(), 5)
-    (path,) = run.write(tmp_path, marks="optimizer", first_step_recorded=2)
-    late = sum(a.start > run.begins[2, 0] for a in run.activities(0)[: 2 * 187])
-    assert late > 187 and int(read_trace(tmp_path).ops["launch"].isna().sum()) == late
-    names = [e["name"] for e in json.loads(path.read_bytes())["traceEvents"]]
-    assert names.count("Optimizer.step#AdamW.step") == 3 and "ProfilerStep#2" not in names

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import deviceprogram
 import kineto_synth as synth
 import numpy as np
+import programs_made as made
 import pytest
 from campaign import examples
 from hypothesis import HealthCheck, example, given, settings
@@ -714,3 +716,33 @@ def test_no_change_of_a_trace_is_a_traceback(tmp_path_factory, changes, both, cu
         else:
             json.dumps(found, allow_nan=False)
             assert found["steps"] >= 1 if "steps" in found else found["kind"] == "library"
+
+
+def test_files_hold_the_times_of_the_run(tmp_path):
+    run = deviceprogram.simulate(made.two_streams(), 6)
+    clocks = {"clock_offset_s": [0.0, 0.5], "clock_drift": [0.0, 1e-4]}
+    paths = run.write(tmp_path, record_waits=True, **clocks)
+    for rank, path in enumerate(paths):
+        rate = 1.0 + 1e-4 * rank
+        events = json.loads(path.read_bytes())["traceEvents"]
+        found = [e["ts"] for e in events if e["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")]
+        start = np.sort([a.start for a in run.activities(rank)])
+        assert found == pytest.approx(1e6 * (1.0 + 0.5 * rank + rate * start), abs=2e-3)
+        steps = [e["dur"] for e in events if e["name"].startswith("ProfilerStep#")]
+        assert steps == pytest.approx(1e6 * rate * np.diff(run.begins[:, rank]), abs=2e-3)
+    meta = read_trace(paths).meta
+    assert meta["n_members_unmatched"] == 0 and meta["n_collectives_matched"] == 36
+    assert meta["clock_offset_s"][1] == pytest.approx(-0.5, abs=1e-4)
+    for about in (meta, read_trace(run.write(tmp_path / "without")).meta):
+        calls = about["ranks"][0]["calls"]
+        waits = [s for s, k in zip(calls["on_stream"], calls["kind"], strict=True) if "wait" in k]
+        assert len(waits) == 6 * 7 and set(waits) == ({7, 20} if about is meta else {-1})
+
+
+def test_what_was_launched_before_the_recording_has_no_launch(tmp_path):
+    run = deviceprogram.simulate(made.device_bound(), 5)
+    (path,) = run.write(tmp_path, marks="optimizer", first_step_recorded=2)
+    late = sum(a.start > run.begins[2, 0] for a in run.activities(0)[: 2 * 187])
+    assert late > 187 and int(read_trace(tmp_path).ops["launch"].isna().sum()) == late
+    names = [e["name"] for e in json.loads(path.read_bytes())["traceEvents"]]
+    assert names.count("Optimizer.step#AdamW.step") == 3 and "ProfilerStep#2" not in names

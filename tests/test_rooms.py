@@ -134,7 +134,6 @@ INSIDE = {
     "test_measure": "benchmarks without their minutes of a GPU",
     "test_ranges": "figures of model files spoilt one by one",
     "test_tracearrays": "arrays of a fitted trace, op by op",
-    "test_deviceprogram": "what a simulated job's files hold, of which no command shows each event",
     "test_explore": "controls of the page without a browser, and its process",
     "test_watch": "a thousand series, each looked at after every step",
 }

@@ -127,7 +127,7 @@ def _described(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.reset_index(drop=True).assign(**{c: what[c].to_numpy()[code] for c in WHAT})
     named = rows["group"].astype("category")
     rows["group"] = named.cat.codes.astype(np.int64).where(named.astype(str) != "", -1)
-    # ops of one name in a worker's step: told apart by microbatch, else by their order
+    # ops of one name in a worker's step: distinguished by microbatch, else by their order
     cell = ["step", "dp_rank", "stage", "name"]
     microbatch = rows["microbatch"].astype(np.int64)
     rows["label"] = rows["chunk"].clip(lower=0) * (microbatch.max() + 2) + microbatch + 1
