@@ -14,7 +14,6 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.common.errors import PrismError
 from prism.common.means import median
 
 Array = NDArray[np.float64]
@@ -35,10 +34,7 @@ class Scope(NamedTuple):
 
     def latest(self, times: Array) -> Array:
         """Latest of every worker's meeting, [stage, replica, step], NaN ignored."""
-        top = times
-        with np.errstate(all="ignore"):
-            for axis in self.axes():
-                top = np.fmax.reduce(top, axis=axis, keepdims=True)
+        top = np.fmax.reduce(times, axis=self.axes(), keepdims=True)
         return np.broadcast_to(top, times.shape)
 
     def earliest(self, times: Array) -> Array:
@@ -85,21 +81,12 @@ class TraceGraph:
     notes: tuple[str, ...] = ()  # what had to be inferred
     edges_recorded: int = 0  # between workers or streams, that the trace names
     edges_inferred: int = 0  # found from coinciding times
-    # [node, replica, step] ops that were not recorded, whose duration is what their neighbours
-    # leave: good for a replay, no measurement
-    placed: NDArray[np.bool_] | None = None
-
-    def where(self, **fields: object) -> NDArray[np.int64]:
-        """Return indices of nodes whose fields have these values."""
-        hit = [all(getattr(n, k) == v for k, v in fields.items()) for n in self.nodes]
-        return np.flatnonzero(hit)
 
     def select(self, keep: NDArray[np.int64]) -> Self:
         """Return the same graph with some of the steps, by position."""
         return replace(
             self, durations=self.durations[:, :, keep], steps=self.steps[keep],
             measured=self.measured[keep],
-            placed=None if self.placed is None else self.placed[:, :, keep],
         )  # fmt: skip
 
 
@@ -109,8 +96,7 @@ def replay(graph: TraceGraph, durations: Array | None = None) -> Array:
     `durations` [node, replica, step] are the measured ones by default, where a missing one is its
     node's median.
     """
-    ends = ends_of(graph, durations)
-    return np.asarray(ends[ops_of(graph.nodes)].max(axis=(0, 1)))
+    return np.asarray(ends_of(graph, durations)[ops_of(graph.nodes)].max(axis=(0, 1)))
 
 
 def ops_of(nodes: Sequence[TraceNode]) -> NDArray[np.int64]:
@@ -119,15 +105,14 @@ def ops_of(nodes: Sequence[TraceNode]) -> NDArray[np.int64]:
 
 
 def ends_of(graph: TraceGraph, durations: Array | None = None) -> Array:
-    """Propagate durations as `replay` does: ends of all nodes, [node, replica, step] s."""
-    durations = filled(graph) if durations is None else durations
-    if durations.shape[:2] != (len(graph.nodes), graph.n_replicas):
-        raise PrismError(
-            f"durations of shape {durations.shape} for {len(graph.nodes):,} nodes and "
-            f"{graph.n_replicas} replicas; expected [node, replica, step], as graph.durations"
-        )
+    """Find the ends of all nodes, [node, replica, step] s, of durations as `replay` takes them."""
+    return propagate(graph.nodes, filled(graph) if durations is None else durations)
+
+
+def propagate(nodes: Sequence[TraceNode], durations: Array) -> Array:
+    """Find the ends of nodes from their durations, both [node, replica, step] s."""
     ends = np.zeros_like(durations)
-    for i, node in enumerate(graph.nodes):
+    for i, node in enumerate(nodes):
         ends[i] = start_of(node, ends) + durations[i]
     return ends
 

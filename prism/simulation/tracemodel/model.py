@@ -20,7 +20,7 @@ from prism.distributions.distribution import Distribution, constant, quantile_ta
 from prism.distributions.samples import sample_law
 from prism.distributions.tables import N_CELLS, sample_table
 from prism.jobs.job import Job, job_from_dict
-from prism.simulation.tracemodel.graph import TraceGraph, TraceNode, ops_of, replay
+from prism.simulation.tracemodel.graph import TraceGraph, TraceNode, ops_of, propagate, replay
 
 Array = NDArray[np.float64]
 Table = NDArray[np.float32]
@@ -156,45 +156,36 @@ def draw_durations(model: TraceModel, steps: NDArray[np.int64], rng: np.random.G
     """
     n_steps, n_replicas = steps.size, model.n_replicas
     which = _draw_steps(model, steps, rng)
-    n_mb = 1 + max(n.microbatch for n in model.nodes)
-    n_drifts = 1 + max(g.drift for g in model.groups)
-    words = [_uniforms(rng, (n, n_replicas, n_steps)) for n in (n_mb, n_drifts)]
-    shared: dict[tuple[int, float], Array] = {}
 
-    def effect(which_law: int, law: Distribution, std: float) -> Array:
-        key = (which_law, std)
-        if key not in shared:
-            table = quantile_table(law, std / SCORE_STD)
-            shared[key] = 1.0 + np.asarray(sample_table(table, words[which_law]), np.float64)
-        return shared[key]
+    def words(*shape: int) -> NDArray[np.uint32]:
+        return rng.integers(0, 1 << 32, (*shape, n_steps), dtype=np.uint32)
 
+    def factor(table: Table, drawn: NDArray[np.uint32]) -> Array:
+        return 1.0 + np.asarray(sample_table(table, drawn), np.float64)
+
+    content = words(1 + max(n.microbatch for n in model.nodes), n_replicas)
+    drifts = words(1 + max(g.drift for g in model.groups), n_replicas)
+    residual = [quantile_table(group.residual) for group in model.groups]
     out = np.zeros((len(model.nodes), n_replicas, n_steps))
-    tables = [None if g.residual.std == 0.0 else quantile_table(g.residual) for g in model.groups]
-    for i, node in enumerate(model.nodes):
-        g = int(model.group[i])
-        if g < 0:
-            continue
-        group = model.groups[g]
+    for i in np.flatnonzero(model.group >= 0):
+        node, group = model.nodes[i], model.groups[model.group[i]]
         mean = model.mean[i][:, None]
-        base = mean * model.profile[g][:, which]
+        base = mean * model.profile[model.group[i]][:, which]
         if group.content != 0.0 and node.microbatch >= 0:
-            base = base * effect(0, model.content, group.content)[node.microbatch]
+            table = quantile_table(model.content, group.content / SCORE_STD)
+            base = base * factor(table, content[node.microbatch])
         if group.rank_step != 0.0:
-            base = base * effect(1, model.rank_step, group.rank_step)[group.drift]
-        table, shape = tables[g], (1 if node.is_global else n_replicas, n_steps)
-        if table is not None:
-            base = base * (1.0 + np.asarray(sample_table(table, _uniforms(rng, shape))))
+            table = quantile_table(model.rank_step, group.rank_step / SCORE_STD)
+            base = base * factor(table, drifts[group.drift])
+        if group.residual.std != 0.0:
+            own = words(1 if node.is_global else n_replicas)
+            base = base * factor(residual[model.group[i]], own)
         kind = model.rank_index(node)
         if kind >= 0:
-            own = kind, node.stages[0], slice(None), None
-            follows = model.follows[own]
-            base = model.rank[own] * (follows * base + (1.0 - follows) * mean)
+            rank, follows = (x[kind, node.stages[0], :, None] for x in (model.rank, model.follows))
+            base = rank * (follows * base + (1.0 - follows) * mean)
         out[i] = base[:1] if node.is_global else base
     return out
-
-
-def _uniforms(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.uint32]:
-    return rng.integers(0, 1 << 32, shape, dtype=np.uint32)
 
 
 def _draw_steps(
@@ -204,8 +195,8 @@ def _draw_steps(
     z = rng.standard_normal(steps.size)
     if model.correlation_steps > 0.0:
         white, share = rng.standard_normal(steps.size), model.correlation_share
-        for i in range(1, steps.size):
-            r = math.exp(-abs(float(steps[i] - steps[i - 1])) / model.correlation_steps)
+        kept = np.exp(-np.abs(np.diff(steps)) / model.correlation_steps)
+        for i, r in enumerate(kept.tolist(), start=1):
             z[i] = r * z[i - 1] + math.sqrt(1.0 - r * r) * z[i]
         z = math.sqrt(share) * z + math.sqrt(1.0 - share) * white
     n = model.profile.shape[2]
@@ -227,13 +218,18 @@ def independent_graph(
     Every op's durations are dealt anew to replicas and steps, so its variance stays: workers, steps
     and microbatches no longer have anything of their own.
     """
-    n = steps.size
-    durations = draw_durations(model, np.tile(steps, 1 + POOL_STEPS // n), rng)
-    out = np.zeros((len(model.nodes), model.n_replicas, n))
-    for i, node in enumerate(model.nodes):
+    durations = draw_durations(model, np.tile(steps, 1 + POOL_STEPS // steps.size), rng)
+    out = np.zeros((*durations.shape[:2], steps.size))
+    for node, own, pool in zip(model.nodes, out, durations, strict=True):
         rows = 1 if node.is_global else model.n_replicas
-        out[i] = rng.choice(durations[i, :rows].ravel(), (rows, n))
+        own[:] = rng.choice(pool[:rows].ravel(), (rows, steps.size))
     return _replayed(model, steps, out)
+
+
+def ideal_graph(model: TraceModel) -> TraceGraph:
+    """Step with every effect at 1: each op at its mean over the replicas."""
+    mean = np.repeat(model.mean.mean(axis=1, keepdims=True), model.n_replicas, axis=1)
+    return _replayed(model, np.zeros(1, np.int64), mean[..., None])
 
 
 def _replayed(model: TraceModel, steps: NDArray[np.int64], durations: Array) -> TraceGraph:
@@ -242,26 +238,19 @@ def _replayed(model: TraceModel, steps: NDArray[np.int64], durations: Array) -> 
     return replace(graph, measured=replay(graph))
 
 
-def settled(model: TraceModel) -> TraceModel:
-    """Return the model with the leads of its sources as they are once steps follow each other.
+# ------------------------------------------------------------------- steps that follow each other
+def steady(nodes: Sequence[TraceNode], seconds: Array, most_lead: float) -> Array:
+    """Return durations [node] s whose sources are what steps that follow each other lead to.
 
     A host that needs less time than its devices gets ahead until its queue is full or something
     blocks it; one that needs more loses its lead and decides the period.
     """
-    mean = steady(model.nodes, model.mean.mean(axis=1), model.most_lead)
-    is_source = np.array([[node.continues >= 0] for node in model.nodes])
-    return replace(model, mean=np.where(is_source, mean[:, None], model.mean))
-
-
-def steady(nodes: Sequence[TraceNode], seconds: Array, most_lead: float) -> Array:
-    """Return durations [node] s whose sources are what steps that follow each other lead to."""
     sources = [i for i, node in enumerate(nodes) if node.continues >= 0]
+    before = [nodes[i].continues for i in sources]
     seconds, ops = seconds.copy(), ops_of(nodes)
     for _ in range(MOST_ROUNDS if sources else 0):
-        ends = _ends(nodes, seconds)
-        end = max(ends[i] for i in ops)
-        lead = np.array([ends[nodes[i].continues] - end for i in sources])
-        lead = np.maximum(lead, -most_lead)
+        ends = propagate(nodes, seconds[:, None, None])[:, 0, 0]
+        lead = np.maximum(ends[before] - ends[ops].max(), -most_lead)
         far = float(np.abs(lead - seconds[sources]).max())
         seconds[sources] = lead
         if far < CLOSE_S:
@@ -269,26 +258,12 @@ def steady(nodes: Sequence[TraceNode], seconds: Array, most_lead: float) -> Arra
     return seconds
 
 
-def rescaled(model: TraceModel, factors: Sequence[float]) -> TraceModel:
-    """Return the model whose nodes [node] take this many times as long, once steps are steady."""
-    own = [1.0 if n.continues >= 0 else f for n, f in zip(model.nodes, factors, strict=True)]
-    return settled(replace(model, mean=model.mean * np.array(own)[:, None]))
-
-
-def _ends(nodes: Sequence[TraceNode], durations: Array) -> list[float]:
-    """Find the ends of the nodes of one replica [node] s; numbers are faster than arrays of one."""
-    ends: list[float] = []
-    for node, seconds in zip(nodes, durations.tolist(), strict=True):
-        lags = node.lags or (0.0,) * len(node.preds)
-        come = (ends[p] + lag for p, lag in zip(node.preds, lags, strict=True))
-        ends.append(max(come, default=0.0) + seconds)
-    return ends
-
-
-def ideal_graph(model: TraceModel) -> TraceGraph:
-    """Step with every effect at 1: each op at its mean over the replicas."""
-    mean = np.repeat(model.mean.mean(axis=1, keepdims=True), model.n_replicas, axis=1)
-    return _replayed(model, np.zeros(1, np.int64), mean[..., None])
+def settled(model: TraceModel, factors: Sequence[float] | float = 1.0) -> TraceModel:
+    """Return the model with nodes [node] that take this many times as long, its sources steady."""
+    is_source = np.array([node.continues >= 0 for node in model.nodes])
+    mean = model.mean * np.where(is_source, 1.0, factors)[:, None]
+    lead = steady(model.nodes, mean.mean(axis=1), model.most_lead)
+    return replace(model, mean=np.where(is_source[:, None], lead[:, None], mean))
 
 
 def figures(seconds: Array) -> dict[str, float]:
