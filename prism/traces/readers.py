@@ -49,14 +49,11 @@ class Reader:
     """One format."""
 
     name: str
-    what: str
-    """What a file of it is, in words."""
+    what: str  # what a file of it is, in words
     holds: Holds
     sniff: Callable[[RecordedFile], bool]
-    read: Callable[..., Any]
-    """Takes the files, and those options that are named in `options`."""
-    several: bool = False
-    """Whether a recording may be several files."""
+    read: Callable[..., Any]  # takes the files, and those options that are named in `options`
+    several: bool = False  # whether a recording may be several files
     options: tuple[str, ...] = ()
 
 
@@ -89,14 +86,10 @@ READERS = (
 class Recording:
     """What a user named: a file, the files of several ranks, or a folder of these."""
 
-    source: str
-    """As the user named it."""
-    files: tuple[RecordedFile, ...]
-    """Those that are read."""
-    reader: Reader | None
-    """None where no reader knows the one file, which may still be a table."""
-    notes: tuple[str, ...] = ()
-    """Files of a folder that were left out."""
+    source: str  # as the user named it
+    files: tuple[RecordedFile, ...]  # those that are read
+    reader: Reader | None  # None where no reader knows the one file, which may still be a table
+    notes: tuple[str, ...] = ()  # files of a folder that were left out
 
     @property
     def holds(self) -> Holds | None:
