@@ -34,6 +34,10 @@ ARRAYS = {
 }  # fmt: skip
 FILE = ModelFile("trace", (3,), ARRAYS, "a model of a trace", "prism fit TRACE -o MODEL.nc")
 LAWS = {"rank_law": "rank", "content": "microbatch", "rank_step": "rank_step"}  # entry of each
+OF_GROUPS = {
+    "mean": NON_NEGATIVE, "cv": NON_NEGATIVE, "drift": NON_NEGATIVE,
+    "content": FINITE, "rank_step": FINITE,  # with the sign of the loading
+}  # fmt: skip
 SCALARS = {
     "n_stages": Scalar(int, COUNT), "n_replicas": Scalar(int, COUNT), "p2p": Scalar(str),
     "correlation_steps": Scalar(float), "correlation_share": Scalar(float, SHARE),
@@ -101,10 +105,8 @@ def _check(model: TraceModel, sizes: Mapping[Hashable, int]) -> None:
     """Refuse what is no graph with durations."""
     n, n_groups = len(model.nodes), len(model.groups)
     for group in model.groups:
-        for name in ("mean", "cv", "drift"):
-            NON_NEGATIVE.check(f"{name} of {group.name}", getattr(group, name))
-        for name in ("content", "rank_step"):  # with the sign of the loading
-            FINITE.check(f"{name} of {group.name}", getattr(group, name))
+        for name, allowed in OF_GROUPS.items():
+            allowed.check(f"{name} of {group.name}", getattr(group, name))
     named = {"dp_rank": model.n_replicas, "node": n, "op_group": n_groups, "stage": model.n_stages}
     for dim, size in named.items():
         if sizes[dim] != size:

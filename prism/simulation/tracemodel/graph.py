@@ -9,6 +9,7 @@ Arrays over workers are [stage, replica, step]; NaN stands for what a trace lack
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -119,18 +120,16 @@ def propagate(nodes: Sequence[TraceNode], durations: Array) -> Array:
 
 def start_of(node: TraceNode, ends: Array) -> Array:
     """When a node starts, [replica, step] s: the latest of its predecessors' ends and lags."""
-    start = None
-    for k, p in enumerate(node.preds):
-        end = ends[p] + node.lags[k] if node.lags else ends[p]
-        if start is None:
-            start = end
-        elif node.replica < 0:
-            start = np.maximum(start, end)
-        else:  # preds[0] is a worker's own, which the other replicas keep
-            start = start.copy()
-            start[node.replica] = np.maximum(start[node.replica], end[node.replica])
-    if start is None:
+    come = [ends[p] for p in node.preds]
+    if not come:
         return np.zeros(ends.shape[1:])
+    if node.lags:
+        come = [end + lag for end, lag in zip(come, node.lags, strict=True)]
+    if node.replica < 0:
+        start = reduce(np.maximum, come)
+    else:  # preds[0] is a worker's own, which the other replicas keep
+        start = come[0].copy()
+        start[node.replica] = np.max([end[node.replica] for end in come], axis=0)
     if node.is_global:
         start = np.broadcast_to(start.max(axis=0, keepdims=True), start.shape)
     return start
@@ -146,22 +145,19 @@ def with_lags_as_nodes(graph: TraceGraph) -> tuple[tuple[TraceNode, ...], list[i
     place: list[int] = []
     found: dict[tuple[int, float], int] = {}
     for node in graph.nodes:
-        preds: list[int] = []
-        for k, p in enumerate(node.preds):
-            key = place[p], node.lags[k] if node.lags else 0.0
-            if key[1] > 0.0 and key not in found:
-                found[key] = len(nodes)
-                stage = node.stages[:1]
+        preds: dict[int, None] = {}
+        for p, lag in zip(node.preds, node.lags or (0.0,) * len(node.preds), strict=True):
+            key = place[p], lag
+            if lag > 0.0 and key not in found:
+                found[key], stage = len(nodes), node.stages[:1]
                 nodes.append(TraceNode("gap", *LATENCY, WORKER, stage, -1, 0, -1, (place[p],)))
-                lags.append(key[1])
-            preds.append(found.get(key, place[p]))
+                lags.append(lag)
+            preds[found.get(key, place[p])] = None
         place.append(len(nodes))
-        nodes.append(node._replace(preds=tuple(dict.fromkeys(preds)), lags=()))
+        nodes.append(node._replace(preds=tuple(preds), lags=()))
         lags.append(0.0)
-    for i in place:
-        if nodes[i].continues >= 0:
-            nodes[i] = nodes[i]._replace(continues=place[nodes[i].continues])
-    return tuple(nodes), place, np.array(lags)
+    there = (n if n.continues < 0 else n._replace(continues=place[n.continues]) for n in nodes)
+    return tuple(there), place, np.array(lags)
 
 
 def filled(graph: TraceGraph) -> Array:

@@ -122,8 +122,6 @@ def profile_table(profile: Array, weight: Array) -> Table:
 def conditioned(model: TraceModel, steps: NDArray[np.int64]) -> TraceModel:
     """Weigh the measured steps by how likely steps of these numbers are to be like them.
 
-    Notes
-    -----
     The step factor's normal score has correlation `share exp(-distance / correlation_steps)`; given
     the measured steps' scores it is normal, and the weights are its mean probabilities of the
     intervals that the measured steps stand for.
@@ -131,15 +129,11 @@ def conditioned(model: TraceModel, steps: NDArray[np.int64]) -> TraceModel:
     n = model.steps.size
     if model.correlation_steps <= 0.0 or n < 2:
         return model
-
-    def correlation(a: NDArray[np.int64], b: NDArray[np.int64]) -> Array:
-        distance = np.abs(a[:, None] - b[None, :]).astype(np.float64)
-        return np.asarray(model.correlation_share * np.exp(-distance / model.correlation_steps))
-
-    own = correlation(model.steps, model.steps)
+    distance = np.abs(np.concatenate([model.steps, steps])[:, None] - model.steps)
+    correlation = model.correlation_share * np.exp(-distance / model.correlation_steps)
+    own, toward = correlation[:n], correlation[n:]
     np.fill_diagonal(own, 1.0)
     scores = ndtri((np.arange(n) + 0.5) / n)
-    toward = correlation(steps, model.steps)
     gain = np.linalg.solve(own, toward.T).T
     spread = np.sqrt(np.maximum(1.0 - np.einsum("ij,ij->i", gain, toward), 1e-6))
     edges = np.concatenate([[-np.inf], ndtri(np.arange(1, n) / n), [np.inf]])
@@ -280,7 +274,11 @@ def figures(seconds: Array) -> dict[str, float]:
     }  # fmt: skip
 
 
-_FREE = ("model", "ranks", "dependence", "model_error", "kernel_scale", "host_scale")
+_FREE: dict[str, tuple[str, ...]] = {  # keys of a job's blocks that a fitted trace can follow
+    "model": (), "parallelism": ("dp", "data_parallel"),
+    "cluster": ("nodes", "gpus_per_node", "nvlink_domain_gpus"),
+    "variability": ("model", "ranks", "dependence", "model_error", "kernel_scale", "host_scale"),
+}  # fmt: skip
 
 
 def check_trace_job(job: Job, model: TraceModel) -> None:
@@ -290,17 +288,12 @@ def check_trace_job(job: Job, model: TraceModel) -> None:
             f"{job.source}: variability.ranks: measured holds for dp = {model.n_replicas}, as "
             f"traced, not {job.parallelism.dp}; set drawn, or leave it out"
         )
-    traced = job_from_dict(model.job)
-    free = {f"variability.{k}" for k in _FREE}
-    free |= {f"cluster.{k}" for k in ("nodes", "gpus_per_node", "nvlink_domain_gpus")}
-    free |= {"parallelism.dp", "parallelism.data_parallel"}
-    changed = []
-    for block in ("model", "parallelism", "cluster", "variability"):
+    traced, changed = job_from_dict(model.job), []
+    for block, free in _FREE.items():
         here, there = (getattr(x, block).model_dump() for x in (job, traced))
-        changed += [f"{block}.{k}" for k in here if here[k] != there[k]]
-    changed = [key for key in changed if key not in free]
+        changed += [f"{block}.{k}" for k in here if here[k] != there[k] and k not in free]
     if changed:
         raise PrismError(
             f"{job.source}: {', '.join(changed)}: a fitted trace has its own; with it can be set: "
-            f"parallelism.dp, variability.{', '.join(_FREE[1:])}, and the run block"
+            f"parallelism.dp, variability.{', '.join(_FREE['variability'][1:])}, and the run block"
         )
