@@ -126,8 +126,8 @@ FAULTS = [
     ),
     (
         "a model's host may lead its device without end: its queue has no depth",
-        "lead = np.maximum(ends[before] - ends[ops].max(), -most_lead)",
-        "lead = ends[before] - ends[ops].max()",
+        "lead = np.maximum(ends[before, 0, 0] - step_times(nodes, ends), -most_lead)",
+        "lead = ends[before, 0, 0] - step_times(nodes, ends)",
     ),
     (
         "a timeline shows the replicate beside the one nearest the percentile",

@@ -97,7 +97,12 @@ def replay(graph: TraceGraph, durations: Array | None = None) -> Array:
     `durations` [node, replica, step] are the measured ones by default, where a missing one is its
     node's median.
     """
-    return np.asarray(ends_of(graph, durations)[ops_of(graph.nodes)].max(axis=(0, 1)))
+    return step_times(graph.nodes, ends_of(graph, durations))
+
+
+def step_times(nodes: Sequence[TraceNode], ends: Array) -> Array:
+    """Find when steps end [step] s, by the ends of their nodes [node, replica, step] s."""
+    return np.asarray(ends[ops_of(nodes)].max(axis=(0, 1)))
 
 
 def ops_of(nodes: Sequence[TraceNode]) -> NDArray[np.int64]:
@@ -125,10 +130,8 @@ def start_of(node: TraceNode, ends: Array) -> Array:
         return np.zeros(ends.shape[1:])
     if node.lags:
         come = [end + lag for end, lag in zip(come, node.lags, strict=True)]
-    if node.replica < 0:
-        start = reduce(np.maximum, come)
-    else:  # preds[0] is a worker's own, which the other replicas keep
-        start = come[0].copy()
+    start: Array = reduce(np.maximum, come) if node.replica < 0 else come[0].copy()
+    if node.replica >= 0:  # preds[0] is a worker's own, which the other replicas keep
         start[node.replica] = np.max([end[node.replica] for end in come], axis=0)
     if node.is_global:
         start = np.broadcast_to(start.max(axis=0, keepdims=True), start.shape)

@@ -20,7 +20,7 @@ from prism.distributions.distribution import Distribution, constant, quantile_ta
 from prism.distributions.samples import sample_law
 from prism.distributions.tables import N_CELLS, sample_table
 from prism.jobs.job import Job, job_from_dict
-from prism.simulation.tracemodel.graph import TraceGraph, TraceNode, ops_of, propagate, replay
+from prism.simulation.tracemodel.graph import TraceGraph, TraceNode, propagate, step_times
 
 Array = NDArray[np.float64]
 Table = NDArray[np.float32]
@@ -227,9 +227,9 @@ def ideal_graph(model: TraceModel) -> TraceGraph:
 
 
 def _replayed(model: TraceModel, steps: NDArray[np.int64], durations: Array) -> TraceGraph:
+    times = step_times(model.nodes, propagate(model.nodes, durations))
     shape = model.n_stages, model.n_replicas, model.p2p
-    graph = TraceGraph(model.nodes, durations, steps, np.zeros(steps.size), *shape)
-    return replace(graph, measured=replay(graph))
+    return TraceGraph(model.nodes, durations, steps, times, *shape)
 
 
 # ------------------------------------------------------------------- steps that follow each other
@@ -241,10 +241,10 @@ def steady(nodes: Sequence[TraceNode], seconds: Array, most_lead: float) -> Arra
     """
     sources = [i for i, node in enumerate(nodes) if node.continues >= 0]
     before = [nodes[i].continues for i in sources]
-    seconds, ops = seconds.copy(), ops_of(nodes)
+    seconds = seconds.copy()
     for _ in range(MOST_ROUNDS if sources else 0):
-        ends = propagate(nodes, seconds[:, None, None])[:, 0, 0]
-        lead = np.maximum(ends[before] - ends[ops].max(), -most_lead)
+        ends = propagate(nodes, seconds[:, None, None])
+        lead = np.maximum(ends[before, 0, 0] - step_times(nodes, ends), -most_lead)
         far = float(np.abs(lead - seconds[sources]).max())
         seconds[sources] = lead
         if far < CLOSE_S:
