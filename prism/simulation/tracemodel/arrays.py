@@ -173,10 +173,7 @@ class _Layout:
         ), fixed.mean(axis=0, keepdims=True)  # fmt: skip
 
     def ranks(self) -> tuple[Array, engine.Ranks, Array | None]:
-        """Mean factor of every GPU [op_kind, gpu]: as measured, or of body and lemons.
-
-        Of measured ones also the factor and the share without effects, [2, op_kind, gpu].
-        """
+        """Mean factor of every GPU [op_kind, gpu], and `Origin.held` of measured ones."""
         m, n_gpus, n_kinds = self.model, self.n_replicas * self.model.n_stages, len(self.model.rank)
         factor, held = np.ones((max(1, n_kinds), n_gpus)), None
         index = np.full(len(factor), -1, np.int32)
@@ -231,9 +228,8 @@ class _Layout:
 def drawn_rank_table(model: TraceModel, kind: int) -> tuple[Table, float]:
     """Tabulate a drawn worker's factor in one op_kind over its mean, - 1; and that mean.
 
-    The body's distribution, and lemons above it: every one has the probability it has among the
-    traced workers, and its own slowdown in each op_kind; the same number draws all of a worker's
-    factors.
+    Each lemon is as likely as among the traced workers, with its own slowdown in each op_kind; one
+    number draws all of a worker's factors.
     """
     width = np.diff(table_edges())
     rows = np.concatenate([np.arange(first, first + count) for first, count, _ in LEVELS])

@@ -8,14 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prism.common.launchgaps import LaunchGaps, launch_gaps
-from prism.simulation.tracemodel.graph import (
-    ARRIVAL,
-    LATENCY,
-    Array,
-    TraceNode,
-    ends_of,
-    start_of,
-)
+from prism.simulation.tracemodel.graph import ARRIVAL, LATENCY, Array, TraceNode, ends_of, start_of
 from prism.simulation.tracemodel.model import TraceModel, ideal_graph
 
 NO_DEVICE_OPS = ("launch_gap", "data_load")  # op kinds during which a device has nothing to run
