@@ -28,7 +28,7 @@ from prism.simulation.tracemodel.arrays import (
 )
 from prism.simulation.tracemodel.file import load_model
 from prism.simulation.tracemodel.graph import LATENCY, LEAD
-from prism.simulation.tracemodel.model import TraceModel, check_trace_job, rescaled
+from prism.simulation.tracemodel.model import TraceModel, check_trace_job, settled
 from prism.simulation.variability import (
     CongestionEffect,
     StallEffect,
@@ -122,7 +122,7 @@ def prepare_trace(job: Job, model: TraceModel, seed: int, engine: str = "exact")
     scales = {"op": job.variability.kernel_scale, "gap": job.variability.host_scale}
     if set(scales.values()) != {1.0}:
         fixed = (LATENCY[-1], LEAD)
-        model = rescaled(model, [
+        model = settled(model, [
             1.0 if n.name in fixed else scales.get(n.kind, 1.0) for n in model.nodes
         ])  # fmt: skip
     graph = build_trace_graph_arrays(model, job.parallelism.dp)
@@ -199,7 +199,7 @@ def treat_classes(step: Prepared, treatments: Mapping[str, Treatment], seed: int
     """Build a job's program anew with some kernel classes treated; of a trace, made faster."""
     if isinstance(step.source, TraceModel):
         factor = {name: treatment.factor for name, treatment in treatments.items()}
-        model = rescaled(step.source, [
+        model = settled(step.source, [
             factor.get(kernel_class(node), 1.0) for node in step.source.nodes
         ])  # fmt: skip
         return _trace_program(step.job, model, step.graph, seed)
@@ -208,7 +208,7 @@ def treat_classes(step: Prepared, treatments: Mapping[str, Treatment], seed: int
 
 def silent_model(model: TraceModel) -> TraceModel:
     """Return a fitted trace with communication of zero cost."""
-    return rescaled(model, [0.0 if is_communication(kernel_class(n)) else 1.0 for n in model.nodes])
+    return settled(model, [0.0 if is_communication(kernel_class(n)) else 1.0 for n in model.nodes])
 
 
 def silence(step: Prepared, seed: int, classes: Collection[str] | None = None) -> Program:

@@ -58,31 +58,33 @@ def check_column(
     """Refuse a name that the table lacks, with the nearest it has."""
     names = table.columns if names is None else names
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
         raise PrismError(
-            f"{table.source}: {option}: no column {name!r}; {hint}found {list_values(list(names))}"
+            f"{table.source}: {option}: no column {name!r}; {_near(name, names, 0.5)}found "
+            f"{list_values(list(names))}"
         )
+
+
+def _near(word: str, known: Sequence[str], cutoff: float) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def chosen_rows(table: RawTable, where: Mapping[str, str]) -> NDArray[np.int64]:
     """Return the rows in which the columns have the values."""
     keep = np.ones(len(table.frame), dtype=np.bool_)
-    for name in where:
-        check_column(table, name, "--where")
     for name, wanted in where.items():
+        check_column(table, name, "--where")
         if wanted == ALL:
             continue
         values = table.texts(name)
+        texts = list(values.categories)
         equal = np.asarray(values.categories == wanted)
         if not equal.any():
-            equal = np.array([_is_alike(text, wanted) for text in values.categories], np.bool_)
+            equal = np.array([_is_alike(text, wanted) for text in texts], np.bool_)
         if not equal.any():
-            near = difflib.get_close_matches(wanted, list(values.categories), n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}? " if near else ""
             raise PrismError(
-                f"{table.source}: --where {name}={wanted}: no row has it; {hint}values: "
-                f"{list_values(list(values.categories))}"
+                f"{table.source}: --where {name}={wanted}: no row has it; "
+                f"{_near(wanted, texts, 0.4)}values: {list_values(texts)}"
             )
         keep &= equal[values.codes]
     if not keep.any():

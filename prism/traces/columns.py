@@ -26,12 +26,11 @@ from prism.common.errors import PrismError
 Array = NDArray[np.float64]
 _SHOWN = 4  # columns of which a message says why they are no step time
 
-UNITS = {
+UNITS = {  # of durations, and the words for them; `min` is none, since it is a minimum too
     "s": ("s", "sec", "secs", "second", "seconds"), "ms": ("ms", "msec", "msecs", "millis"),
     "us": ("us", "usec"), "ns": ("ns",), "min": ("mins", "minute", "minutes"),
     "h": ("h", "hr", "hrs", "hour", "hours"),
 }  # fmt: skip
-"""Units of durations and the words for them; `min` is none, since it is a minimum too."""
 
 PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9, "min": 1.0 / 60.0, "h": 1.0 / 3600.0}
 """How many of a unit are one second."""
@@ -227,19 +226,13 @@ class Taken:
     """The column that is read as step times."""
 
     column: str
-    unit: str
-    """As shown: s, ms, or steps/s of a rate."""
+    unit: str  # as shown: s, ms, or steps/s of a rate
     why: str
-    per_second: float = 1.0
-    """Of a duration: values of one second; of a rate: what brings it to one second."""
-    of: str = ""
-    """What a rate counts; "" for a duration."""
-    is_mean: bool = False
-    """Whether a value is over the steps since the one before."""
-    assumed: bool = False
-    """Whether nothing but custom says the unit."""
-    unsaid: bool = False
-    """Whether its name does not say that it is of a step: by its values it may be a clock."""
+    per_second: float = 1.0  # of a duration: values of one second; of a rate: what makes it that
+    of: str = ""  # what a rate counts; "" for a duration
+    is_mean: bool = False  # whether a value is over the steps since the one before
+    assumed: bool = False  # whether nothing but custom says the unit
+    unsaid: bool = False  # whether by its name it may be no time of a step but a clock
 
     def seconds(self, values: Array, count: Array | float = 1.0) -> Array:
         """Turn values into step times [s]; `count` is what a rate counts, of a step."""

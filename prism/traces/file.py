@@ -106,7 +106,8 @@ class RecordedFile:
     def columns(self) -> list[str]:
         """Names of a table's columns; of a text, what its first line would name."""
         if self.kind == "parquet":
-            return parquet_columns(self.path, self.source)
+            with _opened(self.path, self.source) as pieces:
+                return _flat(pieces.schema_arrow)
         return header_of(self.head)[0] if self.kind == "text" else []
 
     @cached_property
@@ -118,7 +119,9 @@ class RecordedFile:
                 f"{self.source}: two columns are called {twice[0][:60]!r}; rename one of them"
             )
         if self.kind == "parquet":
-            table = RawTable(read_parquet(self.path, self.source), self.source)
+            with _opened(self.path, self.source) as pieces:
+                rows = pieces.read(columns=_flat(pieces.schema_arrow))
+                table = RawTable(rows.to_pandas(ignore_metadata=True), self.source)
         elif self.kind == "text":
             table = read_csv(self.text, self.source)
         else:
@@ -143,8 +146,7 @@ class RawTable:
 
     frame: pd.DataFrame
     source: str
-    text: bytes = b""
-    """The CSV itself, to find line numbers in; empty for parquet."""
+    text: bytes = b""  # the CSV itself, to find line numbers in; empty for parquet
     delimiter: str = ","
 
     @property
@@ -276,21 +278,6 @@ def _flat(schema: Any) -> list[str]:
     return [field.name for field in schema if not pyarrow.types.is_nested(field.type)]
 
 
-def parquet_columns(path: Path, source: str) -> list[str]:
-    """Names of the columns of a parquet file, from its footer."""
-    with _opened(path, source) as pieces:
-        return _flat(pieces.schema_arrow)
-
-
-def read_parquet(path: Path, source: str) -> pd.DataFrame:
-    """Read a parquet file whole."""
-    with _opened(path, source) as pieces:
-        frame: pd.DataFrame = pieces.read(columns=_flat(pieces.schema_arrow)).to_pandas(
-            ignore_metadata=True
-        )
-        return frame
-
-
 def header_of(data: bytes) -> tuple[list[str], str]:
     """Names in the first line of a text that is not blank, and what separates them."""
     parts = (line for part in io.BytesIO(data) for line in part.splitlines())
@@ -320,29 +307,19 @@ def read_csv(data: bytes, source: str) -> RawTable:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(
-                io.BytesIO(data),
-                sep=delimiter,
-                index_col=False,
-                keep_default_na=False,
-                na_values=[""],
-                low_memory=False,
-                **_EXACT,
-                dtype=dict.fromkeys(_TEXTS, str),
-            )
+                io.BytesIO(data), sep=delimiter, index_col=False, keep_default_na=False,
+                na_values=[""], low_memory=False, dtype=dict.fromkeys(_TEXTS, str), **_EXACT,
+            )  # fmt: skip
     except (ValueError, pd.errors.ParserWarning, OverflowError) as error:
         reason = str(error).strip()
         found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", reason)
         why = f": cannot be read as CSV: {reason}"
         if found:
-            why = (
-                f":{found[2]}: {found[3]} cells, expected {found[1]} as in the header; quote cells "
-                "that hold the separator"
-            )
+            why = f":{found[2]}: {found[3]} cells, expected {found[1]} as in the header; quote "
+            why += "cells that hold the separator"
         elif "Length of header" in reason:
-            why = (
-                f": rows have more cells than the {len(names)} names of the header; name every "
-                "column in the first line"
-            )
+            why = f": rows have more cells than the {len(names)} names of the header; name every "
+            why += "column in the first line"
         elif "EOF inside string" in reason:
             why = ": a quote opens and never closes; is the file whole?"
         raise PrismError(f"{source}{why}") from error

@@ -28,12 +28,9 @@ _HEAD = 256  # bytes that a log goes on having, unless it was rotated
 class Reading(NamedTuple):
     """What a log holds at a moment."""
 
-    times: StepTimes
-    """Of the one run that is going on, each step once, ascending."""
-    total: int | None
-    """Steps of the run, where its lines say so."""
-    written_s: float
-    """When it was last written [s since 1970-01-01 UTC]."""
+    times: StepTimes  # of the one run that is going on, each step once, ascending
+    total: int | None  # steps of the run, where its lines say so
+    written_s: float  # when it was last written [s since 1970-01-01 UTC]
 
     @property
     def written(self) -> datetime:

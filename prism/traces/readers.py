@@ -21,14 +21,7 @@ from prism.traces.formats.hta import is_hta, read_hta
 from prism.traces.formats.nccltests import is_nccl_tests, read_nccl_tests
 from prism.traces.formats.nsys import read_nsys
 from prism.traces.kineto.read import read_kineto
-from prism.traces.logs import (
-    is_events,
-    is_export,
-    is_log,
-    read_events,
-    read_export,
-    read_log,
-)
+from prism.traces.logs import is_events, is_export, is_log, read_events, read_export, read_log
 from prism.traces.steps import StepTimes, is_step_table, read_table_times
 from prism.traces.table import Trace
 from prism.traces.tidy import is_pipeline, is_tidy, read_pipeline, read_tidy
@@ -49,14 +42,11 @@ class Reader:
     """One format."""
 
     name: str
-    what: str
-    """What a file of it is, in words."""
+    what: str  # what a file of it is, in words
     holds: Holds
     sniff: Callable[[RecordedFile], bool]
-    read: Callable[..., Any]
-    """Takes the files, and those options that are named in `options`."""
-    several: bool = False
-    """Whether a recording may be several files."""
+    read: Callable[..., Any]  # takes the files, and those options that are named in `options`
+    several: bool = False  # whether a recording may be several files
     options: tuple[str, ...] = ()
 
 
@@ -89,14 +79,10 @@ READERS = (
 class Recording:
     """What a user named: a file, the files of several ranks, or a folder of these."""
 
-    source: str
-    """As the user named it."""
-    files: tuple[RecordedFile, ...]
-    """Those that are read."""
-    reader: Reader | None
-    """None where no reader knows the one file, which may still be a table."""
-    notes: tuple[str, ...] = ()
-    """Files of a folder that were left out."""
+    source: str  # as the user named it
+    files: tuple[RecordedFile, ...]  # those that are read
+    reader: Reader | None  # None where no reader knows the one file, which may still be a table
+    notes: tuple[str, ...] = ()  # files of a folder that were left out
 
     @property
     def holds(self) -> Holds | None:

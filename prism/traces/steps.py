@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,24 +40,15 @@ _RISING = 8  # values that rise by chance in 1 of 40,320 cases
 class StepTimes:
     """Measured step times of one job on one system, possibly of several runs."""
 
-    seconds: NDArray[np.float64]
-    """Step times [n; s]."""
-    step: NDArray[np.int64]
-    """Number of the step within its run [n]."""
-    run: NDArray[np.str_]
-    """Name of the run [n]; "" where the file tells of none."""
-    source: str
-    """The file as the user named it."""
-    column: str
-    """The column, or what the log calls the value."""
-    mean_over: int = 1
-    """1 for true per-step values; else each value is the mean of this many steps."""
-    notes: tuple[str, ...] = ()
-    """What was dropped, assumed or counted, for the user."""
-    unit: str = "s"
-    """That in which the values are written."""
-    why: str = ""
-    """How column and unit were found."""
+    seconds: NDArray[np.float64]  # step times [n; s]
+    step: NDArray[np.int64]  # number of the step within its run [n]
+    run: NDArray[np.str_]  # name of the run [n]; "" where the file tells of none
+    source: str  # the file as the user named it
+    column: str  # the column, or what the log calls the value
+    mean_over: int = 1  # 1 for true per-step values; else each value is the mean of this many steps
+    notes: tuple[str, ...] = ()  # what was dropped, assumed or counted, for the user
+    unit: str = "s"  # that in which the values are written
+    why: str = ""  # how column and unit were found
 
     @property
     def taken(self) -> dict[str, str]:
@@ -98,10 +90,15 @@ def read_table_times(
     else:
         step = table.integers(count, _NO_STEP)
     seconds = seconds_of(table, taken, table.numbers(taken.column), per_step, step)
-    label = next((name for name in RUN_COLUMNS if name in table.columns), None)
-    run = table.texts(label).astype(str) if label else ""
+    label, run = _runs(table)
     found = pd.DataFrame({"run": run, "step": step, "seconds": seconds}).iloc[rows]
     return _in_order(table, taken, found, where, count, label)
+
+
+def _runs(table: RawTable) -> tuple[str | None, Any]:
+    """Find the column that tells runs apart, and its names [row]; "" without one."""
+    label = next((name for name in RUN_COLUMNS if name in table.columns), None)
+    return label, table.texts(label).astype(str) if label else ""
 
 
 def is_step_table(file: RecordedFile) -> bool:
@@ -132,14 +129,13 @@ def read_totals(spec: str, where: Mapping[str, str] | None = None) -> dict[str, 
     check_column(table, column, "--totals")
     chosen = {name: value for name, value in (where or {}).items() if name in table.columns}
     rows = chosen_rows(table, chosen)
-    label = next((name for name in RUN_COLUMNS if name in table.columns), None)
+    label, run = _runs(table)
     if label is None and rows.size > 1:
         raise PrismError(
             f"{source}: has {rows.size} totals and no column run or run_id; found "
             f"{table.listing}; add one"
         )
     seconds = table.numbers(column) / unit_per_second(column, table.source)
-    run = table.texts(label).astype(str) if label else ""
     totals = pd.DataFrame({"run": run, "seconds": seconds}).iloc[rows].dropna(subset="seconds")
     bad = totals[~((totals["seconds"] > 0.0) & (totals["seconds"] < np.inf))]
     twice = totals[totals.duplicated("run")]

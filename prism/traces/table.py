@@ -53,14 +53,10 @@ class Trace:
     columns of the format's own may follow. Text columns are categories of str. Seconds for start
     and duration (start is not-a-number where only durations were recorded); -1 where an index does
     not apply or is unknown."""
-    source: str
-    """The recording as the user named it."""
-    format: str
-    """``pipeline``, ``tidy``, or one of `KERNEL_FORMATS`."""
-    notes: tuple[str, ...] = ()
-    """What was dropped, repaired or counted, for the user."""
-    meta: dict[str, Any] = field(default_factory=dict)
-    """What else the format knows; JSON-able."""
+    source: str  # the recording as the user named it
+    format: str  # ``pipeline``, ``tidy``, or one of `KERNEL_FORMATS`
+    notes: tuple[str, ...] = ()  # what was dropped, repaired or counted, for the user
+    meta: dict[str, Any] = field(default_factory=dict)  # what else the format knows; JSON-able
 
     def __post_init__(self) -> None:
         assert tuple(self.ops.columns[: len(COLUMNS)]) == COLUMNS, list(self.ops.columns)
@@ -118,14 +114,10 @@ LONGEST_WAIT_S = 1800.0
 class Fault(NamedTuple):
     """One thing that can be wrong with a row."""
 
-    what: str
-    """Says what is wrong, with what was expected; for notes and errors."""
-    rows: NDArray[np.bool_] | pd.Series
-    """[row] True where it is."""
-    limit: float = FEW
-    """Share of rows at which it is an error; 1.0 where rows are dropped however many they are."""
-    spare: int = 0
-    """Unreadable rows up to this number are never an error, however small the table."""
+    what: str  # says what is wrong, with what was expected; for notes and errors
+    rows: NDArray[np.bool_] | pd.Series  # [row] True where it is
+    limit: float = FEW  # share of rows at which it is an error; 1.0: dropped however many they are
+    spare: int = 0  # unreadable rows up to this number are never an error, however small the table
 
 
 def sound_rows(
@@ -179,15 +171,12 @@ def impossible_durations(
     usual = known["duration"].groupby(known["kind"]).transform("median")
     longest = np.maximum(span.where(span > 0.0, np.inf), 10.0 * usual)  # one op has no span
     for row in known.index[known["duration"] > longest]:
-        mine = np.isfinite(start)
-        for column in worker:
-            mine &= column == column[row]
+        mine = np.logical_and.reduce([np.isfinite(start), *(c == c[row] for c in worker)])
         serial = compute if compute is not None and compute[row] else kind_idx == kind_idx[row]
         later = start[mine & serial & (step == step[row]) & (start > start[row])]
         after = mine & (step > step[row])
-        begins = start[after & (step == step[after].min(initial=np.iinfo(np.int64).max))].min(
-            initial=np.inf
-        )
+        following = step[after].min(initial=np.iinfo(np.int64).max)
+        begins = start[after & (step == following)].min(initial=np.inf)
         # clocks that begin anew in every step say nothing of the next one
         until = min(later.min(initial=np.inf), begins if begins > start[row] else np.inf)
         result[row] = duration[row] > min(until - start[row], LONGEST_WAIT_S)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.text import format_count, format_duration
+from prism.traces.choose import list_values
 from prism.traces.columns import PER_SECOND
 from prism.traces.file import RawTable
 from prism.traces.kernelnames import COLLECTIVES
@@ -65,7 +66,6 @@ _WHERE = ("rank", "dp_rank", "stage", "step")
 _ORDER = {"seq_id": "seq_id", "mc": "chunk", "mb_id": "microbatch"}
 """Columns that are empty for ops they do not apply to, and what the tidy table calls them."""
 _ABSENT = -(2**62)  # stands for an empty cell in a column that must be filled
-_PLACES = 12  # workers listed in a note
 
 
 def is_tidy(columns: Iterable[str]) -> bool:
@@ -278,10 +278,9 @@ def _missing_work(ops: pd.DataFrame) -> list[str]:
     if absent.any(axis=None):
         pairs = absent.stack()
         places = [f"rank {rank} in step {step}" for step, rank in pairs.index[pairs]]
-        more = f" and {len(places) - _PLACES} more" if len(places) > _PLACES else ""
         notes.append(
             f"{int(absent.any(axis=1).sum())} of {format_count(len(n_ops), 'step')} without all "
-            f"workers, kept: {', '.join(places[:_PLACES])}{more}"
+            f"workers, kept: {list_values(places)}"
         )
     present = n_ops.where(~absent)
     fewer = (present < present.median()).stack()

@@ -23,8 +23,8 @@ FAULTS = [
     ),
     (
         "a kernel trace's ideal step takes each kernel at the median of its steps, not the mean",
-        "        mean = finite_mean(graph.durations, 2, keepdims=True)\n        times",
-        "        mean = np.nanmedian(graph.durations, 2, keepdims=True)\n        times",
+        "        mean = finite_mean(graph.durations, axis=(1, 2))\n        mean = steady",
+        "        mean = np.nanmedian(graph.durations, axis=(1, 2))\n        mean = steady",
     ),
     (
         "an effect's share in a fit is of standard deviations, not of variances",
@@ -100,8 +100,8 @@ FAULTS = [
     ),
     (
         "a host's lead stays as it was recorded when kernels or host change",
-        "    return settled(replace(model, mean=model.mean * np.array(own)[:, None]))",
-        "    return replace(model, mean=model.mean * np.array(own)[:, None])",
+        "    lead = steady(model.nodes, mean.mean(axis=1), model.most_lead)",
+        "    lead = mean.mean(axis=1)",
     ),
     (
         "what the host waits for a full queue counts as its own time",
@@ -126,8 +126,8 @@ FAULTS = [
     ),
     (
         "a model's host may lead its device without end: its queue has no depth",
-        "        lead = np.maximum(lead, -model.most_lead)\n",
-        "",
+        "lead = np.maximum(ends[before, 0, 0] - step_times(nodes, ends), -most_lead)",
+        "lead = ends[before, 0, 0] - step_times(nodes, ends)",
     ),
     (
         "a timeline shows the replicate beside the one nearest the percentile",

@@ -16,7 +16,7 @@ from prism.distributions.tables import LEVELS, N_CELLS, table_edges
 from prism.simulation.placednodes import count_terms, hold_seconds
 from prism.simulation.program import Origin, Program, Tables, graph_arrays
 from prism.simulation.tracemodel.graph import COMPUTE, WORLD, Array, TraceNode, ops_of
-from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, Table, TraceModel, profile_table
+from prism.simulation.tracemodel.model import SCORE_STD, Table, TraceModel, profile_table
 from prism.workload.build import Collective
 from prism.workload.opgraph import START, Builder, OpType, StepGraph, build_arrays
 
@@ -41,21 +41,20 @@ def build_trace_graph_arrays(model: TraceModel, n_replicas: int) -> StepGraph:
     index: list[int] = []
     for i, node in enumerate(model.nodes):
         preds, stage = [index[p] for p in node.preds] or [START], node.stages[0]
-        if node.kind == "join":
-            one = node.replica >= 0  # a barrier that the other replicas pass
-            joined = preds[0] if one else builder.join(preds, is_global=node.is_global, stage=stage)
-            index.append(joined)
-            continue
-        seconds = float(model.mean[i].mean())
-        own = Collective(str(i), node.op_kind, kernel_class(node), seconds, 0.0, "")
-        number = builder.number(OpType(node.op_kind, stage, collective=own))
-        microbatch = -1 if node.is_global else node.microbatch
-        index.append(
-            builder.add(preds, number, is_global=node.is_global, stage=stage, microbatch=microbatch)
-        )
-    if model.nodes[-1].name == ORIGIN:
-        final = index[-1]
-    else:
+        if node.kind == "join" and node.replica >= 0:  # a barrier that the other replicas pass
+            index.append(preds[0])
+        elif node.kind == "join":
+            index.append(builder.join(preds, is_global=node.is_global, stage=stage))
+        else:
+            seconds = float(model.mean[i].mean())
+            own = Collective(str(i), node.op_kind, kernel_class(node), seconds, 0.0, "")
+            number = builder.number(OpType(node.op_kind, stage, collective=own))
+            mb = -1 if node.is_global else node.microbatch
+            index.append(
+                builder.add(preds, number, is_global=node.is_global, stage=stage, microbatch=mb)
+            )
+    final = index[-1]
+    if model.nodes[-1].name != ORIGIN:
         final = builder.join([index[i] for i in ops_of(model.nodes)], is_global=True)
     return build_arrays(builder, final, n_replicas, model.n_stages)
 
@@ -70,23 +69,22 @@ def build_trace_program(model: TraceModel, graph: StepGraph, measured_ranks: boo
     node_of = [int(t.collective.name) for t in graph.op_types if t.collective is not None]
     lay = _Layout(model, node_of, graph.n_replicas, measured_ranks)
     low, typical = lay.lowering()
-    (factor, ranks), (bank, vec), held = lay.ranks(), lay.bank(graph), lay.held()
+    (factor, ranks, held), (bank, vec) = lay.ranks(), lay.bank(graph)
     roles, loadings = ("compute",) * len(factor), (1.0,) * len(factor)
     origin = Origin(low, factor, roles, loadings, (), None, held)
     if held is not None:
         low = hold_seconds(low, held)
-    nodes = [model.nodes[i] for i in node_of]
-    names = [kernel_class(n) for n in nodes]
+    names = [kernel_class(n) for n in lay.nodes]
     classes = tuple(dict.fromkeys(names))
     shares = np.array([[float(c == name) for c in classes] for name in names], np.float32)
     drawn = np.maximum(graph.op_type, 0)
-    residual = [lay.tables.checked(lay.group(c).residual) for c in range(len(nodes))]
-    alone = np.array([n.kind == "op" and len(n.stages) == 1 and not n.is_global for n in nodes])
-    busy = np.where((graph.op_type >= 0) & alone[drawn], graph.stage, -1)
+    residual = np.array([lay.tables.checked(group.residual) for group in lay.groups], np.int32)
+    alone = [n.kind == "op" and len(n.stages) == 1 and not n.is_global for n in lay.nodes]
+    busy = np.where((graph.op_type >= 0) & np.array(alone)[drawn], graph.stage, -1)
     ops = engine.Ops(
         kind=graph.kind, pred0=graph.pred0, pred1=graph.pred1, out=graph.out, coef=drawn, vec=vec,
-        n_terms=count_terms(low)[drawn], table=np.array(residual, np.int32)[drawn],
-        draw=graph.draw, stage=graph.stage, busy=busy.astype(np.int32),
+        n_terms=count_terms(low)[drawn], table=residual[drawn], draw=graph.draw,
+        stage=graph.stage, busy=busy.astype(np.int32),
     )  # fmt: skip
     step_table = lay.tables.add_table(("step",), profile_table(step_profile(model), model.weight))
     n_stages = graph.n_stages
@@ -120,9 +118,9 @@ def _from_zero(model: TraceModel) -> TraceModel:
 def step_profile(model: TraceModel) -> Array:
     """Factor of whole steps, [step], mean 1: every group's profile, weighted by its time."""
     total = np.zeros(model.weight.size)
-    for i, g in enumerate(model.group):
-        if g >= 0 and model.nodes[i].op_kind in COMPUTE:
-            total += model.mean[i] @ model.profile[g]
+    for i in np.flatnonzero(model.group >= 0):
+        if model.nodes[i].op_kind in COMPUTE:
+            total += model.mean[i] @ model.profile[model.group[i]]
     return total / (total @ model.weight) if total.any() else np.ones_like(total)
 
 
@@ -132,77 +130,64 @@ class _Layout:
     def __init__(
         self, model: TraceModel, node_of: list[int], n_replicas: int, measured: bool
     ) -> None:
-        self.model, self.node_of, self.n_replicas = model, node_of, n_replicas
-        self.tables = Tables()
-        self.same = n_replicas == model.n_replicas  # replicas keep what is their own
-        self.measured = measured and self.same and len(model.rank_kinds) > 0
-        self.kind = np.array([model.rank_index(model.nodes[i]) for i in node_of])
-
-    def group(self, c: int) -> OpGroup:
-        """Group of a coefficient's node."""
-        return self.model.groups[int(self.model.group[self.node_of[c]])]
+        self.model, self.n_replicas, self.tables = model, n_replicas, Tables()
+        self.nodes = [model.nodes[i] for i in node_of]
+        self.group = model.group[node_of]
+        self.groups = [model.groups[g] for g in self.group]
+        self.mean, self.profile = model.mean[node_of], model.profile
+        self.measured = measured and n_replicas == model.n_replicas and len(model.rank_kinds) > 0
+        self.rows = n_replicas
+        if n_replicas != model.n_replicas:  # or else replicas keep what is their own
+            self.mean = self.mean.mean(axis=1, keepdims=True)
+            self.profile, self.rows = self.profile.mean(axis=1, keepdims=True), 1
 
     def alike(self) -> NDArray[np.int64]:
         """First coefficient with the same distributions: one group, means in proportion."""
-        m = self.model
-        seen: dict[tuple[int, bytes], int] = {}
-        out = np.zeros(len(self.node_of), np.int64)
-        for c, i in enumerate(self.node_of):
-            pattern = m.mean[i] / max(float(m.mean[i].mean()), 1e-300)
-            key = int(m.group[i]), np.round(pattern, 6).tobytes()
-            out[c] = seen.setdefault(key, c)
-        return out
+        pattern = self.mean / np.maximum(self.mean.mean(axis=1, keepdims=True), 1e-300)
+        key = np.column_stack([self.group, np.round(pattern, 6)])
+        _, first, which = np.unique(key, axis=0, return_index=True, return_inverse=True)
+        return np.asarray(first[which.ravel()])
 
     def lowering(self) -> tuple[engine.Lowering, Array]:
         """Durations of every coefficient, and what the fixed ones are with every effect at 1."""
-        m, n = self.model, len(self.node_of)
-        mean = m.mean[self.node_of]  # [coef, replica]
-        if not self.same:
-            mean = mean.mean(axis=1, keepdims=True)
-        cv = np.array([self.group(c).residual.std for c in range(n)])
-        ranked = np.flatnonzero(self.kind >= 0)
-        fixed = np.zeros((mean.shape[1], n, 2))
-        fixed[:, :, 0] = np.where(self.kind >= 0, 0.0, mean.T)
-        typical = fixed.mean(axis=0, keepdims=True)
+        m, n = self.model, len(self.nodes)
+        kind = np.array([m.rank_index(node) for node in self.nodes])
+        cv = np.array([group.residual.std for group in self.groups])
+        ranked = np.flatnonzero(kind >= 0)
+        fixed = np.zeros((self.rows, n, 2))
+        fixed[:, :, 0] = np.where(kind >= 0, 0.0, self.mean.T)
         seg_mean = np.zeros((ranked.size, max(1, len(m.rank_kinds))))
-        seg_mean[np.arange(ranked.size), self.kind[ranked]] = mean[ranked].mean(axis=1)
-        ptr = np.cumsum([False, *(self.kind >= 0)])
+        seg_mean[np.arange(ranked.size), kind[ranked]] = self.mean[ranked].mean(axis=1)
         member = np.arange(self.n_replicas * m.n_stages).reshape(self.n_replicas, m.n_stages, 1)
-        stage = [m.nodes[i].stages[0] for i in self.node_of]
+        stage = [node.stages[0] for node in self.nodes]
         return engine.Lowering(
             member=member.astype(np.int32), seg_mean=seg_mean, seg_cv=cv[ranked],
             seg_stretch=np.ones((ranked.size, 2)), seg_cdf=np.zeros(ranked.size, np.int32),
             cdf=engine.cdf_cells(np.zeros((1, engine.CDF_ROWS))),
-            coef_stage=np.where(self.kind >= 0, stage, -1).astype(np.int32),
-            coef_seg_ptr=ptr.astype(np.int32), coef_seg=np.arange(ranked.size, dtype=np.int32),
-            coef_count=np.ones(ranked.size), coef_split=np.tile([1.0, 0.0], (ranked.size, 1)),
-            coef_member=np.zeros(n, np.int32), fixed_mean=fixed,
-            fixed_var=(fixed[:, :, 0] * cv) ** 2, call_cv=np.zeros((n, 2)), table_std=cv,
-            quiet=np.ones(n),
-        ), typical  # fmt: skip
+            coef_stage=np.where(kind >= 0, stage, -1).astype(np.int32),
+            coef_seg_ptr=np.cumsum([False, *(kind >= 0)]).astype(np.int32),
+            coef_seg=np.arange(ranked.size, dtype=np.int32), coef_count=np.ones(ranked.size),
+            coef_split=np.tile([1.0, 0.0], (ranked.size, 1)), coef_member=np.zeros(n, np.int32),
+            fixed_mean=fixed, fixed_var=(fixed[:, :, 0] * cv) ** 2, call_cv=np.zeros((n, 2)),
+            table_std=cv, quiet=np.ones(n),
+        ), fixed.mean(axis=0, keepdims=True)  # fmt: skip
 
-    def held(self) -> Array | None:
-        """Factor and share without effects of measured workers [2, op_kind, gpu], None if drawn."""
-        m = self.model
-        if not self.measured:
-            return None
-        both = np.stack([m.rank, 1.0 - m.follows])
-        return np.swapaxes(both, 2, 3).reshape(2, len(m.rank_kinds), -1)
-
-    def ranks(self) -> tuple[Array, engine.Ranks]:
-        """Mean factor of every GPU [op_kind, gpu]: as measured, or of body and lemons."""
-        m, n_gpus = self.model, self.n_replicas * self.model.n_stages
-        factor = np.ones((max(1, len(m.rank_kinds)), n_gpus))
+    def ranks(self) -> tuple[Array, engine.Ranks, Array | None]:
+        """Mean factor of every GPU [op_kind, gpu], and `Origin.held` of measured ones."""
+        m, n_gpus, n_kinds = self.model, self.n_replicas * self.model.n_stages, len(self.model.rank)
+        factor, held = np.ones((max(1, n_kinds), n_gpus)), None
         index = np.full(len(factor), -1, np.int32)
         if self.measured:
+            both = np.stack([m.rank, 1.0 - m.follows])
+            held = np.swapaxes(both, 2, 3).reshape(2, n_kinds, n_gpus)
             factor = np.swapaxes(m.rank * m.follows, 1, 2).reshape(factor.shape)
         else:
-            for k in range(len(m.rank_kinds)):
+            for k in range(n_kinds):
                 table, factor[k] = drawn_rank_table(m, k)
                 if table[:, 0].any():
                     index[k] = self.tables.add_table(("rank", k), table)
         in_engine = np.ascontiguousarray(factor, np.float32)
-        return factor, engine.Ranks(n_gpus, 1, 0.0, 0, index, in_engine)
+        return factor, engine.Ranks(n_gpus, 1, 0.0, 0, index, in_engine), held
 
     def bank(self, graph: StepGraph) -> tuple[engine.Bank, NDArray[np.int32]]:
         """Shared-effect vectors, one per (group, microbatch), and each op's vector."""
@@ -210,18 +195,16 @@ class _Layout:
         rows: dict[tuple[int, int], int] = {(-1, -1): 0}
         vec = np.zeros((graph.kind.size, 2), np.int32)
         for i in np.flatnonzero(graph.op_type >= 0):
-            node = self.node_of[graph.op_type[i]]
-            g = int(m.group[node])
-            follows = m.groups[g].content != 0.0 and m.nodes[node].op_kind in COMPUTE
-            mb = int(graph.microbatch[i]) if follows else -1
-            vec[i, 0] = rows.setdefault((g, mb), len(rows))
-        n_rows = self.n_replicas if self.same else 1
-        step = np.full((n_rows, len(rows)), -1, np.int32)
-        mb_table, call_table = np.full((2, len(rows)), -1, np.int32)
+            c = graph.op_type[i]
+            follows = self.groups[c].content != 0.0 and self.nodes[c].op_kind in COMPUTE
+            key = int(self.group[c]), int(graph.microbatch[i]) if follows else -1
+            vec[i, 0] = rows.setdefault(key, len(rows))
+        step = np.full((self.rows, len(rows)), -1, np.int32)
+        mb_table, call_table, no_link = np.full((3, len(rows)), -1, np.int32)
         mb_of, drift = np.zeros((2, len(rows)), np.int32)
         is_global = np.zeros(len(rows), np.uint8)
-        scope = {int(m.group[i]): m.nodes[i].is_global for i in self.node_of}
-        profiles = {g: self._profiles(g, n_rows) for g in {g for g, _ in rows} - {-1}}
+        scope = dict(zip(self.group, (node.is_global for node in self.nodes), strict=True))
+        profiles = {g: self._profiles(g) for g in {g for g, _ in rows} - {-1}}
         for (g, mb), v in list(rows.items())[1:]:
             group = m.groups[g]
             step[:, v] = profiles[g]
@@ -230,34 +213,34 @@ class _Layout:
                 mb_of[v] = mb
             call_table[v] = self.tables.optional(m.rank_step, group.rank_step / SCORE_STD)
             drift[v], is_global[v] = group.drift, scope[g]
-        n_mb = graph.n_microbatches if bool((mb_table >= 0).any()) else 0
-        no_link = np.full(len(rows), -1, np.int32)
+        n_mb = graph.n_microbatches if (mb_table >= 0).any() else 0
         return engine.Bank(step, mb_table, mb_of, call_table, drift, no_link, is_global, n_mb), vec
 
-    def _profiles(self, g: int, n_rows: int) -> list[int]:
+    def _profiles(self, g: int) -> list[int]:
         """Tables of a group's step factor, one per replica; -1 where it is 1."""
-        profile = self.model.profile[g]
-        if not self.same:
-            profile = profile.mean(axis=0, keepdims=True)
         return [
             -1 if float(row.std()) < 1e-9
             else self.tables.add_table((g, row.tobytes()), profile_table(row, self.model.weight))
-            for row in profile[:n_rows]
+            for row in self.profile[g]
         ]  # fmt: skip
 
 
 def drawn_rank_table(model: TraceModel, kind: int) -> tuple[Table, float]:
     """Tabulate a drawn worker's factor in one op_kind over its mean, - 1; and that mean.
 
-    The body's distribution, and lemons above it: every one has the probability it has among the
-    traced workers, and its own slowdown in each op_kind; the same number draws all of a worker's
-    factors.
+    Each lemon is as likely as among the traced workers, with its own slowdown in each op_kind; one
+    number draws all of a worker's factors.
     """
     width = np.diff(table_edges())
     rows = np.concatenate([np.arange(first, first + count) for first, count, _ in LEVELS])
     slow = sorted(model.lemons, key=lambda lemon: lemon[2])
     workers = model.n_replicas * model.n_stages
-    cells = _lemon_cells(len(slow) / workers)
+    # cells that together have the lemons' probability: wide ones, and narrow ones for the rest;
+    # the narrowest, and the narrow ones that are left, stay the body's upper tail
+    (_, n_wide, _), (_, n_narrow, _), _ = LEVELS
+    wide = min(int(len(slow) / workers * 2.0**10), n_wide)
+    narrow = min(round((len(slow) / workers - wide * 2.0**-10) * 2.0**20), n_narrow)
+    cells = np.concatenate([n_wide - 1 - np.arange(wide), n_wide + np.arange(narrow)])
     body = np.ones(width.size, bool)
     body[cells] = False
     values = np.ones(width.size)
@@ -273,14 +256,3 @@ def drawn_rank_table(model: TraceModel, kind: int) -> tuple[Table, float]:
     table = np.zeros((N_CELLS, 2), np.float32)
     table[rows, 0] = values / mean - 1.0
     return table, mean
-
-
-def _lemon_cells(probability: float) -> NDArray[np.int64]:
-    """Cells of a table that together have a probability: wide ones, and narrow ones for the rest.
-
-    The narrowest, and the narrow ones that are left, stay the body's upper tail.
-    """
-    (_, n_wide, _), (_, n_narrow, _), _ = LEVELS
-    wide = min(int(probability * 2.0**10), n_wide)
-    narrow = min(round((probability - wide * 2.0**-10) * 2.0**20), n_narrow)
-    return np.concatenate([n_wide - 1 - np.arange(wide), n_wide + np.arange(narrow)])

@@ -8,15 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prism.common.launchgaps import LaunchGaps, launch_gaps
-from prism.simulation.tracemodel.graph import (
-    ARRIVAL,
-    LATENCY,
-    Array,
-    TraceNode,
-    ends_of,
-    ops_of,
-    start_of,
-)
+from prism.simulation.tracemodel.graph import ARRIVAL, LATENCY, Array, TraceNode, ends_of, start_of
 from prism.simulation.tracemodel.model import TraceModel, ideal_graph
 
 NO_DEVICE_OPS = ("launch_gap", "data_load")  # op kinds during which a device has nothing to run
@@ -40,25 +32,23 @@ def device_time(nodes: Sequence[TraceNode], start: Array, end: Array, stage: int
         i for i, n in enumerate(nodes)
         if n.kind == "op" and stage in n.stages and n.op_kind not in NO_DEVICE_OPS
     ]  # fmt: skip
-    if not ops:
-        return DeviceTime(0.0, 0.0, 0.0, launch_gaps(*np.zeros((3, 1))))
-    entries = [_entry(nodes, i, stage) for i in ops]
-    hosts = np.array([_host_before(nodes, i, stage) for i in entries])
-    issued = np.where(hosts < 0, np.nan, end[hosts])
-    # a member of a transfer occupies its device as soon as it is issued
-    waits = np.array([len(nodes[i].stages) > 1 for i in entries]) & (hosts >= 0)
-    begins = np.where(waits, issued, start[entries])
-    first = np.zeros(1)  # the step begins with an idle device
-    gaps = launch_gaps(*map(np.concatenate, ([first, begins], [first, end[ops]], [first, issued])))
+    hosts, issued, begins = [-1], [0.0], [0.0]  # the step begins with an idle device
+    for i in ops:
+        entry, host = _issue(nodes, i, stage)
+        hosts.append(host)
+        issued.append(end[host] if host >= 0 else np.nan)
+        # a member of a transfer occupies its device as soon as it is issued
+        waits = host >= 0 and len(nodes[entry].stages) > 1
+        begins.append(issued[-1] if waits else start[entry])
+    gaps = launch_gaps(*map(np.array, (begins, [0.0, *end[ops]], issued)))
     since = [
-        _host_since(nodes, start, end, int(hosts[i - 1]), float(begin))
+        _host_since(nodes, start, end, hosts[i], float(begin))
         for i, begin in zip(gaps.ended_by, gaps.begin, strict=True)
     ]
     gaps = gaps._replace(begin=np.maximum(gaps.begin, np.array(since, np.float64)))
-    busy = _running(start[ops], end[ops])
-    rest = [i for i in ops if nodes[i].op_kind != "optimizer"]
-    others = _running(start[rest], end[rest]) if rest else 0.0
-    idle = float(end[ops].max()) - busy - _waits(nodes, start, end, ops, stage)
+    busy = _running(start, end, ops)
+    others = _running(start, end, [i for i in ops if nodes[i].op_kind != "optimizer"])
+    idle = float(end[ops].max(initial=0.0)) - busy - _waits(nodes, start, end, ops, stage)
     return DeviceTime(busy, busy - others, idle, gaps)
 
 
@@ -68,56 +58,55 @@ def ideal_device_times(model: TraceModel) -> tuple[float, list[DeviceTime]]:
     ends = ends_of(graph)
     # not end - duration: what takes no time has to begin no later than what waits for it
     start = np.array([start_of(node, ends)[0, 0] for node in graph.nodes])
-    end = ends[:, 0, 0]
-    each = [device_time(graph.nodes, start, end, s) for s in range(model.n_stages)]
-    return float(end[ops_of(graph.nodes)].max()), each
+    each = [device_time(graph.nodes, start, ends[:, 0, 0], s) for s in range(model.n_stages)]
+    return float(graph.measured[0]), each
 
 
-def _running(start: Array, end: Array) -> float:
+def _running(start: Array, end: Array, ops: list[int]) -> float:
     """Time in which some op runs [s]."""
-    return (
-        float(end.max() - start.min()) - launch_gaps(start, end, np.full_like(start, np.nan)).idle
-    )
+    if not ops:
+        return 0.0
+    begin, until = start[ops], end[ops]
+    idle = launch_gaps(begin, until, np.full_like(begin, np.nan)).idle
+    return float(until.max() - begin.min()) - idle
 
 
 def _waits(
-    nodes: Sequence[TraceNode], start: Array, end: Array, ops: Sequence[int], stage: int
+    nodes: Sequence[TraceNode], start: Array, end: Array, ops: list[int], stage: int
 ) -> float:
     """Idle time of a device that has come to an op which others have not come to [s]."""
     waits, until = 0.0, 0.0
     for i in sorted(ops, key=lambda i: float(start[i])):
-        came = [end[p] for p in nodes[i].preds if stage in nodes[p].stages]
         if len(nodes[i].stages) > 1:
+            came = (float(end[p]) for p in nodes[i].preds if stage in nodes[p].stages)
             waits += max(0.0, float(start[i]) - max([until, *came]))
         until = max(until, float(end[i]))
     return waits
 
 
-def _entry(nodes: Sequence[TraceNode], i: int, stage: int) -> int:
-    """Node at which a worker comes to an op: the op itself, or its own arrival."""
-    own = (p for p in nodes[i].preds if nodes[p].kind == "join" and nodes[p].name == ARRIVAL)
-    return next((p for p in own if stage in nodes[p].stages), i)
+def _before(nodes: Sequence[TraceNode], i: int, stage: int, **fields: str) -> int:
+    """First predecessor on a stage whose fields have these values, -1 for none."""
+    own = (p for p in nodes[i].preds if stage in nodes[p].stages)
+    return next((p for p in own if all(getattr(nodes[p], k) == v for k, v in fields.items())), -1)
 
 
-def _host_before(nodes: Sequence[TraceNode], i: int, stage: int) -> int:
-    """Host's node that issues a node, -1 for none."""
-    found = next((p for p in nodes[i].preds if _is_host(nodes[p], stage)), -1)
-    if found >= 0 and nodes[found].name == LATENCY[-1]:
-        found = nodes[found].preds[0]
-    return found if found >= 0 and _is_host(nodes[found], stage) else -1
-
-
-def _is_host(node: TraceNode, stage: int) -> bool:
-    return node.kind == "gap" and stage in node.stages
+def _issue(nodes: Sequence[TraceNode], i: int, stage: int) -> tuple[int, int]:
+    """Node at which a worker comes to an op, and the host's node that issues it, -1 for none."""
+    entry = _before(nodes, i, stage, kind="join", name=ARRIVAL)
+    entry = entry if entry >= 0 else i
+    host = _before(nodes, entry, stage, kind="gap")
+    latency = host >= 0 and nodes[host].name == LATENCY[-1]
+    return entry, _before(nodes, host, stage, kind="gap") if latency else host
 
 
 def _host_since(
     nodes: Sequence[TraceNode], start: Array, end: Array, host: int, begin: float
 ) -> float:
     """Since when the host has been at work until a node of it ended [s], as far back as `begin`."""
+    stage = nodes[host].stages[0]
     while start[host] > begin and nodes[host].preds:
         before = max(nodes[host].preds, key=lambda p: float(end[p]))
-        if not _is_host(nodes[before], nodes[host].stages[0]):
+        if nodes[before].kind != "gap" or stage not in nodes[before].stages:
             break
         host = before
     return float(start[host])

@@ -5,6 +5,7 @@ of a library's file; the graph's nodes and the op groups' labels are one JSON te
 """
 
 import json
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,33 +21,23 @@ if TYPE_CHECKING:
     import xarray as xr
 
 NODE = [name for name in TraceNode._fields if name != "lags"]  # which are nodes of their own
-FILE = ModelFile(
-    "trace",
-    (3,),
-    {
-        "duration": Spec(
-            ("node", "dp_rank"),
-            "s",
-            "mean time from the last arrival, rank factor taken out; of a source its lead, below 0",
-            FINITE,
-        ),
-        "profile": Spec(
-            ("op_group", "dp_rank", "step"), "1", "step factor, steps from fast to slow"
-        ),
-        "weight": Spec(("step",), "1", "probability of drawing each measured step"),
-        "rank": Spec(
-            ("op_kind", "stage", "dp_rank"), "1", "persistent factor of every traced worker"
-        ),
-        "follows": Spec(
-            ("op_kind", "stage", "dp_rank"), "1", "share of it that follows shared effects", SHARE
-        ),
-        "rank_power": Spec(("op_kind",), "1", "exponent of the rank distribution"),
-        "group": Spec(("node",), "1", "op group of every node, -1: none", Range(-1.0)),
-    },
-    "a model of a trace",
-    "prism fit TRACE -o MODEL.nc",
-)
+PLACE = ("op_kind", "stage", "dp_rank")
+ARRAYS = {
+    "duration": Spec(("node", "dp_rank"), "s", "mean time from the last arrival, rank factor taken "
+                     "out; of a source its lead, below 0", FINITE),
+    "profile": Spec(("op_group", "dp_rank", "step"), "1", "step factor, steps from fast to slow"),
+    "weight": Spec(("step",), "1", "probability of drawing each measured step"),
+    "rank": Spec(PLACE, "1", "persistent factor of every traced worker"),
+    "follows": Spec(PLACE, "1", "share of it that follows shared effects", SHARE),
+    "rank_power": Spec(("op_kind",), "1", "exponent of the rank distribution"),
+    "group": Spec(("node",), "1", "op group of every node, -1: none", Range(-1.0)),
+}  # fmt: skip
+FILE = ModelFile("trace", (3,), ARRAYS, "a model of a trace", "prism fit TRACE -o MODEL.nc")
 LAWS = {"rank_law": "rank", "content": "microbatch", "rank_step": "rank_step"}  # entry of each
+OF_GROUPS = {
+    "mean": NON_NEGATIVE, "cv": NON_NEGATIVE, "drift": NON_NEGATIVE,
+    "content": FINITE, "rank_step": FINITE,  # with the sign of the loading
+}  # fmt: skip
 SCALARS = {
     "n_stages": Scalar(int, COUNT), "n_replicas": Scalar(int, COUNT), "p2p": Scalar(str),
     "correlation_steps": Scalar(float), "correlation_share": Scalar(float, SHARE),
@@ -69,9 +60,8 @@ def model_to_dataset(model: TraceModel, attrs: dict[str, Any]) -> "xr.Dataset":
     scalars = {name: getattr(model, name) for name in SCALARS}
     more = {"job": json.dumps(model.job), "lemons": json.dumps(model.lemons)}
     coords = {"step": model.steps, "op_kind": list(model.rank_kinds)}
-    return FILE.lay_out(
-        arrays | {"duration": model.mean}, laws, texts, coords, attrs | scalars | more
-    )
+    arrays |= {"duration": model.mean}
+    return FILE.lay_out(arrays, laws, texts, coords, attrs | scalars | more)
 
 
 def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
@@ -102,7 +92,7 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
         lemons=tuple((int(r), int(s), float(x)) for r, s, x in json.loads(attrs["lemons"])),
         report=json_of(dataset, "report"), job=json.loads(attrs["job"]),
     )  # fmt: skip
-    _check(model)
+    _check(model, dataset.sizes)
     return model
 
 
@@ -111,24 +101,17 @@ def load_model(path: str | Path) -> TraceModel:
     return FILE.load(path, model_from_dataset)
 
 
-def _check(model: TraceModel) -> None:
+def _check(model: TraceModel, sizes: Mapping[Hashable, int]) -> None:
     """Refuse what is no graph with durations."""
-    n, kinds = len(model.nodes), len(model.rank_kinds)
+    n, n_groups = len(model.nodes), len(model.groups)
     for group in model.groups:
-        for name in ("mean", "cv", "drift"):
-            NON_NEGATIVE.check(f"{name} of {group.name}", getattr(group, name))
-        for name in ("content", "rank_step"):  # with the sign of the loading
-            FINITE.check(f"{name} of {group.name}", getattr(group, name))
-    place, steps = (kinds, model.n_stages, model.n_replicas), model.steps.size
-    shapes = {
-        "mean": (n, model.n_replicas), "profile": (len(model.groups), model.n_replicas, steps),
-        "weight": (steps,), "rank": place, "follows": place, "rank_power": (kinds,), "group": (n,),
-    }  # fmt: skip
-    for name, shape in shapes.items():
-        values = getattr(model, name)
-        if values.shape != shape:
-            raise ValueError(f"{name} {values.shape} is not {shape}")
-    if not (n and steps and model.mean.max() > 0.0):
+        for name, allowed in OF_GROUPS.items():
+            allowed.check(f"{name} of {group.name}", getattr(group, name))
+    named = {"dp_rank": model.n_replicas, "node": n, "op_group": n_groups, "stage": model.n_stages}
+    for dim, size in named.items():
+        if sizes[dim] != size:
+            raise ValueError(f"arrays of {sizes[dim]} by {dim}, and {size} are named")
+    if not (n and model.steps.size and model.mean.max() > 0.0):
         raise ValueError("no steps, or no op takes time")
     for what in (model.weight.sum(), model.profile @ model.weight):
         if not np.allclose(what, 1.0, rtol=0.0, atol=SAME):
@@ -140,13 +123,13 @@ def _check(model: TraceModel) -> None:
         if not (0 <= replica < model.n_replicas and 0 <= stage < model.n_stages):
             raise ValueError(f"lemon (replica {replica}, stage {stage}) is no traced worker")
     for i, node in enumerate(model.nodes):
-        if not -1 <= node.continues < n:
-            raise ValueError(f"node {i} continues what is no node")
-        if node.continues < 0 and (model.mean[i] < 0.0).any():
-            raise ValueError(f"node {i} takes less than no time")
-        if not all(0 <= p < i for p in node.preds):
-            raise ValueError(f"node {i} comes before what it waits for")
-        if not node.stages or not all(0 <= s < model.n_stages for s in node.stages):
-            raise ValueError(f"node {i} is on stages {node.stages} of {model.n_stages}")
-        if not (-1 if node.kind == "join" else 0) <= model.group[i] < len(model.groups):
-            raise ValueError(f"node {i} is of group {model.group[i]}")
+        fits = (
+            -1 <= node.continues < n
+            and (node.continues >= 0 or (model.mean[i] >= 0.0).all())  # a lead can be below 0
+            and all(0 <= p < i for p in node.preds)
+            and bool(node.stages)
+            and all(0 <= s < model.n_stages for s in node.stages)
+            and (-1 if node.kind == "join" else 0) <= model.group[i] < n_groups
+        )
+        if not fits:
+            raise ValueError(f"node {i} is out of place in its graph")

@@ -9,12 +9,12 @@ Arrays over workers are [stage, replica, step]; NaN stands for what a trace lack
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.common.errors import PrismError
 from prism.common.means import median
 
 Array = NDArray[np.float64]
@@ -35,10 +35,7 @@ class Scope(NamedTuple):
 
     def latest(self, times: Array) -> Array:
         """Latest of every worker's meeting, [stage, replica, step], NaN ignored."""
-        top = times
-        with np.errstate(all="ignore"):
-            for axis in self.axes():
-                top = np.fmax.reduce(top, axis=axis, keepdims=True)
+        top = np.fmax.reduce(times, axis=self.axes(), keepdims=True)
         return np.broadcast_to(top, times.shape)
 
     def earliest(self, times: Array) -> Array:
@@ -85,21 +82,12 @@ class TraceGraph:
     notes: tuple[str, ...] = ()  # what had to be inferred
     edges_recorded: int = 0  # between workers or streams, that the trace names
     edges_inferred: int = 0  # found from coinciding times
-    # [node, replica, step] ops that were not recorded, whose duration is what their neighbours
-    # leave: good for a replay, no measurement
-    placed: NDArray[np.bool_] | None = None
-
-    def where(self, **fields: object) -> NDArray[np.int64]:
-        """Return indices of nodes whose fields have these values."""
-        hit = [all(getattr(n, k) == v for k, v in fields.items()) for n in self.nodes]
-        return np.flatnonzero(hit)
 
     def select(self, keep: NDArray[np.int64]) -> Self:
         """Return the same graph with some of the steps, by position."""
         return replace(
             self, durations=self.durations[:, :, keep], steps=self.steps[keep],
             measured=self.measured[keep],
-            placed=None if self.placed is None else self.placed[:, :, keep],
         )  # fmt: skip
 
 
@@ -109,8 +97,12 @@ def replay(graph: TraceGraph, durations: Array | None = None) -> Array:
     `durations` [node, replica, step] are the measured ones by default, where a missing one is its
     node's median.
     """
-    ends = ends_of(graph, durations)
-    return np.asarray(ends[ops_of(graph.nodes)].max(axis=(0, 1)))
+    return step_times(graph.nodes, ends_of(graph, durations))
+
+
+def step_times(nodes: Sequence[TraceNode], ends: Array) -> Array:
+    """Find when steps end [step] s, by the ends of their nodes [node, replica, step] s."""
+    return np.asarray(ends[ops_of(nodes)].max(axis=(0, 1)))
 
 
 def ops_of(nodes: Sequence[TraceNode]) -> NDArray[np.int64]:
@@ -119,33 +111,28 @@ def ops_of(nodes: Sequence[TraceNode]) -> NDArray[np.int64]:
 
 
 def ends_of(graph: TraceGraph, durations: Array | None = None) -> Array:
-    """Propagate durations as `replay` does: ends of all nodes, [node, replica, step] s."""
-    durations = filled(graph) if durations is None else durations
-    if durations.shape[:2] != (len(graph.nodes), graph.n_replicas):
-        raise PrismError(
-            f"durations of shape {durations.shape} for {len(graph.nodes):,} nodes and "
-            f"{graph.n_replicas} replicas; expected [node, replica, step], as graph.durations"
-        )
+    """Find the ends of all nodes, [node, replica, step] s, of durations as `replay` takes them."""
+    return propagate(graph.nodes, filled(graph) if durations is None else durations)
+
+
+def propagate(nodes: Sequence[TraceNode], durations: Array) -> Array:
+    """Find the ends of nodes from their durations, both [node, replica, step] s."""
     ends = np.zeros_like(durations)
-    for i, node in enumerate(graph.nodes):
+    for i, node in enumerate(nodes):
         ends[i] = start_of(node, ends) + durations[i]
     return ends
 
 
 def start_of(node: TraceNode, ends: Array) -> Array:
     """When a node starts, [replica, step] s: the latest of its predecessors' ends and lags."""
-    start = None
-    for k, p in enumerate(node.preds):
-        end = ends[p] + node.lags[k] if node.lags else ends[p]
-        if start is None:
-            start = end
-        elif node.replica < 0:
-            start = np.maximum(start, end)
-        else:  # preds[0] is a worker's own, which the other replicas keep
-            start = start.copy()
-            start[node.replica] = np.maximum(start[node.replica], end[node.replica])
-    if start is None:
+    come = [ends[p] for p in node.preds]
+    if not come:
         return np.zeros(ends.shape[1:])
+    if node.lags:
+        come = [end + lag for end, lag in zip(come, node.lags, strict=True)]
+    start: Array = reduce(np.maximum, come) if node.replica < 0 else come[0].copy()
+    if node.replica >= 0:  # preds[0] is a worker's own, which the other replicas keep
+        start[node.replica] = np.max([end[node.replica] for end in come], axis=0)
     if node.is_global:
         start = np.broadcast_to(start.max(axis=0, keepdims=True), start.shape)
     return start
@@ -161,22 +148,19 @@ def with_lags_as_nodes(graph: TraceGraph) -> tuple[tuple[TraceNode, ...], list[i
     place: list[int] = []
     found: dict[tuple[int, float], int] = {}
     for node in graph.nodes:
-        preds: list[int] = []
-        for k, p in enumerate(node.preds):
-            key = place[p], node.lags[k] if node.lags else 0.0
-            if key[1] > 0.0 and key not in found:
-                found[key] = len(nodes)
-                stage = node.stages[:1]
+        preds: dict[int, None] = {}
+        for p, lag in zip(node.preds, node.lags or (0.0,) * len(node.preds), strict=True):
+            key = place[p], lag
+            if lag > 0.0 and key not in found:
+                found[key], stage = len(nodes), node.stages[:1]
                 nodes.append(TraceNode("gap", *LATENCY, WORKER, stage, -1, 0, -1, (place[p],)))
-                lags.append(key[1])
-            preds.append(found.get(key, place[p]))
+                lags.append(lag)
+            preds[found.get(key, place[p])] = None
         place.append(len(nodes))
-        nodes.append(node._replace(preds=tuple(dict.fromkeys(preds)), lags=()))
+        nodes.append(node._replace(preds=tuple(preds), lags=()))
         lags.append(0.0)
-    for i in place:
-        if nodes[i].continues >= 0:
-            nodes[i] = nodes[i]._replace(continues=place[nodes[i].continues])
-    return tuple(nodes), place, np.array(lags)
+    there = (n if n.continues < 0 else n._replace(continues=place[n.continues]) for n in nodes)
+    return tuple(there), place, np.array(lags)
 
 
 def filled(graph: TraceGraph) -> Array:

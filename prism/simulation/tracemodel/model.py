@@ -20,7 +20,7 @@ from prism.distributions.distribution import Distribution, constant, quantile_ta
 from prism.distributions.samples import sample_law
 from prism.distributions.tables import N_CELLS, sample_table
 from prism.jobs.job import Job, job_from_dict
-from prism.simulation.tracemodel.graph import TraceGraph, TraceNode, ops_of, replay
+from prism.simulation.tracemodel.graph import TraceGraph, TraceNode, propagate, step_times
 
 Array = NDArray[np.float64]
 Table = NDArray[np.float32]
@@ -122,8 +122,6 @@ def profile_table(profile: Array, weight: Array) -> Table:
 def conditioned(model: TraceModel, steps: NDArray[np.int64]) -> TraceModel:
     """Weigh the measured steps by how likely steps of these numbers are to be like them.
 
-    Notes
-    -----
     The step factor's normal score has correlation `share exp(-distance / correlation_steps)`; given
     the measured steps' scores it is normal, and the weights are its mean probabilities of the
     intervals that the measured steps stand for.
@@ -131,15 +129,11 @@ def conditioned(model: TraceModel, steps: NDArray[np.int64]) -> TraceModel:
     n = model.steps.size
     if model.correlation_steps <= 0.0 or n < 2:
         return model
-
-    def correlation(a: NDArray[np.int64], b: NDArray[np.int64]) -> Array:
-        distance = np.abs(a[:, None] - b[None, :]).astype(np.float64)
-        return np.asarray(model.correlation_share * np.exp(-distance / model.correlation_steps))
-
-    own = correlation(model.steps, model.steps)
+    distance = np.abs(np.concatenate([model.steps, steps])[:, None] - model.steps)
+    correlation = model.correlation_share * np.exp(-distance / model.correlation_steps)
+    own, toward = correlation[:n], correlation[n:]
     np.fill_diagonal(own, 1.0)
     scores = ndtri((np.arange(n) + 0.5) / n)
-    toward = correlation(steps, model.steps)
     gain = np.linalg.solve(own, toward.T).T
     spread = np.sqrt(np.maximum(1.0 - np.einsum("ij,ij->i", gain, toward), 1e-6))
     edges = np.concatenate([[-np.inf], ndtri(np.arange(1, n) / n), [np.inf]])
@@ -156,45 +150,36 @@ def draw_durations(model: TraceModel, steps: NDArray[np.int64], rng: np.random.G
     """
     n_steps, n_replicas = steps.size, model.n_replicas
     which = _draw_steps(model, steps, rng)
-    n_mb = 1 + max(n.microbatch for n in model.nodes)
-    n_drifts = 1 + max(g.drift for g in model.groups)
-    words = [_uniforms(rng, (n, n_replicas, n_steps)) for n in (n_mb, n_drifts)]
-    shared: dict[tuple[int, float], Array] = {}
 
-    def effect(which_law: int, law: Distribution, std: float) -> Array:
-        key = (which_law, std)
-        if key not in shared:
-            table = quantile_table(law, std / SCORE_STD)
-            shared[key] = 1.0 + np.asarray(sample_table(table, words[which_law]), np.float64)
-        return shared[key]
+    def words(*shape: int) -> NDArray[np.uint32]:
+        return rng.integers(0, 1 << 32, (*shape, n_steps), dtype=np.uint32)
 
+    def factor(table: Table, drawn: NDArray[np.uint32]) -> Array:
+        return 1.0 + np.asarray(sample_table(table, drawn), np.float64)
+
+    content = words(1 + max(n.microbatch for n in model.nodes), n_replicas)
+    drifts = words(1 + max(g.drift for g in model.groups), n_replicas)
+    residual = [quantile_table(group.residual) for group in model.groups]
     out = np.zeros((len(model.nodes), n_replicas, n_steps))
-    tables = [None if g.residual.std == 0.0 else quantile_table(g.residual) for g in model.groups]
-    for i, node in enumerate(model.nodes):
-        g = int(model.group[i])
-        if g < 0:
-            continue
-        group = model.groups[g]
+    for i in np.flatnonzero(model.group >= 0):
+        node, group = model.nodes[i], model.groups[model.group[i]]
         mean = model.mean[i][:, None]
-        base = mean * model.profile[g][:, which]
+        base = mean * model.profile[model.group[i]][:, which]
         if group.content != 0.0 and node.microbatch >= 0:
-            base = base * effect(0, model.content, group.content)[node.microbatch]
+            table = quantile_table(model.content, group.content / SCORE_STD)
+            base = base * factor(table, content[node.microbatch])
         if group.rank_step != 0.0:
-            base = base * effect(1, model.rank_step, group.rank_step)[group.drift]
-        table, shape = tables[g], (1 if node.is_global else n_replicas, n_steps)
-        if table is not None:
-            base = base * (1.0 + np.asarray(sample_table(table, _uniforms(rng, shape))))
+            table = quantile_table(model.rank_step, group.rank_step / SCORE_STD)
+            base = base * factor(table, drifts[group.drift])
+        if group.residual.std != 0.0:
+            own = words(1 if node.is_global else n_replicas)
+            base = base * factor(residual[model.group[i]], own)
         kind = model.rank_index(node)
         if kind >= 0:
-            own = kind, node.stages[0], slice(None), None
-            follows = model.follows[own]
-            base = model.rank[own] * (follows * base + (1.0 - follows) * mean)
+            rank, follows = (x[kind, node.stages[0], :, None] for x in (model.rank, model.follows))
+            base = rank * (follows * base + (1.0 - follows) * mean)
         out[i] = base[:1] if node.is_global else base
     return out
-
-
-def _uniforms(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.uint32]:
-    return rng.integers(0, 1 << 32, shape, dtype=np.uint32)
 
 
 def _draw_steps(
@@ -204,8 +189,8 @@ def _draw_steps(
     z = rng.standard_normal(steps.size)
     if model.correlation_steps > 0.0:
         white, share = rng.standard_normal(steps.size), model.correlation_share
-        for i in range(1, steps.size):
-            r = math.exp(-abs(float(steps[i] - steps[i - 1])) / model.correlation_steps)
+        kept = np.exp(-np.abs(np.diff(steps)) / model.correlation_steps)
+        for i, r in enumerate(kept.tolist(), start=1):
             z[i] = r * z[i - 1] + math.sqrt(1.0 - r * r) * z[i]
         z = math.sqrt(share) * z + math.sqrt(1.0 - share) * white
     n = model.profile.shape[2]
@@ -227,41 +212,39 @@ def independent_graph(
     Every op's durations are dealt anew to replicas and steps, so its variance stays: workers, steps
     and microbatches no longer have anything of their own.
     """
-    n = steps.size
-    durations = draw_durations(model, np.tile(steps, 1 + POOL_STEPS // n), rng)
-    out = np.zeros((len(model.nodes), model.n_replicas, n))
-    for i, node in enumerate(model.nodes):
+    durations = draw_durations(model, np.tile(steps, 1 + POOL_STEPS // steps.size), rng)
+    out = np.zeros((*durations.shape[:2], steps.size))
+    for node, own, pool in zip(model.nodes, out, durations, strict=True):
         rows = 1 if node.is_global else model.n_replicas
-        out[i] = rng.choice(durations[i, :rows].ravel(), (rows, n))
+        own[:] = rng.choice(pool[:rows].ravel(), (rows, steps.size))
     return _replayed(model, steps, out)
 
 
+def ideal_graph(model: TraceModel) -> TraceGraph:
+    """Step with every effect at 1: each op at its mean over the replicas."""
+    mean = np.repeat(model.mean.mean(axis=1, keepdims=True), model.n_replicas, axis=1)
+    return _replayed(model, np.zeros(1, np.int64), mean[..., None])
+
+
 def _replayed(model: TraceModel, steps: NDArray[np.int64], durations: Array) -> TraceGraph:
+    times = step_times(model.nodes, propagate(model.nodes, durations))
     shape = model.n_stages, model.n_replicas, model.p2p
-    graph = TraceGraph(model.nodes, durations, steps, np.zeros(steps.size), *shape)
-    return replace(graph, measured=replay(graph))
+    return TraceGraph(model.nodes, durations, steps, times, *shape)
 
 
-def settled(model: TraceModel) -> TraceModel:
-    """Return the model with the leads of its sources as they are once steps follow each other.
+# ------------------------------------------------------------------- steps that follow each other
+def steady(nodes: Sequence[TraceNode], seconds: Array, most_lead: float) -> Array:
+    """Return durations [node] s whose sources are what steps that follow each other lead to.
 
     A host that needs less time than its devices gets ahead until its queue is full or something
     blocks it; one that needs more loses its lead and decides the period.
     """
-    mean = steady(model.nodes, model.mean.mean(axis=1), model.most_lead)
-    is_source = np.array([[node.continues >= 0] for node in model.nodes])
-    return replace(model, mean=np.where(is_source, mean[:, None], model.mean))
-
-
-def steady(nodes: Sequence[TraceNode], seconds: Array, most_lead: float) -> Array:
-    """Return durations [node] s whose sources are what steps that follow each other lead to."""
     sources = [i for i, node in enumerate(nodes) if node.continues >= 0]
-    seconds, ops = seconds.copy(), ops_of(nodes)
+    before = [nodes[i].continues for i in sources]
+    seconds = seconds.copy()
     for _ in range(MOST_ROUNDS if sources else 0):
-        ends = _ends(nodes, seconds)
-        end = max(ends[i] for i in ops)
-        lead = np.array([ends[nodes[i].continues] - end for i in sources])
-        lead = np.maximum(lead, -most_lead)
+        ends = propagate(nodes, seconds[:, None, None])
+        lead = np.maximum(ends[before, 0, 0] - step_times(nodes, ends), -most_lead)
         far = float(np.abs(lead - seconds[sources]).max())
         seconds[sources] = lead
         if far < CLOSE_S:
@@ -269,26 +252,12 @@ def steady(nodes: Sequence[TraceNode], seconds: Array, most_lead: float) -> Arra
     return seconds
 
 
-def rescaled(model: TraceModel, factors: Sequence[float]) -> TraceModel:
-    """Return the model whose nodes [node] take this many times as long, once steps are steady."""
-    own = [1.0 if n.continues >= 0 else f for n, f in zip(model.nodes, factors, strict=True)]
-    return settled(replace(model, mean=model.mean * np.array(own)[:, None]))
-
-
-def _ends(nodes: Sequence[TraceNode], durations: Array) -> list[float]:
-    """Find the ends of the nodes of one replica [node] s; numbers are faster than arrays of one."""
-    ends: list[float] = []
-    for node, seconds in zip(nodes, durations.tolist(), strict=True):
-        lags = node.lags or (0.0,) * len(node.preds)
-        come = (ends[p] + lag for p, lag in zip(node.preds, lags, strict=True))
-        ends.append(max(come, default=0.0) + seconds)
-    return ends
-
-
-def ideal_graph(model: TraceModel) -> TraceGraph:
-    """Step with every effect at 1: each op at its mean over the replicas."""
-    mean = np.repeat(model.mean.mean(axis=1, keepdims=True), model.n_replicas, axis=1)
-    return _replayed(model, np.zeros(1, np.int64), mean[..., None])
+def settled(model: TraceModel, factors: Sequence[float] | float = 1.0) -> TraceModel:
+    """Return the model with nodes [node] that take this many times as long, its sources steady."""
+    is_source = np.array([node.continues >= 0 for node in model.nodes])
+    mean = model.mean * np.where(is_source, 1.0, factors)[:, None]
+    lead = steady(model.nodes, mean.mean(axis=1), model.most_lead)
+    return replace(model, mean=np.where(is_source[:, None], lead[:, None], mean))
 
 
 def figures(seconds: Array) -> dict[str, float]:
@@ -305,7 +274,11 @@ def figures(seconds: Array) -> dict[str, float]:
     }  # fmt: skip
 
 
-_FREE = ("model", "ranks", "dependence", "model_error", "kernel_scale", "host_scale")
+_FREE: dict[str, tuple[str, ...]] = {  # keys of a job's blocks that a fitted trace can follow
+    "model": (), "parallelism": ("dp", "data_parallel"),
+    "cluster": ("nodes", "gpus_per_node", "nvlink_domain_gpus"),
+    "variability": ("model", "ranks", "dependence", "model_error", "kernel_scale", "host_scale"),
+}  # fmt: skip
 
 
 def check_trace_job(job: Job, model: TraceModel) -> None:
@@ -315,17 +288,12 @@ def check_trace_job(job: Job, model: TraceModel) -> None:
             f"{job.source}: variability.ranks: measured holds for dp = {model.n_replicas}, as "
             f"traced, not {job.parallelism.dp}; set drawn, or leave it out"
         )
-    traced = job_from_dict(model.job)
-    free = {f"variability.{k}" for k in _FREE}
-    free |= {f"cluster.{k}" for k in ("nodes", "gpus_per_node", "nvlink_domain_gpus")}
-    free |= {"parallelism.dp", "parallelism.data_parallel"}
-    changed = []
-    for block in ("model", "parallelism", "cluster", "variability"):
+    traced, changed = job_from_dict(model.job), []
+    for block, free in _FREE.items():
         here, there = (getattr(x, block).model_dump() for x in (job, traced))
-        changed += [f"{block}.{k}" for k in here if here[k] != there[k]]
-    changed = [key for key in changed if key not in free]
+        changed += [f"{block}.{k}" for k in here if here[k] != there[k] and k not in free]
     if changed:
         raise PrismError(
             f"{job.source}: {', '.join(changed)}: a fitted trace has its own; with it can be set: "
-            f"parallelism.dp, variability.{', '.join(_FREE[1:])}, and the run block"
+            f"parallelism.dp, variability.{', '.join(_FREE['variability'][1:])}, and the run block"
         )
