@@ -27,59 +27,39 @@ _SHARE = 0.1
 """Ends of a long collective may differ by this share of its duration: a ring passes the last
 piece on from rank to rank."""
 
-_FAR_S = 0.1
-"""Ends this far apart are of different collectives, however long [s]."""
-
+_FAR_S = 0.1  # ends this far apart are of different collectives, however long
 _WIDTHS_S = (20e-6, 200e-6, 2.0 * _WINDOW_S)
 """Windows in which differences of ends may gather: the one that shows it best is taken [s]."""
-
-_CHANCE = 1e-4
-"""Differences of unrelated ends gather as densely with less than this probability."""
-
-_BLOCK = 64
-"""Collectives in a row that are compared with all of the other rank's."""
-
-_TRIES = 3
-"""Aligned ranks that a rank is compared with before it counts as unrelated."""
-
-_SIGNIFICANT = 4.0
-"""A drift counts from this many standard errors."""
-
+_CHANCE = 1e-4  # with less probability differences of unrelated ends gather as densely
+_BLOCK = 64  # collectives in a row that are compared with all of the other rank's
+_TRIES = 3  # aligned ranks that a rank is compared with before it counts as unrelated
+_SIGNIFICANT = 4.0  # standard errors from which a drift counts
 _LEAST_S = 1e-6
 """A drift counts where it moves the clock by more over the recording [s]: some profilers round."""
-
-_MOST_OPEN = 256
-"""Collectives of one kind, size and group that can be in progress at once."""
+_MOST_OPEN = 256  # collectives of one kind, size and group that can be in progress at once
 
 
 @dataclass(frozen=True)
 class Members:
     """Collectives of all ranks, one row a recorded kernel [row]."""
 
-    rank_idx: Ints
-    """Which rank's, by its place in the recording."""
+    rank_idx: Ints  # which rank's, by its place in the recording
+    # op kind, group and, where all members must agree on it, size
     key: list[tuple[str, str, float]]
-    """Op kind, group and, where all members must agree on it, size."""
     step: Ints
     start: Floats
-    end: Floats
-    """On a common origin, before alignment [s]."""
+    end: Floats  # on a common origin, before alignment [s]
 
 
 @dataclass(frozen=True)
 class Matched:
     """What belongs together."""
 
-    offset: Floats
-    """[rank] to be added to a rank's times [s], and"""
-    drift: Floats
-    """[rank] this share of the time since the rank's recording began."""
-    aligned_on: Ints
-    """[rank] pairs of collectives that these rest on."""
-    collective: Ints
-    """[row] number of the collective, -1 unmatched."""
-    transfer: Floats
-    """[row] from the last arrival to the own end [s]; not-a-number where unmatched."""
+    offset: Floats  # [rank] to be added to a rank's times [s], and
+    drift: Floats  # [rank] this share of the time since the rank's recording began
+    aligned_on: Ints  # [rank] pairs of collectives that these rest on
+    collective: Ints  # [row] number of the collective, -1 unmatched
+    transfer: Floats  # [row] from the last arrival to the own end [s]; NaN where unmatched
 
 
 def match_collectives(members: Members, begin: Floats) -> Matched:

@@ -31,13 +31,11 @@ from prism.traces.table import COLUMNS, Trace, impossible_durations, make_trace
 Floats = NDArray[np.float64]
 
 EXTRA_COLUMNS = (
-    "launch", "launch_end", "thread", "correlation", "op", "shape", "copy_back", "group_size",
-    "collective", "transfer",
+    "launch", "launch_end", "thread", "shape", "copy_back", "collective", "transfer",
 )  # fmt: skip
 """Columns of a Kineto table beyond the common ones: start and end of the launching call [s], its
-host thread, correlation id, innermost host op around it, launch grid and block, whether the call
-waits for a copy to pageable memory, ranks in the group, number of the matched collective (-1) and
-its transfer [s]."""
+host thread, launch grid and block, whether the call waits for a copy to pageable memory, number of
+the matched collective (-1) and its transfer [s]."""
 
 
 def read_ranks(
@@ -106,7 +104,7 @@ def join_ranks(
     tables, meta_ranks = [], []
     for idx, (rank, clock) in enumerate(zip(ranks, clocks, strict=True)):
         clock = clock._replace(origin=origin)
-        table, idle_share = _with_launch_gaps(rank)
+        table = _with_launch_gaps(rank)
         rows, mine = _collectives(rank), members.rank_idx == idx
         table[["collective", "transfer"]] = -1, np.nan
         table.loc[rows, "collective"] = matched.collective[mine]
@@ -117,7 +115,7 @@ def join_ranks(
             **{name: clock(rank.calls[name]) for name in ("start", "end", "recorded")}
         )
         meta_ranks.append({
-            "rank": numbers[idx], "idle_share": idle_share,
+            "rank": numbers[idx],
             "calls": calls.replace({np.nan: None}).to_dict("list"),
             "steps": [[step, clock(a), clock(b)] for step, a, b in rank.steps],
         })  # fmt: skip
@@ -134,15 +132,10 @@ def _trace(
 ) -> Trace:
     """Build the trace of the ranks' tables; text as categories."""
     whole = pd.concat(tables, ignore_index=True)
-    columns: dict[str, Any] = {name: whole[name] for name in whole if name in _ORDER}
-    for name in ("op_kind", "kernel_class", "name", "group", "op", "shape"):
-        codes, values = pd.factorize(whole[name])
-        columns[name] = pd.Categorical.from_codes(codes, [str(value) for value in values])
-    columns = {name: columns[name] for name in _ORDER if name in columns}
+    whole = whole[[name for name in (*COLUMNS, *EXTRA_COLUMNS) if name in whole]]
+    texts = ("op_kind", "kernel_class", "name", "group", "shape")
+    columns = whole.astype(dict.fromkeys(texts, "category")).to_dict("series")
     return make_trace(columns, source, format, notes, meta)
-
-
-_ORDER = (*COLUMNS, *EXTRA_COLUMNS)
 
 
 def drop_impossible(rank: RankTrace) -> list[str]:
@@ -256,8 +249,7 @@ def _members(ranks: list[RankTrace], starts: Floats) -> Members:
 
 _OF_GAP: dict[str, Any] = {
     "op_kind": "launch_gap", "kernel_class": "host", "name": "launch gap", "copy_back": False,
-    **dict.fromkeys(("group", "op", "shape"), ""),
-    **dict.fromkeys(("stream", "thread", "correlation", "group_size"), -1),
+    "group": "", "shape": "", "stream": -1, "thread": -1,
     **dict.fromkeys(("bytes", "launch", "launch_end"), np.nan),
 }  # fmt: skip
 
@@ -274,8 +266,8 @@ class _Clock(NamedTuple):
         return us * 1e-6 * self.rate + self.shift - self.origin
 
 
-def _with_launch_gaps(rank: RankTrace) -> tuple[pd.DataFrame, float]:
-    """Add the stretches without device activity that the host is the reason for; all idle share.
+def _with_launch_gaps(rank: RankTrace) -> pd.DataFrame:
+    """Add the stretches without device activity that the host is the reason for.
 
     Notes
     -----
@@ -284,11 +276,9 @@ def _with_launch_gaps(rank: RankTrace) -> tuple[pd.DataFrame, float]:
     """
     table = rank.table
     issued = table["launch"].where(table["copy_back"], table["launch_end"])
-    start, end = table["start"].to_numpy(), rank.end.to_numpy()
-    gaps = launch_gaps(start, end, issued.to_numpy())
-    span = float(end.max() - start.min())
+    gaps = launch_gaps(table["start"].to_numpy(), rank.end.to_numpy(), issued.to_numpy())
     rows = pd.DataFrame({
         "start": gaps.begin, "duration": gaps.end - gaps.begin,
         "step": table["step"].to_numpy()[gaps.ended_by],
     }).assign(**_OF_GAP)  # fmt: skip
-    return pd.concat([table, rows], ignore_index=True), gaps.idle / span if span > 0 else 0.0
+    return pd.concat([table, rows], ignore_index=True)

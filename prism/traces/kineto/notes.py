@@ -26,8 +26,6 @@ def about_job(ranks: list[RankTrace], members: Members, matched: Matched) -> dic
     return {
         "n_ranks": len(ranks),
         "device": next((rank.device for rank in ranks if rank.device), ""),
-        "found_by": sorted({rank.marks for rank in ranks}),
-        "n_cut": sum(rank.cut for rank in ranks),
         "world_size": max(world, default=len(ranks)),
         "clock_offset_s": [float(x) for x in matched.offset],
         "clock_drift": [float(x) for x in matched.drift],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,24 +65,20 @@ class RankTrace:
     base_time_ns: int
     origin_us: float
     table: pd.DataFrame
-    """[activity] op_kind, kernel_class, name, stream, bytes, group, group_size, correlation,
-    thread, op, shape, copy_back (waits for a copy to pageable memory), start, duration, launch,
-    launch_end, step."""
+    """[activity] op_kind, kernel_class, name, stream, bytes, group, thread, shape, copy_back (waits
+    for a copy to pageable memory), start, duration, launch, launch_end, step."""
     calls: pd.DataFrame
     """[call] that waits or makes a stream wait, in order of time: kind (stream_sync, device_sync,
     event_sync, stream_wait), start, end, thread, stream (waited for, or of a stream_wait the one
     that waits), on_stream (whose event is waited for; -1 unknown), recorded (when that event was
     recorded; not a number where unknown)."""
     steps: Steps
-    marks: str
-    """What the steps were found by."""
+    marks: str  # what the steps were found by
     n_host_events: int
     n_bad: int
-    cut: bool
-    """Whether the end of its file is missing."""
-    notes: list[str] = field(default_factory=list)
-    device: str = ""
-    """Product name of the device, where it is known."""
+    cut: bool  # whether the end of its file is missing
+    notes: list[str]
+    device: str  # product name, where it is known
 
     @property
     def end(self) -> pd.Series[float]:
@@ -92,8 +88,7 @@ class RankTrace:
 
 _COLUMNS = {
     "op_kind": object, "kernel_class": object, "name": object, "stream": np.int64,
-    "bytes": np.float64, "group": object, "group_size": np.int64, "correlation": np.int64,
-    "op": object, "shape": object, "copy_back": np.bool_,
+    "bytes": np.float64, "group": object, "shape": object, "copy_back": np.bool_,
 }  # fmt: skip
 """Columns of a rank's device activities that its events' names and arguments give."""
 
@@ -185,13 +180,9 @@ _DEEPEST = 64  # host ops in one another; what overlaps more was not recorded by
 
 
 def _enclosing_ops(
-    ops: list[Event],
-    start: Floats,
-    duration: Floats,
-    calls: pd.DataFrame,
-    index: list[int],
+    ops: list[Event], start: Floats, duration: Floats, calls: pd.DataFrame, index: list[int],
     threads: dict[Any, int],
-) -> dict[int, _Host]:
+) -> dict[int, _Host]:  # fmt: skip
     """Find for each launching call the ops of its thread that are open at its time."""
     thread = np.array([threads.get(e.tid, -1) for e in ops], dtype=np.int64)
     end = start + duration
@@ -303,11 +294,11 @@ def _describe(
         stream = whole(args.stream, whole(event.tid))  # XPU's queue stands there alone
         communicates = is_communication_kernel(name) or op_role(host.op) == "communication"
         if category == "communication" or (category == "kernel" and communicates):
-            kind, n_bytes, group, size = read_message(name, args, host.collective)
+            kind, n_bytes, group = read_message(name, args, host.collective)
             kernel_class = kind if kind != "transfer" else "p2p"
         else:
             kind, kernel_class = classify(name, host.op, host.optimizer, category)
-            n_bytes, group, size = number(args.bytes), "", -1
+            n_bytes, group = number(args.bytes), ""
         shape = ""
         if math.isnan(n_bytes):  # else the message says more than its launch
             key = (bytes(args.grid), bytes(args.block))
@@ -315,8 +306,7 @@ def _describe(
             if not shape and key[0]:
                 shape = shapes[key] = " ".join(raw_text(x) for x in (args.grid, args.block))
         rows.append((
-            kind, kernel_class, name, stream, n_bytes, group, size,
-            whole(args.correlation), host.op, shape,
+            kind, kernel_class, name, stream, n_bytes, group, shape,
             category == "memcpy" and "DtoH" in name and "Pinned" not in name,
         ))  # fmt: skip
     cells = list(zip(*rows, strict=True)) or [()] * len(_COLUMNS)
