@@ -119,13 +119,7 @@ def _align(members: Members, key: Ints, begin: Floats) -> tuple[Floats, Floats, 
 def _line_between(
     key: Ints, cell: Ints, end: Floats, mine: Ints, theirs: Ints, begin: float
 ) -> tuple[float, float, int] | None:
-    """Offset at `begin`, drift and pairs that bring ends of `mine` onto those of `theirs`.
-
-    Notes
-    -----
-    From where the differences gather, the line is followed outwards over twice the time at each
-    turn: what it foretells is then wrong by little more than ends are apart.
-    """
+    """Offset at `begin`, drift and pairs that bring ends of `mine` onto those of `theirs`."""
     found = _gathered(cell[mine], end[mine], cell[theirs], end[theirs])
     if found is None:
         return None
@@ -136,7 +130,9 @@ def _line_between(
     band = 2.0 * (max(end[mine[-1]], end[theirs[-1]]) - low) + _FAR_S
     theirs = theirs[np.lexsort((end[theirs], key[theirs]))]
     place, ends, keys = key[theirs] * band + end[theirs] - low, end[theirs], key[theirs]
-    while True:
+    while (
+        True
+    ):  # outwards over twice the time at each turn: what the line foretells is then little off
         offset, drift = _line(when - begin, lag)
         near = mine[np.abs(end[mine] - middle) <= reach]
         correction = offset + drift * (end[near] - begin)

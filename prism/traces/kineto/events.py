@@ -248,7 +248,7 @@ def _read_header(text: bytes, trace: RawTrace) -> None:
     info = re.search(rb'"distributedInfo"\s*:\s*\{(.*)', text, re.DOTALL)
     begin = info.start(1) if info else len(text)
     for name in ("rank", "world_size"):
-        found = re.search(rb'"%s"\s*:\s*(\d{1,9})\b' % name.encode(), text[begin :])
+        found = re.search(rb'"%s"\s*:\s*(\d{1,9})\b' % name.encode(), text[begin:])
         setattr(trace, name, int(found[1]) if found else None)
     base = re.search(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b', text)
     trace.base_time_ns = int(base[1]) if base else None

@@ -26,29 +26,26 @@ from prism.traces.kineto.stepmarks import NamedRanges, find_steps, optimizer_ste
 Floats = NDArray[np.float64]
 
 _DEVICE = {
-    "kernel": "kernel",
-    "concurrent_kernel": "kernel",
-    "gpu_memcpy": "memcpy",
-    "memcpy": "memcpy",
-    "gpu_memset": "memset",
-    "memset": "memset",
+    "kernel": "kernel", "concurrent_kernel": "kernel", "gpu_memcpy": "memcpy", "memcpy": "memcpy",
+    "gpu_memset": "memset", "memset": "memset",
     "communication": "communication",  # of another profiler, which says so
-}
-_RUNTIME = frozenset(
-    ("cuda_runtime cuda_driver hip_runtime hip_driver xpu_runtime xpu_driver privateuse1_runtime "
-     "privateuse1_driver runtime").split()
-)  # fmt: skip
-_OPS = frozenset({"cpu_op", "user_annotation", "operator"})
+}  # fmt: skip
+_GROUPS = {
+    **dict.fromkeys(_DEVICE, "device"),
+    **dict.fromkeys(
+        ("cuda_runtime cuda_driver hip_runtime hip_driver xpu_runtime xpu_driver runtime "
+         "privateuse1_runtime privateuse1_driver").split(), "runtime",
+    ),
+    **dict.fromkeys(("cpu_op", "user_annotation", "operator"), "op"), "cuda_sync": "sync",
+}  # fmt: skip
 _MARK = re.compile(r"ProfilerStep#\d{1,15}$|Optimizer\.(step|zero_grad)#")
-CALLS = (
-    (re.compile(r"StreamSynchronize"), "stream_sync"),
-    (re.compile(r"DeviceSynchronize|CtxSynchronize|Context Sync", re.I), "device_sync"),
-    (re.compile(r"EventSynchronize|Event Sync"), "event_sync"),
-    (re.compile(r"StreamWaitEvent|Stream Wait Event"), "stream_wait"),
-    (re.compile(r"Stream Sync|urQueueFinish|zeCommand(Queue|List\w*)Synchronize"), "stream_sync"),
-    (re.compile(r"urEventWait|ze(Event|Fence)HostSynchronize"), "event_sync"),
-    (re.compile(r"EventRecord"), "event_record"),
-)
+_CALLS = {
+    "stream_sync": "StreamSynchronize|Stream Sync|urQueueFinish|"
+                   r"zeCommand(Queue|List\w*)Synchronize",
+    "device_sync": "(?i:DeviceSynchronize|CtxSynchronize|Context Sync)",
+    "event_sync": "EventSynchronize|Event Sync|urEventWait|ze(Event|Fence)HostSynchronize",
+    "stream_wait": "StreamWaitEvent|Stream Wait Event",
+}  # fmt: skip
 
 Steps = list[tuple[int, float, float]]
 """Number, start and end [us] of each step, in order of time."""
@@ -125,7 +122,7 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
     marks = "ranges"
     if steps is None:
         ranges = _marks(ops)
-        steps, marks = find_steps(ranges)[0], "ProfilerStep"
+        steps, marks = find_steps(ranges), "ProfilerStep"
         if not steps:
             launched = call_ts[[i for i in index if i >= 0]]
             steps, marks = optimizer_steps(ranges, launched), "optimizer"
@@ -147,12 +144,6 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
         marks if steps else "", n_host, len(found["device"]) - len(device), raw.cut,
         [*raw.notes, *notes], raw.device,
     )  # fmt: skip
-
-
-_GROUPS = (
-    dict.fromkeys(_DEVICE, "device") | dict.fromkeys(_RUNTIME, "runtime")
-    | dict.fromkeys(_OPS, "op") | {"cuda_sync": "sync"}
-)  # fmt: skip
 
 
 def _sound(
@@ -267,10 +258,12 @@ def _waiting_calls(
 ) -> pd.DataFrame:
     """Host calls that wait or make a stream wait, with what synchronisation events add."""
     names = pd.Categorical([e.name if isinstance(e.name, str) else "" for e in runtime])
-    kinds = [next((k for p, k in CALLS if p.search(name)), "") for name in names.categories]
+    kinds = [
+        next((k for k, p in _CALLS.items() if re.search(p, name)), "") for name in names.categories
+    ]
     kind = np.array([*kinds, ""], object)[names.codes]
     starts = calls["start"]
-    calls = calls.assign(kind=kind)[~np.isin(kind, ["", "event_record"])]
+    calls = calls.assign(kind=kind)[kind != ""]
     detail = {whole(args.correlation): args for args in map(arguments, syncs)}
     args = [detail.get(number, NO_ARGS) for number in calls["correlation"].tolist()]
     record = [by_correlation.get(whole(a.wait_on_cuda_event_record_corr_id), -1) for a in args]
