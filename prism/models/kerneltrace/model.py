@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from prism.cluster.devices import device_key
 from prism.common.means import finite_mean
 from prism.common.text import format_count, percent_change
-from prism.distributions.distribution import constant
+from prism.distributions.distribution import Distribution, constant
 from prism.distributions.library import Library, load_library
 from prism.distributions.samples import sample_law
 from prism.jobs.jobspec.blocks import DEVICE_LIBRARY
@@ -127,17 +127,15 @@ _ALONE = 256
 traces at hand 64 to 1,024 give the same spread."""
 
 
-class _NodeGroup(NamedTuple):
+class _Group(NamedTuple):
     """Nodes that share a distribution."""
 
-    key: KernelKey
     nodes: Ints  # [member]
     profile: Array  # [step] factor of all members in each step, mean 1
-    values: Array  # [sample] of what is left, over members and steps, mean 1; empty: nothing
-    std: float  # of that, unbiased, where the sample's own would be too small for few steps
+    law: Distribution  # of what is left, over members and steps, mean 1
 
 
-def _node_groups(graph: KernelGraph, nominal: Array) -> list[_NodeGroup]:
+def _node_groups(graph: KernelGraph, nominal: Array) -> list[_Group]:
     """Put all nodes that vary into groups; the others keep their `nominal` durations [node] s."""
     durations = graph.durations[:, 0]
     kinds = np.array([_part(key) for key in graph.keys])[graph.key]
@@ -146,20 +144,15 @@ def _node_groups(graph: KernelGraph, nominal: Array) -> list[_NodeGroup]:
     width = np.where(varies & (kinds != "computes"), np.ptp(filled, axis=1), 0.0)
     alone = np.argsort(-width, kind="stable")[:_ALONE]
     alone = alone[width[alone] > 0.0]
-    groups = [
-        _NodeGroup(
-            graph.keys[graph.key[i]], np.array([i]), filled[i] / filled[i].mean(), np.zeros(0), 0.0
-        )
-        for i in alone
-    ]
+    nothing = sample_law(np.zeros(0), 0.0)
+    groups = [_Group(np.array([i]), filled[i] / filled[i].mean(), nothing) for i in alone]
     varies[alone] = False
     for kind in np.unique(kinds[varies]):
         members = np.flatnonzero(varies & (kinds == kind))
         profile, variance = _step_factor(durations[members], nominal[members])
         for nodes in _pools(members, graph, nominal):
-            key = graph.keys[graph.key[nodes[0]]]
             ratio = durations[nodes] / nominal[nodes, None]
-            groups.append(_pool(key, nodes, ratio, profile, variance))
+            groups.append(_Group(nodes, profile, _law(ratio, profile, variance)))
     return groups
 
 
@@ -171,13 +164,9 @@ def _part(key: KernelKey) -> str:
 
 
 def _step_factor(durations: Array, nominal: Array) -> tuple[Array, float]:
-    """Split the step's factor off the nodes' own spread: the factor [step] and its variance.
-
-    Notes
-    -----
-    Analysis of variance with weights: the sum over nodes varies by the shared factor and, less, by
-    what the nodes have of their own; expected squares are set equal to those found.
-    """
+    """Split the step's factor off the nodes' own spread: the factor [step] and its variance."""
+    # analysis of variance with weights: the sum over nodes varies by the shared factor and, less,
+    # by what the nodes have of their own; expected squares are set equal to those found
     whole = np.isfinite(durations).all(axis=1)
     n_steps = durations.shape[1]
     none = np.ones(n_steps), 0.0
@@ -205,30 +194,30 @@ def _pools(members: Ints, graph: KernelGraph, nominal: Array) -> list[Ints]:
     return [members[pool == p] for p in range(int(pool.max()) + 1)]
 
 
-def _pool(key: KernelKey, nodes: Ints, ratio: Array, profile: Array, variance: float) -> _NodeGroup:
-    """Pool what the step factor leaves of durations over the nominal ones [member, step]."""
+def _law(ratio: Array, profile: Array, variance: float) -> Distribution:
+    """Distribution of what the step factor leaves of durations over nominal ones [member, step]."""
     seen = np.isfinite(ratio).sum(axis=1)
     rest = (ratio / profile)[seen > 1]
     values = rest[np.isfinite(rest)]
     if not values.size or values.mean() <= 0.0:
-        return _NodeGroup(key, nodes, profile, np.zeros(0), 0.0)
+        return sample_law(np.zeros(0), 0.0)
     n = seen[seen > 1]
+    # unbiased, where the sample's own spread would be too small for few steps
     own = np.nanvar(ratio[seen > 1], axis=1) * n / (n - 1)
     std = float(np.sqrt(max(0.0, float(np.average(own, weights=n - 1)) - variance)))
-    return _NodeGroup(key, nodes, profile, values / values.mean(), std)
+    return sample_law(values / values.mean(), std)
 
 
-def _op_group(graph: KernelGraph, nominal: Array, group: _NodeGroup) -> OpGroup:
-    """Describe a group as the model keeps it; its distribution has the group's own spread."""
+def _op_group(graph: KernelGraph, nominal: Array, group: _Group) -> OpGroup:
+    """Describe a group as the model keeps it."""
     seconds = graph.durations[group.nodes, 0]
     ratio = seconds / nominal[group.nodes, None]
     ratio = ratio[np.isfinite(ratio)]
-    law = sample_law(group.values, group.std)
-    key, median = group.key, float(np.median(ratio)) or 1.0
+    key, median = graph.keys[graph.key[group.nodes[0]]], float(np.median(ratio)) or 1.0
     return OpGroup(
         key.op_kind, key.kernel_class, key.name, -1, 0, int(ratio.size),
         float(np.nanmean(seconds)), float(ratio.std()), float(np.quantile(ratio, 0.99) / median),
-        0.0, law, 0.0, 0.0,
+        0.0, group.law, 0.0, 0.0,
     )  # fmt: skip
 
 

@@ -29,7 +29,6 @@ _LONG = 20_000
 """Events from which sequences that differ are aligned by count of occurrence instead of by the
 longest common subsequence, whose cost grows with the square of the length."""
 
-
 _SHORTEST_S = 1e-9
 """A step whose device time is shorter [s] holds none: no clock tells less."""
 
@@ -154,8 +153,7 @@ def split_steps(trace: Trace) -> KernelSteps:
     if not steps:
         raise PrismError(
             f"{trace.source}: no step has device time on all {format_count(len(ranks), 'rank')}; "
-            "expected "
-            "traces of the same steps; give one rank, or files of one recording"
+            "expected traces of the same steps; give one rank, or files of one recording"
         )
     begin, end = np.array([known[number] for number in steps]).T
     own = {view.step for view in views.values()}
@@ -248,8 +246,8 @@ _COLUMNS: dict[str, type] = {
 def _queue(device: pd.DataFrame) -> tuple[Floats, Ints, int]:
     """Time of each launch in which the queue was full, what made room, and the queue's depth.
 
-    The depth is the largest number of launches that had not begun to run when a call returned, if
-    calls that returned so took longer for it; 0 otherwise.
+    That is the most launches that had not begun to run when a call returned, 0 unless calls that
+    returned so took longer for it.
     """
     queued, slot = np.zeros(len(device)), np.full(len(device), -1)
     launched = np.flatnonzero(device["call"].notna())
@@ -310,15 +308,8 @@ def _recorded_waits(view: StepView, calls: pd.DataFrame) -> list[tuple[int, int]
 
 
 def align(a: StepView, b: StepView) -> Ints:
-    """Find the event of `b` that corresponds to each event of `a`.
+    """Find the event of `b` that corresponds to each of `a`, [event of a], -1 where there is none.
 
-    Returns
-    -------
-    array of int
-        [event of a] index into `b`, -1 where there is no counterpart.
-
-    Notes
-    -----
     Longest common subsequence of (stream, kernel key) in the host's order, and between its blocks
     that of (stream, kernel name), as launch shapes may follow the data; for very long steps that
     differ, the n-th occurrence of each.

@@ -295,9 +295,8 @@ def _notes_of(ranks: list[RankTrace], meta: dict[str, Any], n_recorded: int) -> 
     elif n_ranks == 1 and n_recorded:
         notes.append(
             f"1 of {format_count(world, 'rank')} traced: the others enter through the waiting in "
-            "its "
-            f"{n_recorded:,} collectives, whose durations include it; give the other ranks' files "
-            "to separate it"
+            f"its {n_recorded:,} collectives, whose durations include it; give the other ranks' "
+            "files to separate it"
         )
     elif n_recorded:
         spread = max(abs(x) for x in meta["clock_offset_s"])

@@ -47,8 +47,8 @@ def compile_pattern(pattern: str | None) -> re.Pattern[str] | None:
     except re.error as error:
         raise PrismError(
             f"{named('step_range')} {pattern}: is no regular expression ({error}); give the "
-            "name of the "
-            "range that is one step, such as 'train_step', or 'step (\\d+)' with its number"
+            "name of the range that is one step, such as 'train_step', or 'step (\\d+)' with its "
+            "number"
         ) from error
 
 
