@@ -188,7 +188,8 @@ def _replay_kernels(trace: Trace) -> Found:
         "gpu_spans": rows,
         "late_starts": counts.pop("n_late"), "unexplained_starts": counts.pop("n_unexplained"),
     }  # fmt: skip
-    alone = ["one step only: no edge can be inferred from other steps"] * (steps.n_periods == 0)
+    alone = ["one step only: no edge can be inferred from other steps"]
+    alone *= len({step for step, _ in steps.views}) == 1
     return Found(np.array(steps.steps), steps.periods(), joined, figures | counts, alone)
 
 

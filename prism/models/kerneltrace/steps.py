@@ -112,7 +112,6 @@ class KernelSteps:
     ranks: list[int]
     views: dict[tuple[int, int], StepView]  # by step and rank, steps of unknown begin too
     queue_depth: int  # launches that wait before the next one blocks
-    n_periods: int  # steps whose begin is the end of another; 0: one step, from its first start
 
     def periods(self) -> Floats:
         """Time from the end of the step before to the end of each step, [step] s."""
@@ -156,9 +155,7 @@ def split_steps(trace: Trace) -> KernelSteps:
             "expected traces of the same steps; give one rank, or files of one recording"
         )
     begin, end = np.array([known[number] for number in steps]).T
-    own = {view.step for view in views.values()}
-    n_periods = len(steps) if len(own) > 1 else 0
-    return KernelSteps(keys, begin, end, steps, ranks, views, depth or QUEUE_DEPTH, n_periods)
+    return KernelSteps(keys, begin, end, steps, ranks, views, depth or QUEUE_DEPTH)
 
 
 _SYNCS = ("stream_sync", "device_sync", "event_sync")

@@ -60,7 +60,9 @@ def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Lear
 
     start, end = seen(lambda other: other.start), seen(lambda other: other.end)
     issued, free = seen(lambda other: other.issued), seen(_free)
-    kind = _kinds(view, keys)
+    classes = [key.kernel_class for key in keys]
+    copies = np.array([c.startswith("mem") and c != "memory" for c in classes], np.int64)
+    kind = np.where(view.blocks, 2, copies[view.key])  # 0: kernels
     ran = np.isfinite(start)
     idle = ran & (free < issued)
     latency = _typical(start - issued, idle, kind)
@@ -97,13 +99,6 @@ def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Lear
         own(start - issued, idle, latency), own(start - free, busy, gap), waits, syncs,
         len(inferred), int(late.sum()), n_unexplained,
     )  # fmt: skip
-
-
-def _kinds(view: StepView, keys: list[KernelKey]) -> Ints:
-    """Sort the events [event] into kernels (0), copies (1) and what blocks its call (2)."""
-    classes = [key.kernel_class for key in keys]
-    copies = np.array([c.startswith("mem") and c != "memory" for c in classes], np.int64)
-    return np.where(view.blocks, 2, copies[view.key])
 
 
 def _free(view: StepView) -> Floats:

@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -40,18 +41,6 @@ _MOST_OPEN = 256  # collectives of one kind, size and group that can be in progr
 
 
 @dataclass(frozen=True)
-class Members:
-    """Collectives of all ranks, one row a recorded kernel [row]."""
-
-    rank_idx: Ints  # which rank's, by its place in the recording
-    # op kind, group and, where all members must agree on it, size
-    key: list[tuple[str, str, float]]
-    step: Ints
-    start: Floats
-    end: Floats  # on a common origin, before alignment [s]
-
-
-@dataclass(frozen=True)
 class Matched:
     """What belongs together."""
 
@@ -62,17 +51,25 @@ class Matched:
     transfer: Floats  # [row] from the last arrival to the own end [s]; NaN where unmatched
 
 
-def match_collectives(members: Members, begin: Floats) -> Matched:
-    """Match the collectives of ranks whose recordings start at `begin` [s], and align clocks."""
-    numbers: dict[tuple[str, str, float], int] = {}
-    key = np.array([numbers.setdefault(k, len(numbers)) for k in members.key], dtype=np.int64)
-    offset, drift, aligned_on, root = _align(members, key, begin)
-    rank, length = members.rank_idx, members.end - members.start
-    end = members.end + offset[rank] + drift[rank] * (members.end - begin[rank])
-    start = members.start + offset[rank] + drift[rank] * (members.start - begin[rank])
+def match_collectives(members: pd.DataFrame, begin: Floats) -> Matched:
+    """Match the collectives of ranks whose recordings start at `begin` [s], and align clocks.
+
+    Parameters
+    ----------
+    members : DataFrame
+        Collectives of all ranks, one row a recorded kernel: rank_idx (by its place in the
+        recording), op_kind, group, size (where all members must agree on it), step, start and end
+        (on a common origin, before alignment [s]).
+    """
+    key = members.groupby(["op_kind", "group", "size"], sort=False).ngroup().to_numpy(np.int64)
+    rank, start, end = (members[name].to_numpy() for name in ("rank_idx", "start", "end"))
+    length = end - start
+    offset, drift, aligned_on, root = _align(rank, key, members["step"].to_numpy(), end, begin)
+    end = end + offset[rank] + drift[rank] * (end - begin[rank])
+    start = start + offset[rank] + drift[rank] * (start - begin[rank])
     # a transfer is between two ranks: in unnamed or larger groups nobody says between which
-    most = np.array([begin.size if k != "transfer" else 2 if g else 0 for k, g, _ in numbers])
-    collective = _cluster(rank, key * begin.size + root[rank], most[key], start, end)
+    most = np.where(members["op_kind"] != "transfer", begin.size, 2 * (members["group"] != ""))
+    collective = _cluster(rank, key * begin.size + root[rank], most, start, end)
     rows = np.flatnonzero(collective >= 0)
     last = np.full(collective.max(initial=-1) + 1, -np.inf)
     np.maximum.at(last, collective[rows], start[rows])
@@ -81,18 +78,20 @@ def match_collectives(members: Members, begin: Floats) -> Matched:
     return Matched(offset, drift, aligned_on, collective, transfer)
 
 
-def _align(members: Members, key: Ints, begin: Floats) -> tuple[Floats, Floats, Ints, Ints]:
+def _align(
+    rank_idx: Ints, key: Ints, step: Ints, end: Floats, begin: Floats
+) -> tuple[Floats, Floats, Ints, Ints]:
     """Find each rank's offset, drift, pairs they rest on, and the rank it is aligned to [rank]."""
     n_ranks = begin.size
     offset, drift = np.zeros(n_ranks), np.zeros(n_ranks)
     aligned_on, root = np.zeros(n_ranks, dtype=np.int64), np.arange(n_ranks)
-    step = np.unique(members.step, return_inverse=True)[1]
+    step = np.unique(step, return_inverse=True)[1]
     cell = np.unique(key * (step.max(initial=0) + 1) + step, return_inverse=True)[1]
     there = np.zeros((n_ranks, cell.max(initial=-1) + 1), dtype=np.float32)
-    there[members.rank_idx, cell] = 1.0
+    there[rank_idx, cell] = 1.0
     shared, tries = there @ there.T, np.full(n_ranks, _TRIES)
-    end = members.end.copy()
-    rows = [np.flatnonzero(members.rank_idx == r) for r in range(n_ranks)]
+    end = end.copy()
+    rows = [np.flatnonzero(rank_idx == r) for r in range(n_ranks)]
     rows = [mine[np.argsort(end[mine], kind="stable")] for mine in rows]
     aligned, waiting = [0], list(range(1, n_ranks))
     while waiting:

@@ -9,12 +9,9 @@ where a name with quotes ends nobody can say. Only the fields that prism uses ar
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,23 +140,22 @@ def read_events(path: Path) -> RawTrace:
     if data.startswith(b"\xef\xbb\xbf"):
         data = data[3:]
         notes.append("a byte order mark was skipped")
-    with no_collection():
-        try:
-            found = _DECODER.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            trace = _salvage(data)
-        else:
-            if isinstance(found, list):
-                notes.append("a bare list of events, without the header that names the rank")
-                found = TraceFile(found)
-            info = found.distributed_info or {}
-            trace = RawTrace(
-                found.trace_events or [], as_int(info.get("rank"), 0),
-                as_int(info.get("world_size"), 1),
-                as_int(found.base_time_nanoseconds, 0, 1 << 63),
-            )  # fmt: skip
-            if found.device_properties:
-                trace.device = str(found.device_properties[0].get("name") or "")
+    try:
+        found = _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        trace = _salvage(data)
+    else:
+        if isinstance(found, list):
+            notes.append("a bare list of events, without the header that names the rank")
+            found = TraceFile(found)
+        info = found.distributed_info or {}
+        trace = RawTrace(
+            found.trace_events or [], as_int(info.get("rank"), 0),
+            as_int(info.get("world_size"), 1),
+            as_int(found.base_time_nanoseconds, 0, 1 << 63),
+        )  # fmt: skip
+        if found.device_properties:
+            trace.device = str(found.device_properties[0].get("name") or "")
     trace.cut |= bool(damage)
     if not trace.events:
         lost = f" ({trace.n_dropped} broken ones)" if trace.n_dropped else ""
@@ -179,18 +175,6 @@ def as_int(value: Any, least: int, below: int = 1 << 31) -> int | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return found if found is not None and least <= found < below else None
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Switch the garbage collector off while a million small objects are made."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 _BOUNDARY = re.compile(rb'[\[,]\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|bp|s)"\s*:)')

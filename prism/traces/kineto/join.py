@@ -8,7 +8,9 @@ are and the transfer stands beside them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,8 +23,7 @@ from prism.common.launchgaps import launch_gaps
 from prism.common.text import format_count, format_duration, format_share
 from prism.traces.file import RecordedFile
 from prism.traces.kernelnames import COLLECTIVES
-from prism.traces.kineto.collectives import Matched, Members, match_collectives
-from prism.traces.kineto.events import no_collection
+from prism.traces.kineto.collectives import Matched, match_collectives
 from prism.traces.kineto.periods import mark_by_rhythm, number_alike, periods_of
 from prism.traces.kineto.rank import RankTrace
 from prism.traces.table import COLUMNS, Trace, impossible_durations, make_trace
@@ -47,7 +48,7 @@ def read_ranks(
     lost: list[PrismError] = []
     for file in files:
         try:
-            with no_collection():
+            with _no_collection():
                 found = read(file)
         except PrismError as error:
             if file.named or len(files) == 1:
@@ -62,6 +63,18 @@ def read_ranks(
         raise lost[0]
     notes = [*_once(told, len(set(of))), *(f"left out: {error}" for error in lost)]
     return _join(ranks, of, notes, format)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Switch the garbage collector off while a million small objects are made."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _join(
@@ -103,7 +116,7 @@ def _join(
     for idx, (rank, clock) in enumerate(zip(ranks, clocks, strict=True)):
         clock = clock._replace(origin=origin)
         table = _with_launch_gaps(rank)
-        rows, mine = _collectives(rank), members.rank_idx == idx
+        rows, mine = _collectives(rank), members["rank_idx"] == idx
         table[["collective", "transfer"]] = -1, np.nan
         table.loc[rows, "collective"] = matched.collective[mine]
         table.loc[rows, "transfer"] = matched.transfer[mine]
@@ -126,7 +139,7 @@ def _join(
         "n_collectives_matched": int(matched.collective.max(initial=-1)) + 1,
         "n_members_unmatched": int((matched.collective < 0).sum()),
     }  # fmt: skip
-    notes = notes + _notes_of(ranks, meta, len(members.key))
+    notes = notes + _notes_of(ranks, meta, len(members))
     trace = _trace(tables, source, format, notes, meta)
     periods = periods_of(trace.ops, notes)
     return replace(trace, notes=tuple(notes), meta=meta | {"periods": periods})
@@ -227,22 +240,18 @@ def _collectives(rank: RankTrace) -> NDArray[np.int64]:
     return np.flatnonzero(rank.table["op_kind"].isin(COLLECTIVES))
 
 
-def _members(ranks: list[RankTrace], starts: Floats) -> Members:
+def _members(ranks: list[RankTrace], starts: Floats) -> pd.DataFrame:
     """Rows of all collectives, rank by rank and in the rows' order."""
-    columns = ["idx", "op_kind", "group", "bytes", "step", "start", "end"]
-    parts = [
+    columns = ["rank_idx", "op_kind", "group", "bytes", "step", "start", "end"]
+    table = pd.concat([
         rank.table.assign(
-            idx=i, start=1e-6 * rank.table["start"] + starts[i], end=1e-6 * rank.end + starts[i]
+            rank_idx=i, start=1e-6 * rank.table["start"] + at, end=1e-6 * rank.end + at
         ).loc[_collectives(rank), columns]
-        for i, rank in enumerate(ranks)
-    ]
-    table = pd.concat(parts)
+        for i, (rank, at) in enumerate(zip(ranks, starts, strict=True))
+    ])  # fmt: skip
     # what a rank puts into an all-to-all or a transfer need not be what others put in
     symmetric = ~table["op_kind"].isin(["all_to_all", "transfer"]) & (table["bytes"] >= 0)
-    size = table["bytes"].where(symmetric, -1.0)
-    key = list(zip(table["op_kind"], table["group"], size.tolist(), strict=True))
-    idx, step = (table[name].to_numpy(np.int64) for name in ("idx", "step"))
-    return Members(idx, key, step, table["start"].to_numpy(), table["end"].to_numpy())
+    return table.assign(size=table["bytes"].where(symmetric, -1.0))
 
 
 _OF_GAP: dict[str, Any] = {

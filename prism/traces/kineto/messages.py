@@ -48,8 +48,8 @@ def whole(value: Any, default: int = -1) -> int:
     """Whole number that fits a column, `default` where it is none."""
     if type(value) is int and -(1 << 62) < value < 1 << 62:
         return value
-    found = as_int(value, -1, 1 << 63)
-    return found if found is not None and abs(found) < 1 << 62 else default
+    found = as_int(value, -1, 1 << 62)
+    return default if found is None else found
 
 
 def raw_text(raw: msgspec.Raw) -> str:
