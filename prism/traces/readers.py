@@ -20,7 +20,7 @@ from prism.traces.formats.chakra import is_chakra, read_chakra
 from prism.traces.formats.hta import is_hta, read_hta
 from prism.traces.formats.nccltests import is_nccl_tests, read_nccl_tests
 from prism.traces.formats.nsys import read_nsys
-from prism.traces.kineto.read import read_kineto
+from prism.traces.kineto.join import read_kineto
 from prism.traces.logs import (
     is_events,
     is_export,

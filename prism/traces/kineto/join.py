@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from prism.common.errors import PrismError
 from prism.common.launchgaps import launch_gaps
 from prism.common.text import format_count, format_duration, format_share
-from prism.traces.file import RecordedFile
+from prism.traces.file import COPY_AGAIN, RecordedFile
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.kineto.collectives import Matched, match_collectives
+from prism.traces.kineto.events import read_events
 from prism.traces.kineto.periods import mark_by_rhythm, number_alike, periods_of
-from prism.traces.kineto.rank import RankTrace
+from prism.traces.kineto.rank import RankTrace, read_rank
 from prism.traces.table import COLUMNS, Trace, impossible_durations, make_trace
 
 Floats = NDArray[np.float64]
@@ -36,6 +37,25 @@ EXTRA_COLUMNS = (
 """Columns of a Kineto table beyond the common ones: start and end of the launching call [s], its
 host thread, launch grid and block, whether the call waits for a copy to pageable memory, number of
 the matched collective (-1) and its transfer [s]."""
+
+
+def read_kineto(files: Sequence[RecordedFile]) -> Trace:
+    """Read the profiler's files of one job, one file a rank."""
+    return read_ranks(files, _read_file, "kineto")
+
+
+def _read_file(file: RecordedFile) -> list[RankTrace]:
+    """Read one file; refuse one without device activities."""
+    rank = read_rank(read_events(file.path))
+    if len(rank.table):
+        return [rank]
+    broken = f" ({rank.n_bad:,} without a time)" if rank.n_bad else ""
+    more = "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+    raise PrismError(
+        f"{file.source}: holds {format_count(rank.n_host_events, 'host event')} but no "
+        f"device activity{broken}; expected kernels, copies or fills of a GPU; "
+        f"{COPY_AGAIN if rank.cut else more}"
+    )
 
 
 def read_ranks(
