@@ -12,8 +12,9 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
-from prism.traces.kineto.collectives import Members, match_collectives
+from prism.traces.kineto.collectives import match_collectives
 
 MOST_S, MOST_WRONG_S = 10.0, 10e-6
 
@@ -59,7 +60,7 @@ CASES = {
 }
 
 
-def make(case: Case, seed: int) -> tuple[Members, np.ndarray, np.ndarray, np.ndarray]:
+def make(case: Case, seed: int) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
     """Members by their ranks' clocks; true ends [s], true collective, of each rank its clock."""
     draw = np.random.default_rng(seed)
     clock = draw.uniform(-1.0, 1.0, (2, case.ranks)) * [[0.05], [50e-6]]
@@ -81,9 +82,12 @@ def make(case: Case, seed: int) -> tuple[Members, np.ndarray, np.ndarray, np.nda
     kept = np.flatnonzero(kept)
     kept = kept[np.lexsort((end[kept], rank[kept]))]
     rank, end, group, number, length = (x[kept] for x in (rank, end, group, number, length))
-    key = [("all_reduce", str(g), float(i % 8)) for g, i in zip(group, number, strict=True)]
     start, recorded = ((t - clock[0, rank]) / (1.0 + clock[1, rank]) for t in (end - length, end))
-    return Members(rank, key, step[kept], start, recorded), end, number * 10_000 + group, clock
+    members = pd.DataFrame({
+        "rank_idx": rank, "op_kind": "all_reduce", "group": group.astype(str), "size": number % 8,
+        "step": step[kept], "start": start, "end": recorded,
+    })  # fmt: skip
+    return members, end, number * 10_000 + group, clock
 
 
 def main() -> int:
@@ -98,13 +102,13 @@ def main() -> int:
             begin = time.perf_counter()
             found = match_collectives(members, np.zeros(case.ranks))
             seconds = time.perf_counter() - begin
-            of, matched = members.rank_idx, found.collective >= 0
-            moved = found.offset[of] + found.drift[of] * members.end
+            of, matched = members["rank_idx"].to_numpy(), found.collective >= 0
+            moved = found.offset[of] + found.drift[of] * members["end"].to_numpy()
             pairs = np.unique(np.c_[found.collective, true][matched], axis=0)
             mixed = len(pairs) - found.collective.max(initial=-1) - 1
             _, which, size = np.unique(true, return_inverse=True, return_counts=True)
             rows.append((
-                seconds, np.abs(members.end + moved - end).max(),
+                seconds, np.abs(members["end"].to_numpy() + moved - end).max(),
                 np.abs(found.drift - clock[1]).max(), (found.aligned_on[1:] > 0).mean(),
                 matched.sum() / (size[which] > 1).sum(), mixed,
             ))  # fmt: skip

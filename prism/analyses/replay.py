@@ -23,7 +23,7 @@ from prism.common.means import finite_mean
 from prism.common.text import percent_change
 from prism.models.changes.find import choose_steps
 from prism.models.kernellaws import why_no_model
-from prism.models.kerneltrace.graph import KernelGraph, step_graphs
+from prism.models.kerneltrace.graph import KernelGraph, step_graph
 from prism.models.kerneltrace.steps import KernelSteps, split_steps
 from prism.models.pipelinetrace.build import CLOSE, build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
@@ -171,7 +171,7 @@ def _replay_kernels(trace: Trace) -> Found:
     times: list[dict[Cause, Array]] = []
     rows: list[dict[str, Any]] = []
     counts = {"edges_recorded": 0, "edges_inferred": 0, "n_late": 0, "n_unexplained": 0}
-    for graph in step_graphs(steps):
+    for graph in (step_graph(steps, step) for step in steps.steps):
         own = graph.select(graph.own)
         mean = finite_mean(graph.durations, axis=(1, 2))
         mean = steady(graph.nodes, mean, graph.most_lead)[:, None, None]
@@ -188,7 +188,8 @@ def _replay_kernels(trace: Trace) -> Found:
         "gpu_spans": rows,
         "late_starts": counts.pop("n_late"), "unexplained_starts": counts.pop("n_unexplained"),
     }  # fmt: skip
-    alone = ["one step only: no edge can be inferred from other steps"] * (steps.n_periods == 0)
+    alone = ["one step only: no edge can be inferred from other steps"]
+    alone *= len({step for step, _ in steps.views}) == 1
     return Found(np.array(steps.steps), steps.periods(), joined, figures | counts, alone)
 
 

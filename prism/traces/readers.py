@@ -20,8 +20,15 @@ from prism.traces.formats.chakra import is_chakra, read_chakra
 from prism.traces.formats.hta import is_hta, read_hta
 from prism.traces.formats.nccltests import is_nccl_tests, read_nccl_tests
 from prism.traces.formats.nsys import read_nsys
-from prism.traces.kineto.read import read_kineto
-from prism.traces.logs import is_events, is_export, is_log, read_events, read_export, read_log
+from prism.traces.kineto.join import read_kineto
+from prism.traces.logs import (
+    is_events,
+    is_export,
+    is_log,
+    read_events,
+    read_export,
+    read_log,
+)
 from prism.traces.steps import StepTimes, is_step_table, read_table_times
 from prism.traces.table import Trace
 from prism.traces.tidy import is_pipeline, is_tidy, read_pipeline, read_tidy

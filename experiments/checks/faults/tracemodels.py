@@ -73,8 +73,8 @@ FAULTS = [
     ),
     (
         "the mean of a collective's kernel holds its waiting for other ranks",
-        '    duration = np.where(measure == 1, transfer, ops["duration"].to_numpy())',
-        '    duration = ops["duration"].to_numpy().copy()',
+        'duration = np.where(matched, transfer, ops["duration"])',
+        'duration = ops["duration"].to_numpy().copy()',
     ),
     (
         "a kernel trace's step lasts from its begin on the host, not from the step before's end",
@@ -115,14 +115,14 @@ FAULTS = [
     ),
     (
         "what has no launch belongs to the step that its start lies in",
-        'np.where(some, before.fillna(-1), table["step"])',
-        'np.asarray(table["step"])',
+        'np.asarray(before.where(~never, table["start"]))',
+        'np.asarray(table["launch"].fillna(table["start"]))',
     ),
     (
         "the host's time after its last call of a step is lost",
-        "            self.edges[back] = [(host, 0.0), *((device[j], 0.0) for j in awaited)]",
-        "            last_call = self.edges[host][0][0] if view.sync[i] == END else host\n"
-        "            self.edges[back] = [(last_call, 0.0), *((device[j], 0.0) for j in awaited)]",
+        "                edges = [(host, 0.0), *((device[j], 0.0) for j in awaited)]",
+        "                last_call = self.rows[host].edges[0][0] if view.sync[i] == END else host\n"
+        "                edges = [(last_call, 0.0), *((device[j], 0.0) for j in awaited)]",
     ),
     (
         "a model's host may lead its device without end: its queue has no depth",

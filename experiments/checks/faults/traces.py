@@ -8,8 +8,8 @@ FAULTS = [
     ),
     (
         "an activity belongs to the step in which it runs, not to that of its launch",
-        "step = step_of(np.where(np.isfinite(launch), launch, start), steps)",
-        "step = step_of(start, steps)",
+        "step_of(issued(table), steps)",
+        'step_of(table["start"].to_numpy(), steps)',
     ),
     (
         "of a file with several ranks the first alone is read",
@@ -18,18 +18,18 @@ FAULTS = [
     ),
     (
         "collectives of two ranks are matched though they do not overlap in time",
-        "if start[row] < end[first] and collective[row] < 0 and rank not in ranks:",
-        "if collective[row] < 0 and rank not in ranks:",
+        "if begin < its_end and until - its_end <= near and of not in ranks:",
+        "if until - its_end <= near and of not in ranks:",
     ),
     (
         "collectives are matched by the order of their ends, however far these are apart",
-        "if end[row] - end[first] > max(_WINDOW_S, _SHARE * (end[row] - start[row])):",
-        "if end[row] - end[first] > 1e9:",
+        "room = np.clip(_SHARE * (end[rows] - start[rows]), _WINDOW_S, _FAR_S)",
+        "room = np.full(rows.size, 1e9)",
     ),
     (
         "the clocks of ranks are not brought together",
-        "shifts = [start + offset for start, offset in zip(starts, matched.offset, strict=True)]",
-        "shifts = list(starts)",
+        "zip(1.0 + matched.drift, starts + matched.offset, strict=True)",
+        "zip(np.ones(starts.size), starts, strict=True)",
     ),
     (
         "a transfer counts from the first arrival instead of the last",
@@ -40,8 +40,8 @@ FAULTS = [
     ),
     (
         "collectives of different groups of ranks are matched with one another",
-        'key.append((c["op_kind"][i], c["group"][i], size))',
-        'key.append((c["op_kind"][i], "", size))',
+        'members.groupby(["op_kind", "group", "size"], sort=False)',
+        'members.groupby(["op_kind", "size"], sort=False)',
     ),
     (
         "the elements of a message are counted as its bytes",

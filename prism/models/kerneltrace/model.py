@@ -1,36 +1,34 @@
 """A kernel trace as a model: the typical step's graph, with the distributions of its kernels.
 
-Every device activity and every stretch of the host's time is drawn from what its kernel did over
-the steps, times a factor that all computing kernels of a step share; launch latencies are fixed.
-Left out: rank effects (one job's few ranks do not show a distribution), and anything slower than a
-step.
+The longest waits of the host and the collectives, whose times depend on each other, take what they
+took in one of the steps, all in the same one. The other nodes draw from their kernel's
+distribution, times a factor by step that all computing kernels share, and one for the host; launch
+latencies are fixed. Left out: rank effects (one job's few ranks do not show a distribution), and
+anything slower than a step.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prism.cluster.devices import device_key
 from prism.common.means import finite_mean
 from prism.common.text import format_count, percent_change
-from prism.distributions.distribution import constant
+from prism.distributions.distribution import Distribution, constant
 from prism.distributions.library import Library, load_library
 from prism.distributions.samples import sample_law
 from prism.jobs.jobspec.blocks import DEVICE_LIBRARY
 from prism.models.kerneltrace.graph import KernelGraph, step_graph
-from prism.models.kerneltrace.groups import NodeGroup, node_groups
-from prism.models.kerneltrace.steps import HOST, split_steps
+from prism.models.kerneltrace.steps import HOST, KernelKey, split_steps
 from prism.models.kerneltrace.table import KernelRow, kernel_table
-from prism.simulation.tracemodel.graph import (
-    LATENCY,
-    Array,
-    TraceGraph,
-    with_lags_as_nodes,
-)
+from prism.simulation.tracemodel.graph import LATENCY, Array, TraceGraph, with_lags_as_nodes
 from prism.simulation.tracemodel.model import OpGroup, TraceModel, figures, settled, synthetic_graph
 from prism.traces import Trace
 from prism.traces.kernelnames import COLLECTIVES
+
+Ints = NDArray[np.int64]
 
 CHECK_STEPS = 500  # simulated steps that the report compares with the measured ones
 FAR_OFF = 0.03  # of the mean: a model further off says so
@@ -93,7 +91,7 @@ def with_spread_of(model: TraceModel, library: Library) -> TraceModel:
 def fit_kernel_graph(graph: KernelGraph) -> TraceModel:
     """Fit a model, without report and job, to the durations of a graph's nodes in its steps."""
     nominal = finite_mean(graph.durations, axis=(1, 2))
-    groups = node_groups(graph, nominal)
+    groups = _node_groups(graph, nominal)
     nodes, place, seconds = with_lags_as_nodes(graph)
     seconds[place] = nominal
     group = np.array([-1 if node.kind == "join" else 0 for node in nodes])
@@ -124,17 +122,102 @@ def redrawn(graph: KernelGraph, drawn: TraceGraph) -> KernelGraph:
     )
 
 
-def _op_group(graph: KernelGraph, nominal: Array, group: NodeGroup) -> OpGroup:
-    """Describe a group as the model keeps it; its distribution has the group's own spread."""
+_ALONE = 256
+"""Nodes that keep their own durations, those that vary most: each costs a table of 24 kB. On the
+traces at hand 64 to 1,024 give the same spread."""
+
+
+class _Group(NamedTuple):
+    """Nodes that share a distribution."""
+
+    nodes: Ints  # [member]
+    profile: Array  # [step] factor of all members in each step, mean 1
+    law: Distribution  # of what is left, over members and steps, mean 1
+
+
+def _node_groups(graph: KernelGraph, nominal: Array) -> list[_Group]:
+    """Put all nodes that vary into groups; the others keep their `nominal` durations [node] s."""
+    durations = graph.durations[:, 0]
+    kinds = np.array([_part(key) for key in graph.keys])[graph.key]
+    varies = np.isin(graph.role, ("device", "host", "return")) & (nominal > 0.0)
+    filled = np.where(np.isfinite(durations), durations, nominal[:, None])
+    width = np.where(varies & (kinds != "computes"), np.ptp(filled, axis=1), 0.0)
+    alone = np.argsort(-width, kind="stable")[:_ALONE]
+    alone = alone[width[alone] > 0.0]
+    nothing = sample_law(np.zeros(0), 0.0)
+    groups = [_Group(np.array([i]), filled[i] / filled[i].mean(), nothing) for i in alone]
+    varies[alone] = False
+    for kind in np.unique(kinds[varies]):
+        members = np.flatnonzero(varies & (kinds == kind))
+        profile, variance = _step_factor(durations[members], nominal[members])
+        for nodes in _pools(members, graph, nominal):
+            ratio = durations[nodes] / nominal[nodes, None]
+            groups.append(_Group(nodes, profile, _law(ratio, profile, variance)))
+    return groups
+
+
+def _part(key: KernelKey) -> str:
+    """Name what shares a step factor: computing kernels, the host, collectives of a kind."""
+    if key.op_kind == HOST.op_kind:
+        return "host"
+    return key.op_kind if key.op_kind in COLLECTIVES else "computes"
+
+
+def _step_factor(durations: Array, nominal: Array) -> tuple[Array, float]:
+    """Split the step's factor off the nodes' own spread: the factor [step] and its variance."""
+    # analysis of variance with weights: the sum over nodes varies by the shared factor and, less,
+    # by what the nodes have of their own; expected squares are set equal to those found
+    whole = np.isfinite(durations).all(axis=1)
+    n_steps = durations.shape[1]
+    none = np.ones(n_steps), 0.0
+    total = float(nominal[whole].sum())
+    if whole.sum() < 2 or n_steps < 2 or total <= 0.0:
+        return none
+    score = durations[whole].sum(axis=0) / total
+    found = float(score.var(ddof=1))
+    own = float(durations[whole].var(axis=1, ddof=1).sum()) / total**2
+    alike = float((nominal[whole] ** 2).sum()) / total**2
+    variance = (found - own) / max(1.0 - alike, 1e-9)
+    if variance <= 0.0 or score.std() <= 0.0:
+        return none
+    factor = 1.0 + (score - score.mean()) * min(1.0, np.sqrt(variance) / float(score.std()))
+    return factor, float(factor.var())
+
+
+def _pools(members: Ints, graph: KernelGraph, nominal: Array) -> list[Ints]:
+    """Split nodes by kernel; the host's, which are of few kinds, also by length."""
+    host = np.array([key.op_kind == HOST.op_kind for key in graph.keys])[graph.key[members]]
+    half_decades = np.round(2.0 * np.log10(nominal[members]))  # long times vary unlike short ones
+    size = np.where(host, half_decades, 0.0)
+    _, pool = np.unique(np.stack([graph.key[members], size]), axis=1, return_inverse=True)
+    pool = pool.ravel()
+    return [members[pool == p] for p in range(int(pool.max()) + 1)]
+
+
+def _law(ratio: Array, profile: Array, variance: float) -> Distribution:
+    """Distribution of what the step factor leaves of durations over nominal ones [member, step]."""
+    seen = np.isfinite(ratio).sum(axis=1)
+    rest = (ratio / profile)[seen > 1]
+    values = rest[np.isfinite(rest)]
+    if not values.size or values.mean() <= 0.0:
+        return sample_law(np.zeros(0), 0.0)
+    n = seen[seen > 1]
+    # unbiased, where the sample's own spread would be too small for few steps
+    own = np.nanvar(ratio[seen > 1], axis=1) * n / (n - 1)
+    std = float(np.sqrt(max(0.0, float(np.average(own, weights=n - 1)) - variance)))
+    return sample_law(values / values.mean(), std)
+
+
+def _op_group(graph: KernelGraph, nominal: Array, group: _Group) -> OpGroup:
+    """Describe a group as the model keeps it."""
     seconds = graph.durations[group.nodes, 0]
     ratio = seconds / nominal[group.nodes, None]
     ratio = ratio[np.isfinite(ratio)]
-    law = sample_law(group.values, group.std)
-    key, median = group.key, float(np.median(ratio)) or 1.0
+    key, median = graph.keys[graph.key[group.nodes[0]]], float(np.median(ratio)) or 1.0
     return OpGroup(
         key.op_kind, key.kernel_class, key.name, -1, 0, int(ratio.size),
         float(np.nanmean(seconds)), float(ratio.std()), float(np.quantile(ratio, 0.99) / median),
-        0.0, law, 0.0, 0.0,
+        0.0, group.law, 0.0, 0.0,
     )  # fmt: skip
 
 
@@ -148,6 +231,7 @@ def _label(row: KernelRow) -> str:
 def _report(trace: Trace, graph: KernelGraph, simulated: Array) -> dict[str, Any]:
     """Collect what a fit found, as plain values."""
     measured = graph.measured
+    begins = (graph.role == "source") & (graph.stream < 0)
     rows = [row.report("empirical", _label(row)) for row in kernel_table(trace)]
     warnings = []
     if 1 < measured.size < FEW_STEPS:
@@ -170,7 +254,7 @@ def _report(trace: Trace, graph: KernelGraph, simulated: Array) -> dict[str, Any
         "inputs": [trace.source], "steps": measured.size, "stages": graph.n_stages,
         "dp_size": 1, "p2p": "none",
         "step_time": figures(measured),
-        "lead": {"mean": graph.lead},
+        "lead": {"mean": -float(np.nanmean(graph.durations[begins]))},
         "cross_check": {"measured": figures(measured), "model": figures(simulated)},
         "kernels": rows,
         "effects": {"step": {"cv": _step_cv(graph), "ci": [None, None], "share": None}},
@@ -185,14 +269,16 @@ def _step_cv(graph: KernelGraph) -> float:
     if graph.steps.size < 2:
         return 0.0
     seconds = graph.durations[:, 0]
-    computes = (graph.roles.role == "device") & ~np.isin(graph.op_kinds(), list(COLLECTIVES))
+    computes = (graph.role == "device") & ~np.isin(
+        [node.op_kind for node in graph.nodes], list(COLLECTIVES)
+    )
     total = seconds[computes & np.isfinite(seconds).all(axis=1)].sum(axis=0)
     return float(total.std(ddof=1) / total.mean()) if total.any() else 0.0
 
 
 def _job(graph: KernelGraph) -> dict[str, Any]:
     """Blocks of a job file that describe the traced ranks: one forward stands for all kernels."""
-    device = np.flatnonzero(graph.roles.role == "device")
+    device = np.flatnonzero(graph.role == "device")
     members = np.array([len(graph.nodes[i].stages) for i in device])
     nominal = finite_mean(graph.durations[device], axis=(1, 2))
     busy = float(np.nansum(nominal * members)) / graph.n_stages

@@ -9,7 +9,7 @@ of the step before, over all ranks, to the end of its own.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -28,7 +28,6 @@ Ints = NDArray[np.int64]
 _LONG = 20_000
 """Events from which sequences that differ are aligned by count of occurrence instead of by the
 longest common subsequence, whose cost grows with the square of the length."""
-
 
 _SHORTEST_S = 1e-9
 """A step whose device time is shorter [s] holds none: no clock tells less."""
@@ -76,9 +75,11 @@ class StepView:
     sync_stream: Ints  # the stream such a call waits for, -1 unknown
     collective: Ints  # number of the one matched over ranks, -1 for none
     transfer: Floats  # its duration from the last arrival
-    carried: dict[int, float]  # per stream, when the last activity of earlier steps ends
-    waits: list[tuple[int, int]]  # recorded ones: event waited for, event that waits
     waits_at: Floats  # of the call that made its stream wait for what is not recorded; 0: none
+    # per stream, when the last activity of earlier steps ends
+    carried: dict[int, float] = field(default_factory=dict)
+    # recorded ones: event waited for, event that waits
+    waits: list[tuple[int, int]] = field(default_factory=list)
 
     @cached_property
     def on_device(self) -> NDArray[np.bool_]:
@@ -111,7 +112,6 @@ class KernelSteps:
     ranks: list[int]
     views: dict[tuple[int, int], StepView]  # by step and rank, steps of unknown begin too
     queue_depth: int  # launches that wait before the next one blocks
-    n_periods: int  # steps whose begin is the end of another; 0: one step, from its first start
 
     def periods(self) -> Floats:
         """Time from the end of the step before to the end of each step, [step] s."""
@@ -152,13 +152,10 @@ def split_steps(trace: Trace) -> KernelSteps:
     if not steps:
         raise PrismError(
             f"{trace.source}: no step has device time on all {format_count(len(ranks), 'rank')}; "
-            "expected "
-            "traces of the same steps; give one rank, or files of one recording"
+            "expected traces of the same steps; give one rank, or files of one recording"
         )
     begin, end = np.array([known[number] for number in steps]).T
-    own = {view.step for view in views.values()}
-    n_periods = len(steps) if len(own) > 1 else 0
-    return KernelSteps(keys, begin, end, steps, ranks, views, depth or QUEUE_DEPTH, n_periods)
+    return KernelSteps(keys, begin, end, steps, ranks, views, depth or QUEUE_DEPTH)
 
 
 _SYNCS = ("stream_sync", "device_sync", "event_sync")
@@ -176,20 +173,23 @@ def _views_of(
         "collective", "transfer",
     ]  # fmt: skip
     device = ops.iloc[rows][columns].assign(row=rows, key=key[rows], sync="", sync_stream=-1)
+    device = device.rename(
+        columns={"launch": "call", "launch_end": "call_end", "copy_back": "blocks"}
+    )
     device["end"] = device["start"] + device["duration"]
     device["queued"], device["slot"], depth = _queue(device)
     begins = {int(number): float(begin) for number, begin, _ in trace.meta["periods"]}
-    first = device.groupby("step")[["launch", "start"]].min().min(axis=1)
-    marked = about["steps"] or [[0, float(first.min()), float(device["launch_end"].max())]]
+    first = device.groupby("step")[["call", "start"]].min().min(axis=1)
+    marked = about["steps"] or [[0, float(first.min()), float(device["call_end"].max())]]
     marks = pd.DataFrame(marked, columns=["step", "begin", "until"])
     follows = (marks["step"].diff(-1) == -1).to_numpy()
     marks.loc[follows, "until"] = marks["begin"].shift(-1)[follows]
     calls = pd.DataFrame(about["calls"])
     number = {keys[i].name: i for i in range(len(keys) - 4, len(keys))}
-    hosted = device["launch"].notna().any()
+    hosted = device["call"].notna().any()
     extra = [
         pd.DataFrame({
-            "step": marks["step"], "launch": marks["until"], "launch_end": marks["until"],
+            "step": marks["step"], "call": marks["until"], "call_end": marks["until"],
             "sync": END, "thread": -1,
         })[hosted & np.isfinite(marks["until"])],  # of the last step nothing may say it
     ]  # fmt: skip
@@ -198,24 +198,27 @@ def _views_of(
         calls["step"] = np.where(at >= 0, marks["step"].to_numpy()[at], -1)
         waiting = calls[calls["kind"] != "stream_wait"]
         extra.append(waiting.rename(columns={
-            "start": "launch", "end": "launch_end", "kind": "sync", "stream": "sync_stream",
-        })[["step", "launch", "launch_end", "sync", "sync_stream", "thread"]])  # fmt: skip
+            "start": "call", "end": "call_end", "kind": "sync", "stream": "sync_stream",
+        })[["step", "call", "call_end", "sync", "sync_stream", "thread"]])  # fmt: skip
     events = pd.concat([device, *(part for part in extra if len(part))], ignore_index=True)
-    blank = {"row": -1, "collective": -1, "stream": -1, "sync_stream": -1, "slot": -1,
-             "queued": 0.0, "copy_back": False}  # fmt: skip
-    events = events.fillna({name: value for name, value in blank.items()})
+    whole = dict.fromkeys(("row", "collective", "stream", "sync_stream", "slot"), -1)
+    events = events.fillna({**whole, "queued": 0.0, "blocks": False})
     events["key"] = events["sync"].map(number).fillna(events["key"]).astype(np.int64)
-    events["order"] = events["launch"].fillna(events["start"])
+    events["order"] = events["call"].fillna(events["start"])
     events["last"] = events["sync"] == END
     events = events[events["step"] >= 0].sort_values(
         ["step", "last", "order", "start"], kind="stable"
     )
-    names = _names(keys)
+    first_of: dict[tuple[str, str, str], int] = {}
+    events["name"] = [first_of.setdefault(keys[k][:3], k) for k in events["key"]]
+    begun = {step: begin for step, begin, _ in marked if begin > -np.inf}
     views = []
     for step, part in events.groupby("step"):
         if (part["row"] < 0).all():
             continue
-        view = _view(part, rank, int(step), names, marks, float(first[step]))
+        begin = min(float(first[step]), begun.get(step, np.inf))
+        fields = {name: part[name].to_numpy(kind) for name, kind in _COLUMNS.items()}
+        view = StepView(rank, int(step), begin, **fields, waits_at=np.zeros(len(part)))
         before = (device["step"] >= 0) | (device["start"] < np.nanmin(view.start))
         earlier = device[(device["step"] < step) & before]
         carried = earlier.groupby("stream")["end"].max()
@@ -229,38 +232,23 @@ def _views_of(
     return views, depth
 
 
-def _view(
-    part: pd.DataFrame, rank: int, step: int, names: Ints, marks: pd.DataFrame, first: float
-) -> StepView:
-    """Lay out the events of one step."""
-    begin = marks.loc[marks["step"] == step, "begin"]
-
-    def ints(name: str) -> Ints:
-        return np.asarray(part[name], np.int64)
-
-    def floats(name: str) -> Floats:
-        return np.asarray(part[name], np.float64)
-
-    key = ints("key")
-    marked = float(begin.iloc[0]) if len(begin) else -np.inf
-    return StepView(
-        rank, step, min(marked, first) if marked > -np.inf else first, ints("row"), key,
-        names[key], ints("stream"), ints("thread"), floats("start"), floats("end"),
-        floats("launch"), floats("launch_end"), floats("queued"), ints("slot"),
-        part["copy_back"].to_numpy(np.bool_), part["sync"].to_numpy(np.str_), ints("sync_stream"),
-        ints("collective"), floats("transfer"), {}, [], np.zeros(len(part)),
-    )  # fmt: skip
+_COLUMNS: dict[str, type] = {
+    **dict.fromkeys(("row", "key", "name", "stream", "thread", "slot", "sync_stream"), np.int64),
+    **dict.fromkeys(("start", "end", "call", "call_end", "queued", "transfer"), np.float64),
+    "collective": np.int64, "blocks": np.bool_, "sync": np.str_,
+}  # fmt: skip
+"""Columns of a `StepView`."""
 
 
 def _queue(device: pd.DataFrame) -> tuple[Floats, Ints, int]:
     """Time of each launch in which the queue was full, what made room, and the queue's depth.
 
-    The depth is the largest number of launches that had not begun to run when a call returned, if
-    calls that returned so took longer for it; 0 otherwise.
+    That is the most launches that had not begun to run when a call returned, 0 unless calls that
+    returned so took longer for it.
     """
     queued, slot = np.zeros(len(device)), np.full(len(device), -1)
-    launched = np.flatnonzero(device["launch"].notna())
-    call, call_end = (device[name].to_numpy() for name in ("launch", "launch_end"))
+    launched = np.flatnonzero(device["call"].notna())
+    call, call_end = (device[name].to_numpy() for name in ("call", "call_end"))
     launched = launched[np.argsort(call[launched], kind="stable")]
     start, row = device["start"].to_numpy(), device["row"].to_numpy()
     ran = launched[np.argsort(start[launched], kind="stable")]
@@ -269,12 +257,10 @@ def _queue(device: pd.DataFrame) -> tuple[Floats, Ints, int]:
     )
     depth = int(waiting.max(initial=0))
     late = np.arange(depth, launched.size)
-    if depth < 2 or not late.size:
-        return queued, slot, 0
     free = start[ran[late - depth]]
     begins, returns = call[launched[late]], call_end[launched[late]]
     inside = np.clip(np.minimum(free, returns) - begins, 0.0, None)
-    if inside.sum() < 0.01 * (returns - begins).sum():
+    if depth < 2 or not late.size or inside.sum() < 0.01 * (returns - begins).sum():
         return queued, slot, 0
     queued[launched[late]] = inside
     slot[launched[late[1:]]] = row[launched[late[1:] - depth - 1]]
@@ -302,22 +288,15 @@ def kernel_keys(trace: Trace) -> tuple[list[KernelKey], Ints]:
     return list(numbers), key
 
 
-def _names(keys: list[KernelKey]) -> Ints:
-    """First key of the same name [key], whatever the launch shape."""
-    first: dict[tuple[str, str, str], int] = {}
-    return np.array([first.setdefault(key[:3], i) for i, key in enumerate(keys)], dtype=np.int64)
-
-
 def _recorded_waits(view: StepView, calls: pd.DataFrame) -> list[tuple[int, int]]:
     """Pairs of events (waited for, waiting) that the trace itself names; notes other calls."""
     waits = []
     call = np.where(np.isfinite(view.call) & view.on_device, view.call, np.inf)
-    stream_waits = calls[calls["kind"] == "stream_wait"]
-    for row in stream_waits[stream_waits["recorded"].isna()].itertuples():
-        after = np.where((view.thread == row.thread) & (call > row.start), call, np.inf)
-        if np.isfinite(after).any():
-            view.waits_at[np.argmin(after)] = row.start
-    for row in stream_waits[stream_waits["recorded"].notna()].itertuples():
+    for row in calls[calls["kind"] == "stream_wait"].itertuples():
+        if pd.isna(row.recorded):
+            after = (view.thread == row.thread) & (call > row.start) & np.isfinite(call)
+            view.waits_at[np.flatnonzero(after)[:1]] = row.start
+            continue
         waiting = np.flatnonzero((view.stream == row.stream) & (call > row.start))
         awaited = np.flatnonzero((view.stream == row.on_stream) & (call < row.recorded))
         if waiting.size and awaited.size and awaited[-1] < waiting[0]:
@@ -326,15 +305,8 @@ def _recorded_waits(view: StepView, calls: pd.DataFrame) -> list[tuple[int, int]
 
 
 def align(a: StepView, b: StepView) -> Ints:
-    """Find the event of `b` that corresponds to each event of `a`.
+    """Find the event of `b` that corresponds to each of `a`, [event of a], -1 where there is none.
 
-    Returns
-    -------
-    array of int
-        [event of a] index into `b`, -1 where there is no counterpart.
-
-    Notes
-    -----
     Longest common subsequence of (stream, kernel key) in the host's order, and between its blocks
     that of (stream, kernel name), as launch shapes may follow the data; for very long steps that
     differ, the n-th occurrence of each.
@@ -343,27 +315,21 @@ def align(a: StepView, b: StepView) -> Ints:
     theirs = list(zip(b.stream.tolist(), b.key.tolist(), strict=True))
     if mine == theirs:
         return np.arange(len(mine))
+    if max(len(mine), len(theirs)) > _LONG:
+        events = [pd.DataFrame({"stream": x.stream, "key": x.key}) for x in (a, b)]
+        nth = [table.assign(n=table.groupby(["stream", "key"]).cumcount()) for table in events]
+        place = nth[0].merge(nth[1].reset_index(), how="left")["index"]
+        return np.asarray(place.fillna(-1), np.int64)
     found = np.full(len(mine), -1, dtype=np.int64)
-    if max(len(mine), len(theirs)) <= _LONG:
-        my_names = list(zip(a.stream.tolist(), a.name.tolist(), strict=True))
-        their_names = list(zip(b.stream.tolist(), b.name.tolist(), strict=True))
-        i = j = 0
-        for block in _blocks(mine, theirs):
-            for part in _blocks(my_names[i : block.a], their_names[j : block.b]):
-                at, there = i + part.a, j + part.b
-                found[at : at + part.size] = np.arange(there, there + part.size)
-            i, j = block.a + block.size, block.b + block.size
-            found[block.a : i] = np.arange(block.b, j)
-        return found
-    places: dict[Any, list[int]] = {}
-    for i, event in enumerate(theirs):
-        places.setdefault(event, []).append(i)
-    used: dict[Any, int] = {}
-    for i, event in enumerate(mine):
-        n = used.get(event, 0)
-        used[event] = n + 1
-        if n < len(places.get(event, ())):
-            found[i] = places[event][n]
+    my_names = list(zip(a.stream.tolist(), a.name.tolist(), strict=True))
+    their_names = list(zip(b.stream.tolist(), b.name.tolist(), strict=True))
+    i = j = 0
+    for block in _blocks(mine, theirs):
+        for part in _blocks(my_names[i : block.a], their_names[j : block.b]):
+            at, there = i + part.a, j + part.b
+            found[at : at + part.size] = np.arange(there, there + part.size)
+        i, j = block.a + block.size, block.b + block.size
+        found[block.a : i] = np.arange(block.b, j)
     return found
 
 

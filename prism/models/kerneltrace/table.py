@@ -22,10 +22,6 @@ from prism.traces.table import LEFT_OUT, Trace
 
 Floats = NDArray[np.float64]
 
-MEASURES = ("kernel", "transfer", "includes waiting", "host")
-"""What a row's durations are: a kernel's own; a collective's from its last arrival; a collective's
-as recorded, because the other ranks were not traced or not matched; idle time before a launch."""
-
 KERNEL, CLASS = ("name", "kernel_class", "op_kind", "measure"), ("kernel_class",)
 """By what durations are put together."""
 
@@ -39,7 +35,10 @@ class KernelRow:
     name: str
     kernel_class: str
     op_kind: str
-    measure: str  # of `MEASURES`
+    measure: str
+    """What the durations are: ``kernel``, its own; ``transfer``, a collective's from its last
+    arrival; ``includes waiting``, a collective's as recorded, because the other ranks were not
+    traced or not matched; ``host``, idle time before a launch."""
     n: int  # durations behind it; a matched collective's counts once
     mean: float  # s
     cv: float  # of durations over the mean of their launch shape; NaN: unknown
@@ -77,13 +76,15 @@ def kernel_durations(trace: Trace) -> pd.DataFrame:
     ops = trace.chosen
     key = key[(trace.ops["step"] != LEFT_OUT).to_numpy()]
     kind, transfer = ops["op_kind"].astype(str).to_numpy(), ops["transfer"].to_numpy()
-    measure = np.where(np.isin(kind, list(COLLECTIVES)), np.where(np.isfinite(transfer), 1, 2), 0)
-    measure[kind == "launch_gap"] = 3
-    duration = np.where(measure == 1, transfer, ops["duration"].to_numpy())
+    communicates = np.isin(kind, list(COLLECTIVES))
+    matched = communicates & np.isfinite(transfer)
     table = pd.DataFrame([keys[k][:3] for k in key], columns=["op_kind", "kernel_class", "name"])
-    table["measure"] = [MEASURES[m] for m in measure]
-    table["duration"] = duration
-    table["again"] = ops["collective"].duplicated().to_numpy() & (measure == 1)
+    table["measure"] = measure = np.select(
+        [matched, communicates, kind == "launch_gap"], ["transfer", "includes waiting", "host"],
+        "kernel",
+    )  # fmt: skip
+    table["duration"] = duration = np.where(matched, transfer, ops["duration"])
+    table["again"] = ops["collective"].duplicated().to_numpy() & matched
     of_shape = table["duration"].mask(table["again"]).groupby([key, measure])
     n, mean = of_shape.transform("count").to_numpy(), of_shape.transform("mean").to_numpy()
     known = (n > 1) & (mean > 0.0) & ~table["again"].to_numpy()

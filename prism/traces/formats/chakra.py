@@ -171,7 +171,7 @@ def _steps(
     label, labels = pd.factorize(np.array([str(node["name"]) for node in marks], dtype=object))
     begins, lasts = (numbers([node[key] for node in marks]) for key in ("start", "duration"))
     ranges = NamedRanges(list(labels), label, begins, begins + lasts)
-    steps = find_steps(ranges, pattern)[0]
+    steps = find_steps(ranges, pattern)
     if pattern is not None and not steps:
         raise no_such_step(ranges, pattern, source, "host node with a time")
     return steps

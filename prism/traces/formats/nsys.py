@@ -184,7 +184,7 @@ def _read_file(file: _Tables, pattern: re.Pattern[str] | None) -> list[RankTrace
         n_taken += len(mine)
         times = pd.concat([mine["start"], around["start"][around["cat"] == "cuda_runtime"]])
         origin = int(times[times >= 0].min()) if (times >= 0).any() else 0
-        steps = find_steps(_named(around, origin), pattern)[0]
+        steps = find_steps(_named(around, origin), pattern)
         events = [*_events(mine, origin), *_events(around[around["cat"] != ""], origin)]
         rank = read_rank(RawTrace(events, number, None, base + origin), steps)
         found = found or bool(steps)

@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -27,72 +28,48 @@ _SHARE = 0.1
 """Ends of a long collective may differ by this share of its duration: a ring passes the last
 piece on from rank to rank."""
 
-_FAR_S = 0.1
-"""Ends this far apart are of different collectives, however long [s]."""
-
+_FAR_S = 0.1  # ends this far apart are of different collectives, however long
 _WIDTHS_S = (20e-6, 200e-6, 2.0 * _WINDOW_S)
 """Windows in which differences of ends may gather: the one that shows it best is taken [s]."""
-
-_CHANCE = 1e-4
-"""Differences of unrelated ends gather as densely with less than this probability."""
-
-_BLOCK = 64
-"""Collectives in a row that are compared with all of the other rank's."""
-
-_TRIES = 3
-"""Aligned ranks that a rank is compared with before it counts as unrelated."""
-
-_SIGNIFICANT = 4.0
-"""A drift counts from this many standard errors."""
-
+_CHANCE = 1e-4  # with less probability differences of unrelated ends gather as densely
+_BLOCK = 64  # collectives in a row that are compared with all of the other rank's
+_TRIES = 3  # aligned ranks that a rank is compared with before it counts as unrelated
+_SIGNIFICANT = 4.0  # standard errors from which a drift counts
 _LEAST_S = 1e-6
 """A drift counts where it moves the clock by more over the recording [s]: some profilers round."""
-
-_MOST_OPEN = 256
-"""Collectives of one kind, size and group that can be in progress at once."""
-
-
-@dataclass(frozen=True)
-class Members:
-    """Collectives of all ranks, one row a recorded kernel [row]."""
-
-    rank_idx: Ints
-    """Which rank's, by its place in the recording."""
-    key: list[tuple[str, str, float]]
-    """Op kind, group and, where all members must agree on it, size."""
-    step: Ints
-    start: Floats
-    end: Floats
-    """On a common origin, before alignment [s]."""
+_MOST_OPEN = 256  # collectives of one kind, size and group that can be in progress at once
 
 
 @dataclass(frozen=True)
 class Matched:
     """What belongs together."""
 
-    offset: Floats
-    """[rank] to be added to a rank's times [s], and"""
-    drift: Floats
-    """[rank] this share of the time since the rank's recording began."""
-    aligned_on: Ints
-    """[rank] pairs of collectives that these rest on."""
-    collective: Ints
-    """[row] number of the collective, -1 unmatched."""
-    transfer: Floats
-    """[row] from the last arrival to the own end [s]; not-a-number where unmatched."""
+    offset: Floats  # [rank] to be added to a rank's times [s], and
+    drift: Floats  # [rank] this share of the time since the rank's recording began
+    aligned_on: Ints  # [rank] pairs of collectives that these rest on
+    collective: Ints  # [row] number of the collective, -1 unmatched
+    transfer: Floats  # [row] from the last arrival to the own end [s]; NaN where unmatched
 
 
-def match_collectives(members: Members, begin: Floats) -> Matched:
-    """Match the collectives of ranks whose recordings start at `begin` [s], and align clocks."""
-    numbers: dict[tuple[str, str, float], int] = {}
-    key = np.array([numbers.setdefault(k, len(numbers)) for k in members.key], dtype=np.int64)
-    offset, drift, aligned_on, root = _align(members, key, begin)
-    rank, length = members.rank_idx, members.end - members.start
-    end = members.end + offset[rank] + drift[rank] * (members.end - begin[rank])
-    start = members.start + offset[rank] + drift[rank] * (members.start - begin[rank])
+def match_collectives(members: pd.DataFrame, begin: Floats) -> Matched:
+    """Match the collectives of ranks whose recordings start at `begin` [s], and align clocks.
+
+    Parameters
+    ----------
+    members : DataFrame
+        Collectives of all ranks, one row a recorded kernel: rank_idx (by its place in the
+        recording), op_kind, group, size (where all members must agree on it), step, start and end
+        (on a common origin, before alignment [s]).
+    """
+    key = members.groupby(["op_kind", "group", "size"], sort=False).ngroup().to_numpy(np.int64)
+    rank, start, end = (members[name].to_numpy() for name in ("rank_idx", "start", "end"))
+    length = end - start
+    offset, drift, aligned_on, root = _align(rank, key, members["step"].to_numpy(), end, begin)
+    end = end + offset[rank] + drift[rank] * (end - begin[rank])
+    start = start + offset[rank] + drift[rank] * (start - begin[rank])
     # a transfer is between two ranks: in unnamed or larger groups nobody says between which
-    most = np.array([begin.size if k != "transfer" else 2 if g else 0 for k, g, _ in numbers])
-    collective = _cluster(rank, key * begin.size + root[rank], most[key], start, end)
+    most = np.where(members["op_kind"] != "transfer", begin.size, 2 * (members["group"] != ""))
+    collective = _cluster(rank, key * begin.size + root[rank], most, start, end)
     rows = np.flatnonzero(collective >= 0)
     last = np.full(collective.max(initial=-1) + 1, -np.inf)
     np.maximum.at(last, collective[rows], start[rows])
@@ -101,18 +78,20 @@ def match_collectives(members: Members, begin: Floats) -> Matched:
     return Matched(offset, drift, aligned_on, collective, transfer)
 
 
-def _align(members: Members, key: Ints, begin: Floats) -> tuple[Floats, Floats, Ints, Ints]:
+def _align(
+    rank_idx: Ints, key: Ints, step: Ints, end: Floats, begin: Floats
+) -> tuple[Floats, Floats, Ints, Ints]:
     """Find each rank's offset, drift, pairs they rest on, and the rank it is aligned to [rank]."""
     n_ranks = begin.size
     offset, drift = np.zeros(n_ranks), np.zeros(n_ranks)
     aligned_on, root = np.zeros(n_ranks, dtype=np.int64), np.arange(n_ranks)
-    step = np.unique(members.step, return_inverse=True)[1]
+    step = np.unique(step, return_inverse=True)[1]
     cell = np.unique(key * (step.max(initial=0) + 1) + step, return_inverse=True)[1]
     there = np.zeros((n_ranks, cell.max(initial=-1) + 1), dtype=np.float32)
-    there[members.rank_idx, cell] = 1.0
+    there[rank_idx, cell] = 1.0
     shared, tries = there @ there.T, np.full(n_ranks, _TRIES)
-    end = members.end.copy()
-    rows = [np.flatnonzero(members.rank_idx == r) for r in range(n_ranks)]
+    end = end.copy()
+    rows = [np.flatnonzero(rank_idx == r) for r in range(n_ranks)]
     rows = [mine[np.argsort(end[mine], kind="stable")] for mine in rows]
     aligned, waiting = [0], list(range(1, n_ranks))
     while waiting:
@@ -139,13 +118,7 @@ def _align(members: Members, key: Ints, begin: Floats) -> tuple[Floats, Floats, 
 def _line_between(
     key: Ints, cell: Ints, end: Floats, mine: Ints, theirs: Ints, begin: float
 ) -> tuple[float, float, int] | None:
-    """Offset at `begin`, drift and pairs that bring ends of `mine` onto those of `theirs`.
-
-    Notes
-    -----
-    From where the differences gather, the line is followed outwards over twice the time at each
-    turn: what it foretells is then wrong by little more than ends are apart.
-    """
+    """Offset at `begin`, drift and pairs that bring ends of `mine` onto those of `theirs`."""
     found = _gathered(cell[mine], end[mine], cell[theirs], end[theirs])
     if found is None:
         return None
@@ -156,7 +129,9 @@ def _line_between(
     band = 2.0 * (max(end[mine[-1]], end[theirs[-1]]) - low) + _FAR_S
     theirs = theirs[np.lexsort((end[theirs], key[theirs]))]
     place, ends, keys = key[theirs] * band + end[theirs] - low, end[theirs], key[theirs]
-    while True:
+    while (
+        True
+    ):  # outwards over twice the time at each turn: what the line foretells is then little off
         offset, drift = _line(when - begin, lag)
         near = mine[np.abs(end[mine] - middle) <= reach]
         correction = offset + drift * (end[near] - begin)

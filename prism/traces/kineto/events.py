@@ -9,12 +9,9 @@ where a name with quotes ends nobody can say. Only the fields that prism uses ar
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,15 +30,10 @@ SHORTER = "what is recorded: fewer steps, or no stacks and shapes"
 """What to do with a file that takes too much memory."""
 
 _ARGS = {
-    "collective": "Collective name",
-    "in_elements": "In msg nelems",
-    "dtype": "dtype",
-    "group_size": "Group size",
-    "group_name": "Process Group Name",
-    "group_ranks": "Process Group Ranks",
-    "input_dims": "Input Dims",
-    "input_type": "Input type",
-}
+    "collective": "Collective name", "in_elements": "In msg nelems", "dtype": "dtype",
+    "group_name": "Process Group Name", "group_ranks": "Process Group Ranks",
+    "input_dims": "Input Dims", "input_type": "Input type",
+}  # fmt: skip
 
 
 class Args(msgspec.Struct, rename=_ARGS, gc=False):
@@ -53,7 +45,6 @@ class Args(msgspec.Struct, rename=_ARGS, gc=False):
     collective: Scalar = None
     in_elements: Scalar = None
     dtype: Scalar = None
-    group_size: Scalar = None
     group_name: Scalar = None
     group_ranks: msgspec.Raw = msgspec.Raw()
     input_dims: msgspec.Raw = msgspec.Raw()
@@ -86,25 +77,12 @@ class CallArgs(msgspec.Struct, gc=False):
     correlation: Scalar = None
 
 
-class Distributed(msgspec.Struct):
-    """Who wrote the trace."""
-
-    rank: Scalar = None
-    world_size: Scalar = None
-
-
-class DeviceProperties(msgspec.Struct):
-    """What a device is."""
-
-    name: Scalar = None
-
-
 class TraceFile(msgspec.Struct, rename="camel"):
     """A profiler's file."""
 
     trace_events: list[Event] | None = None
-    device_properties: list[DeviceProperties] | None = None
-    distributed_info: Distributed | None = None
+    device_properties: list[dict[str, Any]] | None = None
+    distributed_info: dict[str, Any] | None = None
     base_time_nanoseconds: Scalar = None
 
 
@@ -119,10 +97,8 @@ class RawTrace:
     n_mended: int = 0
     n_dropped: int = 0
     notes: list[str] = field(default_factory=list)
-    cut: bool = False
-    """Whether the end of the file is missing."""
-    device: str = ""
-    """Product name of the device."""
+    cut: bool = False  # whether the end of the file is missing
+    device: str = ""  # product name
 
 
 _DECODER = msgspec.json.Decoder(TraceFile | list[Event])
@@ -155,35 +131,31 @@ def correlation(event: Event) -> Scalar:
 
 def read_events(path: Path) -> RawTrace:
     """Read the events of one profiler file."""
-    return decode_events(read_bytes(path, str(path), MOST_TRACE), str(path))
-
-
-def decode_events(data: bytes, where: str) -> RawTrace:
-    """Decode a profiler file's content; `where` is its name for messages."""
+    where = str(path)
     notes: list[str] = []
-    data, damage = unpack(data, where, MOST_TRACE)
+    data, damage = unpack(read_bytes(path, where, MOST_TRACE), where, MOST_TRACE)
     sizes.check_size(where, {"bytes of events": (len(data), sizes.EVENT_BYTE)}, SHORTER)
     if damage:
         notes.append(f"the gzip stream {damage}; what came before was read")
     if data.startswith(b"\xef\xbb\xbf"):
         data = data[3:]
         notes.append("a byte order mark was skipped")
-    with no_collection():
-        try:
-            found = _DECODER.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            trace = _salvage(data)
-        else:
-            if isinstance(found, list):
-                notes.append("a bare list of events, without the header that names the rank")
-                found = TraceFile(found)
-            info = found.distributed_info or Distributed()
-            trace = RawTrace(
-                found.trace_events or [], as_int(info.rank, 0), as_int(info.world_size, 1),
-                as_int(found.base_time_nanoseconds, 0, 1 << 63),
-            )  # fmt: skip
-            if found.device_properties:
-                trace.device = str(found.device_properties[0].name or "")
+    try:
+        found = _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        trace = _salvage(data)
+    else:
+        if isinstance(found, list):
+            notes.append("a bare list of events, without the header that names the rank")
+            found = TraceFile(found)
+        info = found.distributed_info or {}
+        trace = RawTrace(
+            found.trace_events or [], as_int(info.get("rank"), 0),
+            as_int(info.get("world_size"), 1),
+            as_int(found.base_time_nanoseconds, 0, 1 << 63),
+        )  # fmt: skip
+        if found.device_properties:
+            trace.device = str(found.device_properties[0].get("name") or "")
     trace.cut |= bool(damage)
     if not trace.events:
         lost = f" ({trace.n_dropped} broken ones)" if trace.n_dropped else ""
@@ -200,21 +172,9 @@ def as_int(value: Any, least: int, below: int = 1 << 31) -> int | None:
     """Whole number of a decoded value, None where it is none or out of bounds."""
     try:
         found = None if value is None else int(value)
-    except (ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return found if found is not None and least <= found < below else None
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Switch the garbage collector off while a million small objects are made."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 _BOUNDARY = re.compile(rb'[\[,]\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|bp|s)"\s*:)')
@@ -240,12 +200,9 @@ def _salvage(data: bytes) -> RawTrace:
         except (msgspec.DecodeError, UnicodeDecodeError):
             for begin, end in itertools.pairwise(bounds):
                 _salvage_one(data[begin:end].rstrip().rstrip(b",").rstrip(), trace)
-    counts = []
-    if trace.n_mended:
-        counts.append(f"{format_count(trace.n_mended, 'event')} repaired")
-    if trace.n_dropped:
-        counts.append(f"{format_count(trace.n_dropped, 'event')} unreadable and dropped")
-    words = " and ".join(counts) or "every whole event could be read"
+    counts = ((trace.n_mended, "repaired"), (trace.n_dropped, "unreadable and dropped"))
+    told = [f"{format_count(n, 'event')} {what}" for n, what in counts if n]
+    words = " and ".join(told) or "every whole event could be read"
     trace.notes.append(
         f"the JSON is broken: {words} ({format_count(len(trace.events), 'event')} kept)"
     )
@@ -273,10 +230,9 @@ def _salvage_one(piece: bytes, trace: RawTrace) -> None:
 def _read_header(text: bytes, trace: RawTrace) -> None:
     """Rank, world size and clock base from what surrounds the events."""
     info = re.search(rb'"distributedInfo"\s*:\s*\{(.*)', text, re.DOTALL)
-    if info:
-        rank = re.search(rb'"rank"\s*:\s*(\d{1,9})\b', info[1])
-        world = re.search(rb'"world_size"\s*:\s*(\d{1,9})\b', info[1])
-        trace.rank = int(rank[1]) if rank else None
-        trace.world_size = int(world[1]) if world else None
+    begin = info.start(1) if info else len(text)
+    for name in ("rank", "world_size"):
+        found = re.search(rb'"%s"\s*:\s*(\d{1,9})\b' % name.encode(), text[begin:])
+        setattr(trace, name, int(found[1]) if found else None)
     base = re.search(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b', text)
     trace.base_time_ns = int(base[1]) if base else None

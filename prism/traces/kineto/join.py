@@ -8,7 +8,9 @@ are and the transfer stands beside them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,26 +20,42 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.launchgaps import launch_gaps
-from prism.common.text import format_count, format_share
-from prism.traces.file import RecordedFile
+from prism.common.text import format_count, format_duration, format_share
+from prism.traces.file import COPY_AGAIN, RecordedFile
 from prism.traces.kernelnames import COLLECTIVES
-from prism.traces.kineto.collectives import Matched, Members, match_collectives
-from prism.traces.kineto.events import no_collection
-from prism.traces.kineto.notes import about_job, notes_of, once
+from prism.traces.kineto.collectives import Matched, match_collectives
+from prism.traces.kineto.events import read_events
 from prism.traces.kineto.periods import mark_by_rhythm, number_alike, periods_of
-from prism.traces.kineto.rank import RankTrace
+from prism.traces.kineto.rank import RankTrace, read_rank
 from prism.traces.table import COLUMNS, Trace, impossible_durations, make_trace
 
 Floats = NDArray[np.float64]
 
 EXTRA_COLUMNS = (
-    "launch", "launch_end", "thread", "correlation", "op", "shape", "copy_back", "group_size",
-    "collective", "transfer",
+    "launch", "launch_end", "thread", "shape", "copy_back", "collective", "transfer",
 )  # fmt: skip
 """Columns of a Kineto table beyond the common ones: start and end of the launching call [s], its
-host thread, correlation id, innermost host op around it, launch grid and block, whether the call
-waits for a copy to pageable memory, ranks in the group, number of the matched collective (-1) and
-its transfer [s]."""
+host thread, launch grid and block, whether the call waits for a copy to pageable memory, number of
+the matched collective (-1) and its transfer [s]."""
+
+
+def read_kineto(files: Sequence[RecordedFile]) -> Trace:
+    """Read the profiler's files of one job, one file a rank."""
+    return read_ranks(files, _read_file, "kineto")
+
+
+def _read_file(file: RecordedFile) -> list[RankTrace]:
+    """Read one file; refuse one without device activities."""
+    rank = read_rank(read_events(file.path))
+    if len(rank.table):
+        return [rank]
+    broken = f" ({rank.n_bad:,} without a time)" if rank.n_bad else ""
+    more = "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+    raise PrismError(
+        f"{file.source}: holds {format_count(rank.n_host_events, 'host event')} but no "
+        f"device activity{broken}; expected kernels, copies or fills of a GPU; "
+        f"{COPY_AGAIN if rank.cut else more}"
+    )
 
 
 def read_ranks(
@@ -50,33 +68,42 @@ def read_ranks(
     lost: list[PrismError] = []
     for file in files:
         try:
-            with no_collection():
+            with _no_collection():
                 found = read(file)
         except PrismError as error:
             if file.named or len(files) == 1:
                 raise
             lost.append(error)
             continue
-        said = [note for rank in found for note in [*rank.notes, *drop_impossible(rank)]]
+        said = [note for rank in found for note in [*rank.notes, *_drop_impossible(rank)]]
         told += [(file.path.name, note) for note in dict.fromkeys(said)]
         ranks += found
         of += [file] * len(found)
     if not ranks:
         raise lost[0]
-    notes = [*once(told, len(set(of))), *(f"left out: {error}" for error in lost)]
-    return join_ranks(ranks, of, notes, format)
+    notes = [*_once(told, len(set(of))), *(f"left out: {error}" for error in lost)]
+    return _join(ranks, of, notes, format)
 
 
-def join_ranks(
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Switch the garbage collector off while a million small objects are made."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _join(
     ranks: list[RankTrace], files: list[RecordedFile], notes: list[str], format: str
 ) -> Trace:
     """Put the ranks of one job together; `files` says where each was read from."""
     first = files[0].path
-    source = (
-        str(first)
-        if len(set(files)) == 1
-        else f"{first.parent} ({format_count(len(files), 'rank')})"
-    )
+    source, several = str(first), f"{first.parent} ({format_count(len(files), 'rank')})"
+    source = several if len(set(files)) > 1 else source
     numbers = _number_ranks(ranks, files, notes)
     if any(rank.table["start"].isna().any() for rank in ranks):
         tables = [
@@ -91,7 +118,9 @@ def join_ranks(
             "what"
         )
         return _trace(tables, source, format, notes, {"ranks": [], "n_ranks": len(ranks)})
-    starts = _common_clock(ranks)
+    base = np.array([rank.base_time_ns - ranks[0].base_time_ns for rank in ranks])
+    origins = np.array([rank.origin_us - ranks[0].origin_us for rank in ranks])
+    starts = np.asarray(base * 1e-9 + origins * 1e-6)  # of each rank's times [s]
     for rank in ranks:
         if not rank.steps:
             mark_by_rhythm(rank)
@@ -106,8 +135,8 @@ def join_ranks(
     tables, meta_ranks = [], []
     for idx, (rank, clock) in enumerate(zip(ranks, clocks, strict=True)):
         clock = clock._replace(origin=origin)
-        table, idle_share = _with_launch_gaps(rank)
-        rows, mine = _collectives(rank), members.rank_idx == idx
+        table = _with_launch_gaps(rank)
+        rows, mine = _collectives(rank), members["rank_idx"] == idx
         table[["collective", "transfer"]] = -1, np.nan
         table.loc[rows, "collective"] = matched.collective[mine]
         table.loc[rows, "transfer"] = matched.transfer[mine]
@@ -117,16 +146,23 @@ def join_ranks(
             **{name: clock(rank.calls[name]) for name in ("start", "end", "recorded")}
         )
         meta_ranks.append({
-            "rank": numbers[idx], "idle_share": idle_share,
+            "rank": numbers[idx],
             "calls": calls.replace({np.nan: None}).to_dict("list"),
             "steps": [[step, clock(a), clock(b)] for step, a, b in rank.steps],
         })  # fmt: skip
-    meta = {"ranks": meta_ranks, **about_job(ranks, members, matched)}
-    notes = notes + notes_of(ranks, meta)
+    world = [rank.world_size for rank in ranks if rank.world_size is not None]
+    meta = {
+        "ranks": meta_ranks, "n_ranks": len(ranks), "world_size": max(world, default=len(ranks)),
+        "device": next((rank.device for rank in ranks if rank.device), ""),
+        "clock_offset_s": matched.offset.tolist(), "clock_drift": matched.drift.tolist(),
+        "clock_aligned_on": matched.aligned_on.tolist(),
+        "n_collectives_matched": int(matched.collective.max(initial=-1)) + 1,
+        "n_members_unmatched": int((matched.collective < 0).sum()),
+    }  # fmt: skip
+    notes = notes + _notes_of(ranks, meta, len(members))
     trace = _trace(tables, source, format, notes, meta)
-    more: list[str] = []
-    periods = periods_of(trace.ops, more)
-    return replace(trace, notes=(*notes, *more), meta=meta | {"periods": periods})
+    periods = periods_of(trace.ops, notes)
+    return replace(trace, notes=tuple(notes), meta=meta | {"periods": periods})
 
 
 def _trace(
@@ -134,18 +170,13 @@ def _trace(
 ) -> Trace:
     """Build the trace of the ranks' tables; text as categories."""
     whole = pd.concat(tables, ignore_index=True)
-    columns: dict[str, Any] = {name: whole[name] for name in whole if name in _ORDER}
-    for name in ("op_kind", "kernel_class", "name", "group", "op", "shape"):
-        codes, values = pd.factorize(whole[name])
-        columns[name] = pd.Categorical.from_codes(codes, [str(value) for value in values])
-    columns = {name: columns[name] for name in _ORDER if name in columns}
+    whole = whole[[name for name in (*COLUMNS, *EXTRA_COLUMNS) if name in whole]]
+    texts = ("op_kind", "kernel_class", "name", "group", "shape")
+    columns = whole.astype(dict.fromkeys(texts, "category")).to_dict("series")
     return make_trace(columns, source, format, notes, meta)
 
 
-_ORDER = (*COLUMNS, *EXTRA_COLUMNS)
-
-
-def drop_impossible(rank: RankTrace) -> list[str]:
+def _drop_impossible(rank: RankTrace) -> list[str]:
     """Take activities out whose duration cannot be true; say how many."""
     notes = []
     if rank.n_bad:
@@ -224,40 +255,28 @@ def _check_together(
             )
 
 
-def _common_clock(ranks: list[RankTrace]) -> Floats:
-    """Origin [s] of each rank's times against the first rank's."""
-    base = np.array([rank.base_time_ns - ranks[0].base_time_ns for rank in ranks])
-    origin = np.array([rank.origin_us - ranks[0].origin_us for rank in ranks])
-    return np.asarray(base * 1e-9 + origin * 1e-6)
-
-
 def _collectives(rank: RankTrace) -> NDArray[np.int64]:
     """Rows of a rank that are collectives."""
     return np.flatnonzero(rank.table["op_kind"].isin(COLLECTIVES))
 
 
-def _members(ranks: list[RankTrace], starts: Floats) -> Members:
+def _members(ranks: list[RankTrace], starts: Floats) -> pd.DataFrame:
     """Rows of all collectives, rank by rank and in the rows' order."""
-    columns = ["idx", "op_kind", "group", "bytes", "step", "start", "end"]
-    parts = [
+    columns = ["rank_idx", "op_kind", "group", "bytes", "step", "start", "end"]
+    table = pd.concat([
         rank.table.assign(
-            idx=i, start=1e-6 * rank.table["start"] + starts[i], end=1e-6 * rank.end + starts[i]
+            rank_idx=i, start=1e-6 * rank.table["start"] + at, end=1e-6 * rank.end + at
         ).loc[_collectives(rank), columns]
-        for i, rank in enumerate(ranks)
-    ]
-    table = pd.concat(parts)
+        for i, (rank, at) in enumerate(zip(ranks, starts, strict=True))
+    ])  # fmt: skip
     # what a rank puts into an all-to-all or a transfer need not be what others put in
     symmetric = ~table["op_kind"].isin(["all_to_all", "transfer"]) & (table["bytes"] >= 0)
-    size = table["bytes"].where(symmetric, -1.0)
-    key = list(zip(table["op_kind"], table["group"], size.tolist(), strict=True))
-    idx, step = (table[name].to_numpy(np.int64) for name in ("idx", "step"))
-    return Members(idx, key, step, table["start"].to_numpy(), table["end"].to_numpy())
+    return table.assign(size=table["bytes"].where(symmetric, -1.0))
 
 
 _OF_GAP: dict[str, Any] = {
     "op_kind": "launch_gap", "kernel_class": "host", "name": "launch gap", "copy_back": False,
-    **dict.fromkeys(("group", "op", "shape"), ""),
-    **dict.fromkeys(("stream", "thread", "correlation", "group_size"), -1),
+    "group": "", "shape": "", "stream": -1, "thread": -1,
     **dict.fromkeys(("bytes", "launch", "launch_end"), np.nan),
 }  # fmt: skip
 
@@ -274,21 +293,79 @@ class _Clock(NamedTuple):
         return us * 1e-6 * self.rate + self.shift - self.origin
 
 
-def _with_launch_gaps(rank: RankTrace) -> tuple[pd.DataFrame, float]:
-    """Add the stretches without device activity that the host is the reason for; all idle share.
+def _with_launch_gaps(rank: RankTrace) -> pd.DataFrame:
+    """Add the stretches without device activity that the host is the reason for.
 
-    Notes
-    -----
-    An idle stretch is the host's if the activity that ends it was issued after it began
-    (`launch_gaps`). The stretch belongs to that activity's step.
+    Each belongs to the step of the activity that ends it.
     """
     table = rank.table
     issued = table["launch"].where(table["copy_back"], table["launch_end"])
-    start, end = table["start"].to_numpy(), rank.end.to_numpy()
-    gaps = launch_gaps(start, end, issued.to_numpy())
-    span = float(end.max() - start.min())
+    gaps = launch_gaps(table["start"].to_numpy(), rank.end.to_numpy(), issued.to_numpy())
     rows = pd.DataFrame({
         "start": gaps.begin, "duration": gaps.end - gaps.begin,
         "step": table["step"].to_numpy()[gaps.ended_by],
     }).assign(**_OF_GAP)  # fmt: skip
-    return pd.concat([table, rows], ignore_index=True), gaps.idle / span if span > 0 else 0.0
+    return pd.concat([table, rows], ignore_index=True)
+
+
+_FOUND_BY = {
+    "optimizer": "no ProfilerStep marks: steps are found by the optimizer's annotations",
+    "kernels": "no marks of steps: steps are the period in which the same kernels come again",
+    "": "no marks of steps, and no kernels that repeat: all of it is taken as one step",
+}
+
+
+def _notes_of(ranks: list[RankTrace], meta: dict[str, Any], n_recorded: int) -> list[str]:
+    """Say what a user should know of how the trace was read."""
+    notes = []
+    n_ranks, world = meta["n_ranks"], meta["world_size"]
+    if n_ranks == world == 1:
+        pass
+    elif n_ranks == 1 and n_recorded:
+        notes.append(
+            f"1 of {format_count(world, 'rank')} traced: the others enter through the waiting in "
+            f"its {n_recorded:,} collectives, whose durations include it; give the other ranks' "
+            "files to separate it"
+        )
+    elif n_recorded:
+        spread = max(abs(x) for x in meta["clock_offset_s"])
+        drift = max(abs(x) for x in meta["clock_drift"])
+        moved = f"moved by up to {format_duration(spread)}" if spread >= 1e-6 else "agree"
+        moved += f", drift up to {1e6 * drift:.2g} ppm" if drift else ""
+        notes.append(
+            f"{n_ranks} of {format_count(world, 'rank')} traced: "
+            f"{meta['n_collectives_matched']:,} collectives "
+            f"matched over ranks, {meta['n_members_unmatched']:,} of {n_recorded:,} recorded ones "
+            f"unmatched; clocks {moved}"
+        )
+        lost = sum(n == 0 for n in meta["clock_aligned_on"][1:])
+        if lost:
+            notes.append(
+                f"{format_count(lost, 'rank')} without a collective of the others: clocks not "
+                "aligned"
+            )
+        if world > n_ranks:
+            notes.append(
+                "ranks not traced enter through the waiting in collectives: transfers count "
+                "from the last arrival of those traced"
+            )
+    notes += [_FOUND_BY[m] for m in dict.fromkeys(rank.marks for rank in ranks) if m in _FOUND_BY]
+    n_outside = sum(int((rank.table["step"] < 0).sum()) for rank in ranks)
+    if n_outside:
+        notes.append(f"{n_outside:,} device activities launched outside all steps: step -1")
+    n_lone = sum(int(rank.table["launch"].isna().sum()) for rank in ranks)
+    if n_lone:
+        notes.append(f"{n_lone:,} device activities without their launching call")
+    if any(rank.origin_us > 2.0**50 and (rank.table["start"] % 1.0 != 0.0).any() for rank in ranks):
+        notes.append("start times are resolved to 0.25 us only (epoch microseconds as floats)")
+    return notes
+
+
+def _once(said: list[tuple[str, str]], n_files: int) -> list[str]:
+    """Name the files with each note of theirs; what all of them say is said once."""
+    notes = []
+    for note in dict.fromkeys(note for _, note in said):
+        of = [file for file, other in said if other == note]
+        shown = ", ".join(of[:3]) + (f" and {len(of) - 3} more" if len(of) > 3 else "")
+        notes.append(note if len(set(of)) == n_files else f"{shown}: {note}")
+    return notes

@@ -48,8 +48,8 @@ def whole(value: Any, default: int = -1) -> int:
     """Whole number that fits a column, `default` where it is none."""
     if type(value) is int and -(1 << 62) < value < 1 << 62:
         return value
-    found = as_int(value, -1, 1 << 63)
-    return found if found is not None and abs(found) < 1 << 62 else default
+    found = as_int(value, -1, 1 << 62)
+    return default if found is None else found
 
 
 def raw_text(raw: msgspec.Raw) -> str:
@@ -57,7 +57,7 @@ def raw_text(raw: msgspec.Raw) -> str:
     return bytes(raw).decode("utf-8", "replace").strip().strip('"')
 
 
-def read_message(kernel: str, args: Args, around: tuple[Event, ...]) -> tuple[str, float, str, int]:
+def read_message(kernel: str, args: Args, around: tuple[Event, ...]) -> tuple[str, float, str]:
     """Read what a collective is from its kernel and the host ops around its launch."""
     infos = [args, *(arguments(event) for event in reversed(around))]
     texts = [str(info.collective) for info in infos if isinstance(info.collective, str)]
@@ -67,8 +67,7 @@ def read_message(kernel: str, args: Args, around: tuple[Event, ...]) -> tuple[st
     n_bytes = next((b for b in map(_message_bytes, infos) if math.isfinite(b)), math.nan)
     ranks = next((t for t in (raw_text(info.group_ranks) for info in infos) if t), "")
     name = next((str(i.group_name) for i in infos if i.group_name is not None), "")
-    size = next((n for n in (whole(info.group_size) for info in infos) if n > 0), -1)
-    return kind, n_bytes, ranks or name, size
+    return kind, n_bytes, ranks or name
 
 
 def _message_bytes(args: Args) -> float:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.fft import fft, ifft, next_fast_len
 
 from prism.traces.kineto.rank import RankTrace, issued
-from prism.traces.kineto.rhythm import ends_of_steps
+
+Ints = NDArray[np.int64]
 
 
 def mark_by_rhythm(rank: RankTrace) -> None:
@@ -22,7 +24,7 @@ def mark_by_rhythm(rank: RankTrace) -> None:
     order = np.lexsort((table["start"], when))
     kernel = table.groupby(["name", "stream"], sort=False).ngroup().to_numpy(np.int64)
     is_optimizer = (table["op_kind"] == "optimizer").to_numpy()
-    ends = ends_of_steps(kernel[order], is_optimizer[order])
+    ends = _ends_of_steps(kernel[order], is_optimizer[order])
     if ends.size < 2:
         return
     number = np.searchsorted(ends, np.argsort(order))
@@ -31,6 +33,55 @@ def mark_by_rhythm(rank: RankTrace) -> None:
     bounds[0] = max(bounds[0], float(table["start"].min()))
     rank.steps = [(k, bounds[k], bounds[k + 1]) for k in range(ends.size)]
     rank.marks = "kernels"
+
+
+_TRIED = 100  # distances that are looked at more closely
+
+_ALIKE = 0.9
+"""Share of the activities that are the same one period later; of made-up jobs whose steps differ in
+one of twenty kernels .95, of layers taken for steps at most .8."""
+
+
+def _ends_of_steps(kernel: Ints, optimizer: NDArray[np.bool_]) -> Ints:
+    """Find the last activity of every step in the order of launch; empty where nothing repeats.
+
+    `kernel` numbers them from 0 [activity]; a step ends after the last activity of an optimizer.
+    """
+    period = _period(kernel)
+    rows = np.flatnonzero(optimizer)
+    # shorter stretches lie between the parts of one optimizer's work
+    ends = rows[np.r_[np.diff(rows) > period // 2, True]] if rows.size else rows
+    if not period or ends.size > 1:
+        return ends if period else rows[:0]
+    return _once_a_period(kernel, period)
+
+
+def _period(kernel: Ints) -> int:
+    """Find the shortest distance at which nearly all activities are the same; 0: none."""
+    if kernel.max(initial=0) == 0:
+        return 0
+    half = kernel.size // 2
+    # a direction by chance for each kernel: their autocorrelation is the share that is the same
+    directions = np.random.default_rng(0).uniform(0.0, 2.0 * np.pi, kernel.max(initial=0) + 1)
+    spectrum = fft(np.exp(1j * directions[kernel]), next_fast_len(2 * kernel.size))
+    alike = ifft(np.abs(spectrum) ** 2).real[1 : half + 1] / (kernel.size - np.arange(1, half + 1))
+    near = np.flatnonzero(alike > alike.max(initial=0.0) - 0.05)[:_TRIED] + 1
+    share = np.array([(kernel[lag:] == kernel[:-lag]).mean() for lag in near.tolist()])
+    if share.max(initial=0.0) < _ALIKE:
+        return 0
+    return int(near[np.argmax(share >= share.max() - 0.01)])
+
+
+def _once_a_period(kernel: Ints, period: int) -> Ints:
+    """Activities before the kernel that comes most evenly once a period."""
+    counts = np.bincount(kernel)
+    evenly: dict[float, Ints] = {}
+    for k in np.flatnonzero(np.abs(counts - kernel.size / period) <= 1.0):
+        rows = np.flatnonzero(kernel == k)
+        if rows.size > 1:
+            evenly.setdefault(float(np.abs(np.diff(rows) - period).max()), rows)
+    rows = evenly[min(evenly)] if evenly else np.zeros(0, np.int64)
+    return rows[rows > 0] - 1
 
 
 def number_alike(ranks: list[RankTrace], starts: NDArray[np.float64]) -> None:

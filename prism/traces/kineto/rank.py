@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,29 +26,26 @@ from prism.traces.kineto.stepmarks import NamedRanges, find_steps, optimizer_ste
 Floats = NDArray[np.float64]
 
 _DEVICE = {
-    "kernel": "kernel",
-    "concurrent_kernel": "kernel",
-    "gpu_memcpy": "memcpy",
-    "memcpy": "memcpy",
-    "gpu_memset": "memset",
-    "memset": "memset",
+    "kernel": "kernel", "concurrent_kernel": "kernel", "gpu_memcpy": "memcpy", "memcpy": "memcpy",
+    "gpu_memset": "memset", "memset": "memset",
     "communication": "communication",  # of another profiler, which says so
-}
-_RUNTIME = frozenset(
-    ("cuda_runtime cuda_driver hip_runtime hip_driver xpu_runtime xpu_driver privateuse1_runtime "
-     "privateuse1_driver runtime").split()
-)  # fmt: skip
-_OPS = frozenset({"cpu_op", "user_annotation", "operator"})
+}  # fmt: skip
+_GROUPS = {
+    **dict.fromkeys(_DEVICE, "device"),
+    **dict.fromkeys(
+        ("cuda_runtime cuda_driver hip_runtime hip_driver xpu_runtime xpu_driver runtime "
+         "privateuse1_runtime privateuse1_driver").split(), "runtime",
+    ),
+    **dict.fromkeys(("cpu_op", "user_annotation", "operator"), "op"), "cuda_sync": "sync",
+}  # fmt: skip
 _MARK = re.compile(r"ProfilerStep#\d{1,15}$|Optimizer\.(step|zero_grad)#")
-CALLS = (
-    (re.compile(r"StreamSynchronize"), "stream_sync"),
-    (re.compile(r"DeviceSynchronize|CtxSynchronize|Context Sync", re.I), "device_sync"),
-    (re.compile(r"EventSynchronize|Event Sync"), "event_sync"),
-    (re.compile(r"StreamWaitEvent|Stream Wait Event"), "stream_wait"),
-    (re.compile(r"Stream Sync|urQueueFinish|zeCommand(Queue|List\w*)Synchronize"), "stream_sync"),
-    (re.compile(r"urEventWait|ze(Event|Fence)HostSynchronize"), "event_sync"),
-    (re.compile(r"EventRecord"), "event_record"),
-)
+_CALLS = {
+    "stream_sync": "StreamSynchronize|Stream Sync|urQueueFinish|"
+                   r"zeCommand(Queue|List\w*)Synchronize",
+    "device_sync": "(?i:DeviceSynchronize|CtxSynchronize|Context Sync)",
+    "event_sync": "EventSynchronize|Event Sync|urEventWait|ze(Event|Fence)HostSynchronize",
+    "stream_wait": "StreamWaitEvent|Stream Wait Event",
+}  # fmt: skip
 
 Steps = list[tuple[int, float, float]]
 """Number, start and end [us] of each step, in order of time."""
@@ -65,24 +62,20 @@ class RankTrace:
     base_time_ns: int
     origin_us: float
     table: pd.DataFrame
-    """[activity] op_kind, kernel_class, name, stream, bytes, group, group_size, correlation,
-    thread, op, shape, copy_back (waits for a copy to pageable memory), start, duration, launch,
-    launch_end, step."""
+    """[activity] op_kind, kernel_class, name, stream, bytes, group, thread, shape, copy_back (waits
+    for a copy to pageable memory), start, duration, launch, launch_end, step."""
     calls: pd.DataFrame
     """[call] that waits or makes a stream wait, in order of time: kind (stream_sync, device_sync,
     event_sync, stream_wait), start, end, thread, stream (waited for, or of a stream_wait the one
     that waits), on_stream (whose event is waited for; -1 unknown), recorded (when that event was
     recorded; not a number where unknown)."""
     steps: Steps
-    marks: str
-    """What the steps were found by."""
+    marks: str  # what the steps were found by
     n_host_events: int
     n_bad: int
-    cut: bool
-    """Whether the end of its file is missing."""
-    notes: list[str] = field(default_factory=list)
-    device: str = ""
-    """Product name of the device, where it is known."""
+    cut: bool  # whether the end of its file is missing
+    notes: list[str]
+    device: str  # product name, where it is known
 
     @property
     def end(self) -> pd.Series[float]:
@@ -92,8 +85,7 @@ class RankTrace:
 
 _COLUMNS = {
     "op_kind": object, "kernel_class": object, "name": object, "stream": np.int64,
-    "bytes": np.float64, "group": object, "group_size": np.int64, "correlation": np.int64,
-    "op": object, "shape": object, "copy_back": np.bool_,
+    "bytes": np.float64, "group": object, "shape": object, "copy_back": np.bool_,
 }  # fmt: skip
 """Columns of a rank's device activities that its events' names and arguments give."""
 
@@ -130,7 +122,7 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
     marks = "ranges"
     if steps is None:
         ranges = _marks(ops)
-        steps, marks = find_steps(ranges)[0], "ProfilerStep"
+        steps, marks = find_steps(ranges), "ProfilerStep"
         if not steps:
             launched = call_ts[[i for i in index if i >= 0]]
             steps, marks = optimizer_steps(ranges, launched), "optimizer"
@@ -152,12 +144,6 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
         marks if steps else "", n_host, len(found["device"]) - len(device), raw.cut,
         [*raw.notes, *notes], raw.device,
     )  # fmt: skip
-
-
-_GROUPS = (
-    dict.fromkeys(_DEVICE, "device") | dict.fromkeys(_RUNTIME, "runtime")
-    | dict.fromkeys(_OPS, "op") | {"cuda_sync": "sync"}
-)  # fmt: skip
 
 
 def _sound(
@@ -185,13 +171,9 @@ _DEEPEST = 64  # host ops in one another; what overlaps more was not recorded by
 
 
 def _enclosing_ops(
-    ops: list[Event],
-    start: Floats,
-    duration: Floats,
-    calls: pd.DataFrame,
-    index: list[int],
+    ops: list[Event], start: Floats, duration: Floats, calls: pd.DataFrame, index: list[int],
     threads: dict[Any, int],
-) -> dict[int, _Host]:
+) -> dict[int, _Host]:  # fmt: skip
     """Find for each launching call the ops of its thread that are open at its time."""
     thread = np.array([threads.get(e.tid, -1) for e in ops], dtype=np.int64)
     end = start + duration
@@ -276,10 +258,12 @@ def _waiting_calls(
 ) -> pd.DataFrame:
     """Host calls that wait or make a stream wait, with what synchronisation events add."""
     names = pd.Categorical([e.name if isinstance(e.name, str) else "" for e in runtime])
-    kinds = [next((k for p, k in CALLS if p.search(name)), "") for name in names.categories]
+    kinds = [
+        next((k for k, p in _CALLS.items() if re.search(p, name)), "") for name in names.categories
+    ]
     kind = np.array([*kinds, ""], object)[names.codes]
     starts = calls["start"]
-    calls = calls.assign(kind=kind)[~np.isin(kind, ["", "event_record"])]
+    calls = calls.assign(kind=kind)[kind != ""]
     detail = {whole(args.correlation): args for args in map(arguments, syncs)}
     args = [detail.get(number, NO_ARGS) for number in calls["correlation"].tolist()]
     record = [by_correlation.get(whole(a.wait_on_cuda_event_record_corr_id), -1) for a in args]
@@ -303,11 +287,11 @@ def _describe(
         stream = whole(args.stream, whole(event.tid))  # XPU's queue stands there alone
         communicates = is_communication_kernel(name) or op_role(host.op) == "communication"
         if category == "communication" or (category == "kernel" and communicates):
-            kind, n_bytes, group, size = read_message(name, args, host.collective)
+            kind, n_bytes, group = read_message(name, args, host.collective)
             kernel_class = kind if kind != "transfer" else "p2p"
         else:
             kind, kernel_class = classify(name, host.op, host.optimizer, category)
-            n_bytes, group, size = number(args.bytes), "", -1
+            n_bytes, group = number(args.bytes), ""
         shape = ""
         if math.isnan(n_bytes):  # else the message says more than its launch
             key = (bytes(args.grid), bytes(args.block))
@@ -315,8 +299,7 @@ def _describe(
             if not shape and key[0]:
                 shape = shapes[key] = " ".join(raw_text(x) for x in (args.grid, args.block))
         rows.append((
-            kind, kernel_class, name, stream, n_bytes, group, size,
-            whole(args.correlation), host.op, shape,
+            kind, kernel_class, name, stream, n_bytes, group, shape,
             category == "memcpy" and "DtoH" in name and "Pinned" not in name,
         ))  # fmt: skip
     cells = list(zip(*rows, strict=True)) or [()] * len(_COLUMNS)

@@ -32,10 +32,8 @@ _NUMBER = re.compile(r"(\d{1,15})\D*$")
 class NamedRanges:
     """Ranges of one process, times in us; one row a range."""
 
-    labels: Sequence[str]
-    """The different names."""
-    label: NDArray[np.int64]
-    """[range] index into `labels`."""
+    labels: Sequence[str]  # the different names
+    label: NDArray[np.int64]  # [range] index into `labels`
     start: Floats
     end: Floats
 
@@ -49,15 +47,15 @@ def compile_pattern(pattern: str | None) -> re.Pattern[str] | None:
     except re.error as error:
         raise PrismError(
             f"{named('step_range')} {pattern}: is no regular expression ({error}); give the "
-            "name of the "
-            "range that is one step, such as 'train_step', or 'step (\\d+)' with its number"
+            "name of the range that is one step, such as 'train_step', or 'step (\\d+)' with its "
+            "number"
         ) from error
 
 
 def find_steps(
     ranges: NamedRanges, pattern: re.Pattern[str] | None = None
-) -> tuple[list[tuple[int, float, float]], str]:
-    """Find the steps among named ranges."""
+) -> list[tuple[int, float, float]]:
+    """Find the steps among named ranges: number, start and end [us], in order of time."""
     families: dict[str, dict[int, int | None]] = {}
     for i, text in enumerate(ranges.labels):
         match = (pattern.fullmatch if pattern else _STEP.match)(text.strip())
@@ -66,16 +64,18 @@ def find_steps(
         number = _number(match, text)
         family = "" if pattern else text if number is None else _NUMBER.sub("N", text.strip())
         families.setdefault(family, {})[i] = number
-    best: tuple[float, str, list[tuple[int, float, float]]] = (0.0, "", [])
-    for family, numbers in families.items():
+    found = []
+    for numbers in families.values():
         rows = np.flatnonzero(np.isin(ranges.label, list(numbers)))
         rows = rows[np.isfinite(ranges.start[rows]) & (ranges.end[rows] > ranges.start[rows])]
-        steps = _steps(ranges, rows[np.lexsort((-ranges.end[rows], ranges.start[rows]))], numbers)
-        covered = float(sum(end - start for _, start, end in steps))
+        rows = rows[np.lexsort((-ranges.end[rows], ranges.start[rows]))]
+        found.append(_steps(ranges, rows, numbers))
+
+    def rhythm(steps: list[tuple[int, float, float]]) -> tuple[bool, float]:
         # one long range named step is less of a rhythm than several
-        if (len(steps) > 1, covered) > (len(best[2]) > 1, best[0]):
-            best = (covered, family or (pattern.pattern if pattern else ""), steps)
-    return best[2], best[1]
+        return len(steps) > 1, float(sum(end - start for _, start, end in steps))
+
+    return max(found, key=rhythm, default=[])
 
 
 def _number(match: re.Match[str], text: str) -> int | None:
@@ -139,14 +139,14 @@ def _turns(launched: NDArray[np.int64]) -> int:
     return 1
 
 
-def candidates(ranges: NamedRanges, most: int = 4) -> str:
+def candidates(ranges: NamedRanges) -> str:
     """Name ranges that come several times, those of most time first: they may be the steps."""
     n = len(ranges.labels)
     counts = np.bincount(ranges.label, minlength=n)
     length = np.bincount(ranges.label, np.maximum(0.0, ranges.end - ranges.start), minlength=n)
     often = [i for i in np.argsort(-length, kind="stable") if counts[i] > 1 and length[i] > 0.0]
     return ", ".join(
-        f"{ranges.labels[i][:40]} ({format_count(counts[i], 'time')})" for i in often[:most]
+        f"{ranges.labels[i][:40]} ({format_count(counts[i], 'time')})" for i in often[:4]
     )
 
 
