@@ -49,7 +49,11 @@ class Learnt:
 
 
 def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Learnt:
-    """Learn latencies, gaps and waits of a step from other steps of the same rank."""
+    """Learn latencies, gaps and waits of a step from other steps of the same rank.
+
+    An only step tells its own latencies and gaps; that starts follow ends by chance it cannot tell.
+    """
+    alone, others = not others, others or [view]
     maps = [align(view, other) for other in others]
 
     def seen(of_step: Callable[[StepView], Floats]) -> Floats:
@@ -80,7 +84,7 @@ def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Lear
         lag = start[:, waiting] - end[:, awaited]
         near = lag[(lag >= -RESOLUTION_S) & (lag <= _SOON_S)]  # where it decides
         add_wait(awaited, waiting, float(np.median(near)) if near.size else 0.0)
-    late = start - ready > _SOON_S
+    late = (start - ready > _SOON_S) & (not alone)
     inferred, n_unexplained = _infer(others, maps, start, end, late)
     for edge in inferred:
         add_wait(*edge)
