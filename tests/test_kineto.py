@@ -746,3 +746,14 @@ def test_what_was_launched_before_the_recording_has_no_launch(tmp_path):
     assert late > 187 and int(read_trace(tmp_path).ops["launch"].isna().sum()) == late
     names = [e["name"] for e in json.loads(path.read_bytes())["traceEvents"]]
     assert names.count("Optimizer.step#AdamW.step") == 3 and "ProfilerStep#2" not in names
+
+
+def test_ranks_without_collectives_share_the_clock_that_their_files_count_from(tmp_path):
+    documents = []
+    for rank in (0, 1):  # the second counts from half a second later
+        recorder = Recorder(rank, 2)
+        recorder.add("kernel", "gemm", 1_000_000.0 - 500_000.0 * rank, 100.0, 7, stream=7)
+        base = {"baseTimeNanoseconds": 10**18 + 500_000_000 * rank}
+        documents.append(recorder.document | base)
+    ops = read_trace(write(tmp_path, *documents)).ops
+    assert list(ops["start"]) == pytest.approx([0.0, 0.0], abs=1e-9)
