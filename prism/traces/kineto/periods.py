@@ -38,7 +38,7 @@ def mark_by_rhythm(rank: RankTrace) -> None:
 _TRIED = 100  # distances that are looked at more closely
 
 _ALIKE = 0.8
-"""Share of the activities that are the same one period later: 1 in three public traces, whose layers
+"""Share of the activities that are the same one period later: 1 in three real traces, whose layers
 reach .22 to .64, and .90 or .81 where 5 or 10 % of each step's kernels are others."""
 
 
