@@ -218,7 +218,9 @@ def share(value: float | None, half: float | None = None) -> Cell:
 
 
 def spread(figures: Mapping[str, float]) -> Cell:
-    """Write the CV of step times with half of its 95 % interval."""
+    """Write the CV of step times with half of its 95 % interval; nothing of a single step."""
+    if figures.get("n") == 1:
+        return None
     half = 1.96 * figures.get("cv_se", 0.0)
     more = f" ± {format_share(half, 2)}" if half > 0.0 else ""
     return Figure(figures["cv"], format_share(figures["cv"]) + more)

@@ -178,39 +178,17 @@ def _views_of(
     )
     device["end"] = device["start"] + device["duration"]
     device["queued"], device["slot"], depth = _queue(device)
-    begins = {int(number): float(begin) for number, begin, _ in trace.meta["periods"]}
     first = device.groupby("step")[["call", "start"]].min().min(axis=1)
     marked = about["steps"] or [[0, float(first.min()), float(device["call_end"].max())]]
     marks = pd.DataFrame(marked, columns=["step", "begin", "until"])
     follows = (marks["step"].diff(-1) == -1).to_numpy()
     marks.loc[follows, "until"] = marks["begin"].shift(-1)[follows]
     calls = pd.DataFrame(about["calls"])
-    number = {keys[i].name: i for i in range(len(keys) - 4, len(keys))}
-    hosted = device["call"].notna().any()
-    extra = [
-        pd.DataFrame({
-            "step": marks["step"], "call": marks["until"], "call_end": marks["until"],
-            "sync": END, "thread": -1,
-        })[hosted & np.isfinite(marks["until"])],  # of the last step nothing may say it
-    ]  # fmt: skip
     if len(calls):
         at = np.searchsorted(marks["begin"], calls["start"], side="right") - 1
         calls["step"] = np.where(at >= 0, marks["step"].to_numpy()[at], -1)
-        waiting = calls[calls["kind"] != "stream_wait"]
-        extra.append(waiting.rename(columns={
-            "start": "call", "end": "call_end", "kind": "sync", "stream": "sync_stream",
-        })[["step", "call", "call_end", "sync", "sync_stream", "thread"]])  # fmt: skip
-    events = pd.concat([device, *(part for part in extra if len(part))], ignore_index=True)
-    whole = dict.fromkeys(("row", "collective", "stream", "sync_stream", "slot"), -1)
-    events = events.fillna({**whole, "queued": 0.0, "blocks": False})
-    events["key"] = events["sync"].map(number).fillna(events["key"]).astype(np.int64)
-    events["order"] = events["call"].fillna(events["start"])
-    events["last"] = events["sync"] == END
-    events = events[events["step"] >= 0].sort_values(
-        ["step", "last", "order", "start"], kind="stable"
-    )
-    first_of: dict[tuple[str, str, str], int] = {}
-    events["name"] = [first_of.setdefault(keys[k][:3], k) for k in events["key"]]
+    events = _host_events(device, calls, marks, keys)
+    begins = {int(number): float(begin) for number, begin, _ in trace.meta["periods"]}
     begun = {step: begin for step, begin, _ in marked if begin > -np.inf}
     views = []
     for step, part in events.groupby("step"):
@@ -230,6 +208,37 @@ def _views_of(
             view.waits.extend(_recorded_waits(view, calls[calls["step"] == step]))
         views.append(view)
     return views, depth
+
+
+def _host_events(
+    device: pd.DataFrame, calls: pd.DataFrame, marks: pd.DataFrame, keys: list[KernelKey]
+) -> pd.DataFrame:
+    """Put launches, waiting calls and the ends of the host's steps in the host's order."""
+    number = {keys[i].name: i for i in range(len(keys) - 4, len(keys))}
+    hosted = device["call"].notna().any()
+    extra = [
+        pd.DataFrame({
+            "step": marks["step"], "call": marks["until"], "call_end": marks["until"],
+            "sync": END, "thread": -1,
+        })[hosted & np.isfinite(marks["until"])],  # of the last step nothing may say it
+    ]  # fmt: skip
+    if len(calls):
+        waiting = calls[calls["kind"] != "stream_wait"]
+        extra.append(waiting.rename(columns={
+            "start": "call", "end": "call_end", "kind": "sync", "stream": "sync_stream",
+        })[["step", "call", "call_end", "sync", "sync_stream", "thread"]])  # fmt: skip
+    events = pd.concat([device, *(part for part in extra if len(part))], ignore_index=True)
+    whole = dict.fromkeys(("row", "collective", "stream", "sync_stream", "slot"), -1)
+    events = events.fillna({**whole, "queued": 0.0, "blocks": False})
+    events["key"] = events["sync"].map(number).fillna(events["key"]).astype(np.int64)
+    events["order"] = events["call"].fillna(events["start"])
+    events["last"] = events["sync"] == END
+    events = events[events["step"] >= 0].sort_values(
+        ["step", "last", "order", "start"], kind="stable"
+    )
+    first_of: dict[tuple[str, str, str], int] = {}
+    events["name"] = [first_of.setdefault(keys[k][:3], k) for k in events["key"]]
+    return events
 
 
 _COLUMNS: dict[str, type] = {

@@ -87,8 +87,10 @@ class TraceModel:
 
     @property
     def mean_error(self) -> float:
-        """Standard error of the measured mean step over it, where several were measured [1]."""
+        """Standard error of the measured mean step over it; of one step, how steps vary [1]."""
         measured = self.report.get("step_time", {})
+        if measured.get("n") == 1:
+            return float(self.report["cross_check"]["model"]["cv"])
         return float(measured.get("mean_se", 0.0) / measured.get("mean", 1.0))
 
     def rank_index(self, node: TraceNode) -> int:
