@@ -29,8 +29,16 @@ from prism.distributions.distribution import (
     lognormal,
     mixture,
 )
-from prism.distributions.kerneltables import KernelTable, add_tables, read_tables
+from prism.distributions.kerneltables import (
+    KernelFit,
+    KernelTable,
+    add_kernels,
+    add_tables,
+    read_kernels,
+    read_tables,
+)
 from prism.distributions.ranges import (
+    check_kernels,
     check_law,
     check_params,
     check_tables,
@@ -84,6 +92,7 @@ class Library:
     date: str = ""
     tables: Mapping[str, KernelTable] = field(default_factory=dict)
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    kernels: Mapping[str, KernelTable | KernelFit] = field(default_factory=dict)
 
     def __contains__(self, entry: str) -> bool:
         """Whether there is such an entry."""
@@ -214,7 +223,9 @@ def from_dataset(dataset: xr.Dataset, name: str) -> Library:
     device, date = (str(attrs.get(key, "")) for key in ("device", "date"))
     tables = read_tables(dataset)
     check_tables(tables)
-    return Library(name, device, entries, date, tables, attrs)
+    kernels = read_kernels(dataset)
+    check_kernels(kernels)
+    return Library(name, device, entries, date, tables, attrs, kernels)
 
 
 def _law_from_file(
@@ -294,6 +305,7 @@ def to_dataset(library: Library) -> xr.Dataset:
         what = {"long_name": f"{key} of the entry", "units": "1"}
         dataset[key] = (one, np.array([getattr(row, key) for row in rows], object), what)
     add_tables(dataset, library.tables)
+    add_kernels(dataset, library.kernels)
     return dataset
 
 

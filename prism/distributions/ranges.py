@@ -5,7 +5,7 @@ What a job may set itself has the job's range.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, get_args
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.distributions.distribution import PARAM_NAMES, Distribution
-from prism.distributions.kerneltables import KernelTable
+from prism.distributions.kerneltables import KernelFit, KernelTable
 from prism.jobs.jobspec import values
 from prism.jobs.jobspec.effects import Effects
 
@@ -62,6 +62,8 @@ KINDS = {
     "run/largest_gpus*": COUNT,
 }
 """Kinds of figures by name, the first that fits; others are 0 or more."""
+POWER = Range(0.0, 4.0, above=True)  # of a size in a duration: never falling
+KERNEL_SIZE = Range(0.0, 1e24, above=True)  # of a kernel, its flop among them
 RATE = Range(1.0, 1e24)  # flop or bytes a second: far beyond any device on both sides
 SAME = 1e-6  # of moments that were computed again: rounding, far below what an effect's CV is
 
@@ -107,17 +109,56 @@ TABLE_AXES = {
 """Sizes by which tables tell kernels of a family apart; or by their flop alone."""
 
 
-def check_tables(tables: Mapping[str, KernelTable]) -> None:
+def check_tables(tables: Mapping[str, KernelTable], sizes: Collection[str] | None = None) -> None:
     """Refuse tables of unknown sizes, that do not rise from above 0, or with rates of none.
 
     Raises ValueError.
     """
     for name, table in tables.items():
-        known = {"flop", *TABLE_AXES.get(name.partition("/")[0].removesuffix("_backward"), ())}
+        family = name.partition("/")[0].removesuffix("_backward")
+        known = set(sizes or {"flop", *TABLE_AXES.get(family, ())})
         if unknown := set(table.axes) - known:
             raise ValueError(f"{name}: unknown size {min(unknown)}; known: {sorted(known)}")
         RATE.check(f"a rate of {name}", table.rate)
-        for axis, sizes in table.axes.items():
-            POSITIVE.check(f"{name}: {axis}", sizes)
-            if not sizes.size or (np.diff(sizes) <= 0.0).any():
+        for axis, grid in table.axes.items():
+            POSITIVE.check(f"{name}: {axis}", grid)
+            if not grid.size or (np.diff(grid) <= 0.0).any():
                 raise ValueError(f"{name}: {axis} does not rise")
+
+
+KERNEL_SIZES = {
+    "gemm": ("m", "n", "k"),
+    "grouped_gemm": ("experts", "m", "n", "k"),
+    "attention": ("batch", "heads", "kv_heads", "seq", "head_dim", "v_head_dim"),
+    "rms_norm": ("rows", "columns"),
+    "layer_norm": ("rows", "columns"),
+    "memory": ("bytes",),
+    "gated_delta": ("tokens", "seq", "heads", "head_dim"),
+    "kda": ("tokens", "seq", "heads", "head_dim"),
+    "mamba2": ("tokens", "seq", "heads", "head_dim", "state", "groups"),
+}
+"""Sizes of each kind of kernel; fits may go by the flop beside."""
+
+
+def check_kernels(kernels: Mapping[str, KernelTable | KernelFit]) -> None:
+    """Refuse kernels of unknown kinds or sizes, and durations that fall with a size: ValueError."""
+    for name, table in kernels.items():
+        kind = name.partition("/")[0]
+        if kind not in KERNEL_SIZES:
+            raise ValueError(f"{name}: unknown kind; known: {sorted(KERNEL_SIZES)}")
+        known = {"flop", *KERNEL_SIZES[kind]}
+        if isinstance(table, KernelTable):
+            check_tables({name: table}, known)
+            continue
+        if unknown := {*table.ends, *(k for t in table.terms for k in t.powers)} - known:
+            raise ValueError(f"{name}: unknown size {min(unknown)}; known: {sorted(known)}")
+        if not table.terms:
+            raise ValueError(f"{name}: no term")
+        for term in table.terms:
+            POSITIVE.check(f"{name}: a coefficient", term.coefficient)
+            POWER.check(f"{name}: a power", list(term.powers.values()))
+        for size, (low, high) in table.ends.items():
+            KERNEL_SIZE.check(f"{name}: {size}", (low, high))
+            if low > high:
+                raise ValueError(f"{name}: {size} from {low:g} to {high:g}")
+        NON_NEGATIVE.check(f"{name}: sd", table.sd)

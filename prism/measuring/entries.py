@@ -116,6 +116,7 @@ def build_library(samples: Samples, base: Library, name: str) -> Library:
         samples.attrs["date"],
         {**base.tables, **measured},
         attrs,
+        base.kernels,
     )
 
 

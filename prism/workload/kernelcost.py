@@ -1,0 +1,352 @@
+"""Nominal duration of one kernel by its shape, from the measured tables of a library.
+
+Nominal is the mean of the kernel on its own; gaps between kernels are not part of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from prism.cluster.devices import DEVICES, device_key
+from prism.common.errors import PrismError
+from prism.distributions.kerneltables import KernelFit, KernelTable
+from prism.distributions.library import Library
+
+NUMBER_BYTES = {
+    "bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "mxfp8": 1.0, "nvfp4": 0.5,
+}  # fmt: skip
+"""Bytes of a number of an operand, by dtype."""
+
+GEMM_LARGE_S = 1e-3
+"""Products from here on are distributed as ``residual/gemm_large``: profiles resolve 1 us."""
+
+BACKENDS = {
+    "attention": ("cudnn", "fa2", "fa3", "fa4", "efficient", "math"),
+    "rms_norm": ("eager", "compiled", "te"),
+    "layer_norm": ("eager", "compiled", "te"),
+}
+"""Implementations of a kind of kernel, the default first; other kinds have one."""
+
+STANDS_IN = {
+    ("attention", "cudnn"): ("fa4", "fa2"),
+    ("attention", "fa2"): ("efficient", "cudnn"),
+    ("attention", "fa3"): ("cudnn", "fa2"),
+    ("attention", "fa4"): ("cudnn", "fa2"),
+    ("attention", "efficient"): ("fa2", "cudnn"),
+    ("rms_norm", "eager"): ("compiled", "te"),
+    ("rms_norm", "compiled"): ("te", "eager"),
+    ("rms_norm", "te"): ("compiled", "eager"),
+    ("layer_norm", "eager"): ("compiled", "te"),
+    ("layer_norm", "compiled"): ("te", "eager"),
+    ("layer_norm", "te"): ("compiled", "eager"),
+    "mxfp8": ("fp8_block", "fp8", "bf16"),
+    "fp8_block": ("fp8", "mxfp8", "bf16"),
+    "fp8": ("fp8_block", "mxfp8", "bf16"),
+    "nvfp4": ("bf16",),
+}
+"""What is taken, in this order, where a library has no table of a backend or dtype."""
+
+CARRIED = "assumption"
+"""Begins the source of a table that is not the device's own."""
+
+DETERMINISTIC = {("", ""): 1.16}
+"""Deterministic over other backward of attention, by device and backend."""
+
+SHEET_FLOP, SHEET_BYTES, SHEET_S = 0.6, 0.8, 2e-6
+"""Shares of the data sheet's rates and fixed time of a kernel without any table: assumptions."""
+
+Table = KernelTable | KernelFit
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """What one kernel takes."""
+
+    seconds: float  # mean [s]
+    flop: float  # useful operations
+    bytes: float  # memory traffic
+    source: str
+    extrapolated: bool  # sizes outside of what was measured, or a table that stands in
+    residual: str  # library entry of its distribution
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Sizes of a kind of kernel, and what follows from them."""
+
+    sizes: tuple[str, ...]
+    flop: Callable[[Mapping[str, float]], float]  # of a forward
+    bytes: Callable[[Mapping[str, float], float, bool], float]  # by sizes, bytes a number, backward
+    backward_flop: float = 2.0  # over those of the forward
+    residual: str = "residual/memory"
+
+
+def _gemm_bytes(s: Mapping[str, float], size: float, backward: bool) -> float:
+    m, n, k, groups = s["m"], s["n"], s["k"], s.get("experts", 1.0)
+    if backward:  # each operand is read, the gradient of the output twice; float32 weight gradient
+        return groups * (size * (2.0 * m * n + m * k + k * n) + 2.0 * m * k + 8.0 * k * n)
+    return groups * (size * (m * k + k * n) + 2.0 * m * n)
+
+
+def _attention_flop(s: Mapping[str, float]) -> float:
+    """Both products; of a causal mask or a window only what it leaves."""
+    seq, window = s["seq"], s["window"]
+    pairs = seq * seq if s["full"] else 0.5 * seq * seq
+    if 0.0 < window < seq:
+        # a causal row i sees min(i, window) keys; a full one as many on both sides
+        pairs = (window * seq - 0.5 * window * window) * (2.0 if s["full"] else 1.0)
+    return 2.0 * s["batch"] * s["heads"] * pairs * (s["head_dim"] + s["v_head_dim"])
+
+
+def _attention_bytes(s: Mapping[str, float], size: float, backward: bool) -> float:
+    tokens = s["batch"] * s["seq"]
+    query = tokens * s["heads"] * (s["head_dim"] + s["v_head_dim"])
+    keys = tokens * s["kv_heads"] * (s["head_dim"] + s["v_head_dim"])
+    return size * (2.0 if backward else 1.0) * (query + keys)
+
+
+def _norm_bytes(s: Mapping[str, float], size: float, backward: bool) -> float:
+    return (3.0 if backward else 2.0) * size * s["rows"] * s["columns"]
+
+
+def _recurrent_flop(s: Mapping[str, float]) -> float:
+    """State update and read-out: two products of a token's vectors with the state, each 2 flop."""
+    return 4.0 * s["tokens"] * s["heads"] * s["head_dim"] * s.get("state", s["head_dim"])
+
+
+def _recurrent_bytes(s: Mapping[str, float], size: float, backward: bool) -> float:
+    return (2.0 if backward else 1.0) * size * 4.0 * s["tokens"] * s["heads"] * s["head_dim"]
+
+
+def _product_flop(s: Mapping[str, float]) -> float:
+    return 2.0 * s.get("experts", 1.0) * s["m"] * s["n"] * s["k"]
+
+
+def _no_flop(s: Mapping[str, float]) -> float:
+    return 0.0
+
+
+_RECURRENT = ("tokens", "seq", "heads", "head_dim")
+KINDS = {
+    "gemm": Kind(("m", "n", "k"), _product_flop, _gemm_bytes, residual=""),
+    "grouped_gemm": Kind(("experts", "m", "n", "k"), _product_flop, _gemm_bytes, residual=""),
+    "attention": Kind(
+        ("batch", "heads", "kv_heads", "seq", "head_dim", "v_head_dim"),
+        _attention_flop, _attention_bytes, 2.5, "residual/attention",
+    ),
+    "rms_norm": Kind(("rows", "columns"), _no_flop, _norm_bytes),
+    "layer_norm": Kind(("rows", "columns"), _no_flop, _norm_bytes),
+    "memory": Kind(("bytes",), _no_flop, lambda s, size, backward: s["bytes"]),
+    "gated_delta": Kind(_RECURRENT, _recurrent_flop, _recurrent_bytes, 2.5, "residual/compute"),
+    "kda": Kind(_RECURRENT, _recurrent_flop, _recurrent_bytes, 2.5, "residual/compute"),
+    "mamba2": Kind(
+        (*_RECURRENT, "state", "groups"), _recurrent_flop, _recurrent_bytes, 2.5,
+        "residual/compute",
+    ),
+}  # fmt: skip
+_OPTIONAL = {"kv_heads": "heads", "v_head_dim": "head_dim", "seq": "tokens"}  # same as another
+_DEFAULT = {"groups": 8.0}
+
+
+def kernel_cost(
+    library: Library, kind: str, *, backend: str = "", dtype: str = "bf16",
+    backward: bool = False, mask: str = "causal", window: float = 0.0,
+    deterministic: bool = False, **sizes: float,
+) -> KernelCost:  # fmt: skip
+    """Duration, work and traffic of one kernel of a library's device.
+
+    Parameters
+    ----------
+    library : Library
+        Of the device, with its kernels' tables.
+    kind : str
+        One of `KINDS`; its sizes are keyword arguments. ``kv_heads`` is ``heads``, ``v_head_dim``
+        is ``head_dim`` and ``seq`` of a recurrent layer is ``tokens`` where not given. ``m`` of
+        ``grouped_gemm`` is the tokens of each expert.
+    backend : str
+        One of `BACKENDS`, the first where empty.
+    dtype : str
+        One of `NUMBER_BYTES`.
+    backward : bool
+        Of matrix products both gradients together, the input's and the weight's.
+    mask : str
+        Of attention, "causal" or "full"; with ``window`` > 0 that many keys behind each query.
+    deterministic : bool
+        Of attention's backward.
+
+    Returns
+    -------
+    KernelCost
+
+    Raises
+    ------
+    PrismError
+        Unknown kind, backend, dtype, mask or size, or no table.
+    """
+    about = KINDS.get(kind)
+    if about is None:
+        raise _unknown("kind", kind, KINDS)
+    known = BACKENDS.get(kind, ("",))
+    backend = backend or known[0]
+    if backend not in known:
+        raise _unknown(f"{kind}: backend", backend, known)
+    if dtype not in NUMBER_BYTES:
+        raise _unknown(f"{kind}: dtype", dtype, NUMBER_BYTES)
+    s = _complete(kind, about, sizes)
+    if kind == "attention":
+        if mask not in ("causal", "full"):
+            raise _unknown("attention: mask", mask, ("causal", "full"))
+        s["full"], s["window"] = float(mask == "full"), window
+    flop = about.flop(s)
+    n_bytes = about.bytes(s, NUMBER_BYTES[dtype], backward)
+    if backward:
+        flop *= about.backward_flop
+    if kind == "attention":
+        del s["full"], s["window"]
+    seconds, source, extrapolated = 0.0, "", False
+    for part in _parts(library, kind, backend, dtype, mask, backward, deterministic):
+        own = s if part.turn is None else {name: s[part.turn[name]] for name in part.turn}
+        seconds += part.factor * part.table.seconds(**own, flop=part.share * flop)
+        extrapolated |= part.stands_in or not part.table.covers(**own)
+        source = source or part.source
+    if not source:
+        seconds, source = _from_sheet(library, kind, dtype, flop, n_bytes)
+        extrapolated = True
+    residual = about.residual
+    if not residual:
+        residual = f"residual/gemm_{'large' if seconds >= GEMM_LARGE_S else 'small'}"
+    return KernelCost(seconds, flop, n_bytes, source, extrapolated, residual)
+
+
+def _complete(kind: str, about: Kind, sizes: Mapping[str, float]) -> dict[str, float]:
+    """Sizes with those that may be left out; refuse unknown, missing and wrong ones."""
+    for name, size in sizes.items():
+        if name not in about.sizes:
+            raise _unknown(f"{kind}: size", name, about.sizes)
+        if not 0.0 < size < 1e18:
+            raise PrismError(f"{kind}: {name} is {size:g}, expected more than 0")
+    out: dict[str, float] = {}
+    for name in about.sizes:
+        found = (sizes.get(name), out.get(_OPTIONAL.get(name, "")), _DEFAULT.get(name))
+        given = [size for size in found if size is not None]
+        if not given:
+            raise PrismError(f"{kind}: no {name}; expected {', '.join(about.sizes)}")
+        out[name] = float(given[0])
+    return out
+
+
+def _unknown(what: str, got: str, known: Iterable[str]) -> PrismError:
+    names = list(known)
+    near = difflib.get_close_matches(got, names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return PrismError(
+        f"unknown {what} {got!r}; known: {', '.join(n or 'none' for n in names)}{hint}"
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A table that gives a kernel's duration or a part of it."""
+
+    table: Table
+    source: str
+    stands_in: bool
+    factor: float = 1.0
+    share: float = 1.0  # of the flop
+    turn: Mapping[str, str] | None = None  # sizes of the table by sizes of the kernel
+
+
+_DGRAD = {"m": "m", "n": "k", "k": "n"}
+_WGRAD = {"m": "k", "n": "n", "k": "m"}
+_CACHE: dict[tuple[object, ...], tuple[Library, tuple[_Part, ...]]] = {}
+
+
+def _parts(
+    library: Library, kind: str, backend: str, dtype: str, mask: str, backward: bool,
+    deterministic: bool,
+) -> tuple[_Part, ...]:  # fmt: skip
+    """Tables of a kernel, looked up once for a library."""
+    key = (id(library), kind, backend, dtype, mask, backward, deterministic)
+    found = _CACHE.get(key)
+    if found is None or found[0] is not library:
+        if len(_CACHE) > 4096:
+            _CACHE.clear()
+        parts = _find(library, kind, backend, dtype, mask, backward, deterministic)
+        found = _CACHE[key] = (library, parts)
+    return found[1]
+
+
+def _find(
+    library: Library, kind: str, backend: str, dtype: str, mask: str, backward: bool,
+    deterministic: bool,
+) -> tuple[_Part, ...]:  # fmt: skip
+    backends = (backend, *STANDS_IN.get((kind, backend), ()))
+    dtypes = (dtype, *STANDS_IN.get(dtype, ()))
+    direction = "backward" if backward else "forward"
+    masks = (mask, "full" if mask == "causal" else "causal")
+    if kind == "gemm":
+        names = {f"gemm/{d}": ("", d) for d in dtypes}
+    elif kind == "grouped_gemm":
+        names = {f"{kind}/{d}/{direction}": ("", d) for d in dtypes}
+    elif kind == "attention":
+        names = {
+            f"{kind}/{b}/{d}/{m}/{direction}": (b, d)
+            for d in dtypes
+            for b in backends
+            for m in masks
+        }
+    elif kind == "memory":
+        names = {"memory/copy": ("", dtype)}
+    elif kind.endswith("norm"):
+        names = {f"{kind}/{b}/{direction}": (b, dtype) for b in backends}
+    else:
+        names = {f"{kind}/{direction}": ("", dtype)}
+    device = DEVICES.get(device_key(library.device))
+    for name, (_, d) in names.items():
+        table = library.kernels.get(name) or (library.tables.get(name) if kind == "gemm" else None)
+        if table is None:
+            continue
+        source, stands_in, factor = table.source, table.source.startswith(CARRIED), 1.0
+        if name != next(iter(names)):
+            source, stands_in = f"{CARRIED}, {name} stands in: {source}", True
+        if d != dtype and kind.endswith("gemm") and device is not None:
+            peak = device.flop_per_s(dtype)
+            if not peak:
+                raise PrismError(f"{kind}: {device.name} has no {dtype} arithmetic")
+            factor = device.flop_per_s(d) / peak
+        if deterministic and backward and kind == "attention":
+            factor *= _deterministic(library, name)
+        if kind == "gemm" and backward:
+            own = library.kernels.get(f"{name}/backward")
+            if own is not None:
+                return (_Part(own, own.source, stands_in, factor),)
+            return tuple(
+                _Part(table, source, stands_in, factor, 0.5, turn) for turn in (_DGRAD, _WGRAD)
+            )
+        return (_Part(table, source, stands_in, factor),)
+    return ()
+
+
+def _deterministic(library: Library, name: str) -> float:
+    """How many times longer a deterministic backward takes."""
+    backend = name.split("/")[1]
+    return DETERMINISTIC.get((device_key(library.device), backend), DETERMINISTIC["", ""])
+
+
+def _from_sheet(
+    library: Library, kind: str, dtype: str, flop: float, n_bytes: float
+) -> tuple[float, str]:
+    """Duration [s] of a kernel that a library has no table of, and its source."""
+    device = DEVICES.get(device_key(library.device))
+    peak = device.flop_per_s(dtype) if device is not None else 0.0
+    if device is None or (flop and not peak):
+        known = ", ".join(sorted({*library.kernels, *library.tables})) or "none"
+        raise PrismError(f"library {library.name}: no table of {kind} in {dtype}; known: {known}")
+    compute, memory = (
+        flop / (SHEET_FLOP * peak),
+        n_bytes / (SHEET_BYTES * device.memory_bytes_per_s),
+    )
+    told = f"{CARRIED}: {100 * SHEET_FLOP:.0f} % of the peak, {100 * SHEET_BYTES:.0f} % of the "
+    return SHEET_S + max(compute, memory), f"{told}memory bandwidth of the data sheet"
