@@ -29,7 +29,8 @@ from prism.distributions.ranges import TABLE_AXES
 from prism.distributions.samples import sample_law
 from prism.measuring.collectives import bus_factor
 from prism.measuring.samples import Array, Case, Samples
-from prism.workload.kernels import GEMM_LARGE_S, MESSAGE_BYTES
+from prism.workload.kernelcost import GEMM_LARGE_S
+from prism.workload.kernels import MESSAGE_BYTES
 
 DEFAULT_BASE = "h100-healthy"
 GENERATOR = "prism measure"

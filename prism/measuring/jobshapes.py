@@ -6,16 +6,14 @@ what is measured is what `prism estimate` needs. Left out: how often each occurs
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from prism.cluster.machine import build_cluster
 from prism.common.errors import PrismError
 from prism.jobs.job import Job, load_job
 from prism.workload.build import Collective, build_workload, nominal_library
-from prism.workload.experts import SparseTransformer
-from prism.workload.kernels import Kernel, Rates, build_rates
-from prism.workload.modelsize import shard_sizes
+from prism.workload.frameworks import FRAMEWORKS
+from prism.workload.layers import layer_ops, loss_ops, model_layers, share_of, share_sizes
+from prism.workload.ops import Product
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,25 +23,6 @@ if TYPE_CHECKING:
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
-@dataclass(frozen=True)
-class _Recording(Rates):
-    """Rates that remember the products they were asked for."""
-
-    seen: dict[tuple[int, int, int], str] = field(default_factory=dict)
-
-    def gemm(
-        self, name: str, kernel_class: str, m: float, n: float, k: float, accumulate: bool = False,
-        groups: float = 1.0, precision: str = "",
-    ) -> Kernel:  # fmt: skip
-        """Remember a product; one of each expert, whose tokens are the groups' part."""
-        if accumulate:  # a weight's gradient sums over the tokens
-            shape = (m, n, k / groups)
-        else:
-            shape = (m / groups, n, k)
-        self.seen.setdefault((_whole(shape[0]), _whole(shape[1]), _whole(shape[2])), name)
-        return super().gemm(name, kernel_class, m, n, k, accumulate, groups, precision)
-
-
 def _whole(size: float) -> int:
     return max(1, round(size))
 
@@ -51,7 +30,7 @@ def _whole(size: float) -> int:
 def job_shapes(named: str, kind: str) -> tuple[str, ...]:
     """Shapes of a kind that one rank of a job runs, as `--shape` takes them."""
     job = _sized(named)
-    s = shard_sizes(job.model, job.parallelism)
+    s = share_sizes(job.model, share_of(job.parallelism))
     if kind == "memory":
         return (f"{_whole(s.tokens)}x{_whole(s.hidden)}",)
     if kind == "attention":
@@ -63,15 +42,26 @@ def job_shapes(named: str, kind: str) -> tuple[str, ...]:
             job.model.head_size or job.model.hidden_size / job.model.n_heads,
         )
         return ("x".join(str(_whole(size)) for size in sizes),)
-    library = nominal_library(job, None)
-    cluster = build_cluster(job, library)
-    rates = build_rates(cluster, library, job.parallelism)
-    recording = _Recording(**{f.name: getattr(rates, f.name) for f in fields(Rates)})
-    transformer = SparseTransformer(job.model, job.parallelism, cluster, recording)
-    names = ["layer_forward", "layer_backward", "loss_forward", "loss_backward"]
-    for name in (*names, *(("sparse_forward", "sparse_backward") if job.model.n_experts else ())):
-        getattr(transformer, name)
-    return tuple(f"{m}x{n}x{k}" for m, n, k in recording.seen)
+    shapes: dict[str, None] = {}
+    for m, n, k in _products(job):
+        shapes.setdefault(f"{_whole(m)}x{_whole(n)}x{_whole(k)}")
+    return tuple(shapes)
+
+
+def _products(job: Job) -> Iterator[tuple[float, float, float]]:
+    """Every product of a layer and of the loss: forward, and the gradients of both operands."""
+    share, fused = share_of(job.parallelism), FRAMEWORKS[job.parallelism.framework].fused_products
+    tables = [
+        layer_ops(job.model, share, layer) for layer in dict.fromkeys(model_layers(job.model))
+    ]
+    for ops in (*tables, loss_ops(job.model, share)):
+        for op in ops:
+            if isinstance(op, Product):
+                rows = op.rows / op.groups
+                for n in (op.width,) if fused else (part.width for part in op.parts):
+                    yield rows, n, op.depth
+                    yield rows, op.depth, n
+                    yield op.depth, n, rows
 
 
 def job_messages(named: str) -> tuple[tuple[str, int], ...]:

@@ -17,7 +17,7 @@ from prism.common.errors import PrismError
 from prism.measuring.samples import Case
 from prism.measuring.timers import Call
 from prism.measuring.torchlib import DTYPES
-from prism.workload.transformer import ATTENTION_BACKWARD_FLOP
+from prism.workload.kernelcost import KINDS
 
 GEMM_SHAPES: dict[str, tuple[str, ...]] = {
     "cpu": ("256x256x256", "512x512x512", "1024x512x512"),
@@ -77,7 +77,7 @@ def attention_cases(shapes: Iterable[str], dtype: str) -> list[Case]:
         settings = {"batch": b, "heads": h, "seq": s, "dim": d, "dtype": dtype}
         for way, work, arrays in (
             ("forward", flop, _FORWARD_ARRAYS),
-            ("backward", ATTENTION_BACKWARD_FLOP * flop, _BACKWARD_ARRAYS),
+            ("backward", KINDS["attention"].backward_flop * flop, _BACKWARD_ARRAYS),
         ):
             label = f"attention-{way}/{b}x{h}x{s}x{d}/{dtype}"
             cases.append(Case(label, "attention", work, arrays * array, settings | {"way": way}))

@@ -17,7 +17,7 @@ from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.simulation.program import Origin, PlacedPart, Program
-from prism.workload.transformer import TP_OVERLAP_COST
+from prism.workload.expand import TP_OVERLAP_COST
 
 Array = NDArray[np.float64]
 FIXED_ROLES = ("network", "other", "memory")  # of a node, that stretch fixed times

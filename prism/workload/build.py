@@ -14,28 +14,28 @@ from prism.cluster.machine import Cluster, build_cluster
 from prism.cluster.power import gpu_power
 from prism.distributions.library import Library, library_names, load_library
 from prism.jobs.job import layer_split
-from prism.workload.hybrid import HybridTransformer
+from prism.workload.costs import build_costs
+from prism.workload.expand import Expander, Kernels
+from prism.workload.kernelcost import NUMBER_BYTES
 from prism.workload.kernels import (
     LOGNORMAL,
-    QUANTIZED_BYTES,
     ChunkWork,
     Kernel,
-    build_rates,
     collective_law,
     split_backward,
 )
+from prism.workload.layers import Layer, model_layers
 from prism.workload.modelsize import (
-    GRADIENT_BYTES,
-    Layer,
+    DTYPE_BYTES,
     Slot,
-    chunk_experts,
-    chunk_parameters,
+    chunk_weights,
     count_parameters,
     lay_slots,
-    model_forward_flop,
-    model_layers,
-    resident_parameters,
+    mixing_flop,
+    slot_ops,
 )
+from prism.workload.ops import Product
+from prism.workload.optimizers import update_seconds
 from prism.workload.work import Collective, PerChunk, Workload, nominal_step, scaled
 
 if TYPE_CHECKING:
@@ -52,10 +52,6 @@ PARAMETER_BYTES = 2.0
 NORM_BYTES = 4.0
 """The gradients' norm: one number in float32."""
 
-OPTIMIZER_BYTES = 30.0
-"""Memory traffic of Adam per parameter: read gradient, master copy and two moments in float32
-(16), write the last three (12) and the bfloat16 parameter (2); Kingma & Ba, arXiv:1412.6980."""
-
 _DEFAULT_LIBRARY = "h100-healthy"
 
 
@@ -65,47 +61,49 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         return scaled(_explicit_workload(job), library)
     library = nominal_library(job, library)
     layout, model, slots = job.parallelism, job.model, _slots(job)
-    cluster, scale = build_cluster(job, library), job.cluster.scale
-    rates = replace(
-        build_rates(cluster, library, layout),
-        compute_factor=scale.compute.time * gpu_power(job).slowdown,
-        memory_factor=scale.memory.time,
-    )
-    layers = {
-        layer: HybridTransformer(model, layout, cluster, rates, layer)
-        for layer in dict.fromkeys(model_layers(model))
-    }
+    cluster, costs = build_cluster(job, library), build_costs(job, library)
+    costs = replace(costs, compute_factor=costs.compute_factor * gpu_power(job).slowdown)
+    expander = Expander(model, layout, cluster, costs)
+    layers = {layer: expander.layer(layer) for layer in dict.fromkeys(model_layers(model))}
     # cp ranks of a lone replica still reduce, as in ddp
     mode = "ddp" if layout.data_parallel == "none" else layout.data_parallel
     # eager FSDP quantizes what it has gathered, the others a rank's part before
-    size = PARAMETER_BYTES if layout.framework == "eager" else QUANTIZED_BYTES[layout.precision]
-    gradient_bytes = GRADIENT_BYTES[layout.gradient_dtype]
+    size = PARAMETER_BYTES if expander.framework.norm == "eager" else NUMBER_BYTES[layout.precision]
+    gradient_bytes = DTYPE_BYTES[layout.gradient_dtype]
     shared = cluster, mode, gradient_bytes, size
     dense = _Sharing(*shared, "shard" if mode == "hsdp" else "dp_cp")
     experts = _Sharing(*shared, "expert_dp", "expert_")
-    held = [[(chunk_parameters(job, x), chunk_experts(job, x)) for x in row] for row in slots]
+    weights = [[chunk_weights(job, slot) for slot in row] for row in slots]
+    held = [[(w.others, w.routed) for w in row] for row in weights]
     of_stage = [[sum(n) for n in zip(*row, strict=True)] for row in held]
 
     def per_chunk(found: Callable[[_Sharing, float], tuple[Collective, ...]]) -> PerChunk:
         return tuple(tuple(found(dense, a) + found(experts, b) for a, b in row) for row in held)
 
-    def adam(n_bytes: float) -> Collective:
-        duration, law = rates.memory_time(n_bytes), "residual/optimizer"
-        return Collective("optimizer", "optimizer", "optimizer", duration, n_bytes, law)
+    def update(row: list[Slot], a: float, b: float) -> Collective:
+        ops = [op for slot in row for op in slot_ops(job, slot)]
+        apart = [layout.ep > 1 and isinstance(op, Product) and op.routed for op in ops]
+        routed = [op for op, own in zip(ops, apart, strict=True) if own]
+        others = [op for op, own in zip(ops, apart, strict=True) if not own]
+        parts = [(others, a, dense.n_shards), (routed, b, experts.n_shards)]
+        found = [update_seconds(layout, costs, *part) for part in parts]
+        seconds, n_bytes = (sum(values) for values in zip(*found, strict=True))
+        law = "residual/optimizer"
+        return Collective("optimizer", "optimizer", "optimizer", seconds, n_bytes, law)
 
     def all_reduce(name: str, n_bytes: float, among: str) -> Collective | None:
         return _collective(cluster, f"{name}_reduce", "all_reduce", n_bytes, among)
 
     embedding_bytes = gradient_bytes * model.vocab_size * model.hidden_size / layout.tp
-    norm_bytes = gradient_bytes * max(sum(_replicated(job, s) for s in row) for row in slots)
+    norm_bytes = gradient_bytes * max(sum(w.resident for w in row) for row in weights)
     tied = model.tied_embeddings and not layout.ends_meet
     transfer, far_transfers = _transfers(job, cluster)
-    chunks = tuple(tuple(_chunk(layers, slot) for slot in row) for row in slots)
+    chunks = tuple(tuple(_chunk(expander, layers, slot) for slot in row) for row in slots)
     gathers, reduces = per_chunk(_Sharing.gathers), per_chunk(_Sharing.reduces)
     group = "tp" if layout.tp > 1 else ""  # whose ranks send at the same time
     if mode in ("fsdp", "hsdp") and layout.overlap:
         again = layout.reshard_after_forward  # else once for all microbatches
-        cost = rates.overlap_cost / (1 if again else layout.microbatches)
+        cost = costs.overlap_cost / (1 if again else layout.microbatches)
         chunks = tuple(
             tuple(_contended(cost, again, group, *parts) for parts in zip(*rows, strict=True))
             for rows in zip(chunks, gathers, reduces, strict=True)
@@ -114,7 +112,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         sending = transfer.duration - cluster.transfer_time(0.0)  # nothing works on the way
         sent = (replace(transfer, duration=sending),)
         chunks = tuple(
-            tuple(_contended(rates.overlap_cost, False, group, c, sent, sent) for c in row)
+            tuple(_contended(costs.overlap_cost, False, group, c, sent, sent) for c in row)
             for row in chunks
         )
     workload = Workload(
@@ -128,9 +126,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         else None,
         embedding_reduce=all_reduce("embedding", embedding_bytes, "embedding") if tied else None,
         grad_norm_reduce=all_reduce("grad_norm", NORM_BYTES, "world"),
-        optimizer=tuple(
-            adam(dense.optimizer_bytes(a) + experts.optimizer_bytes(b)) for a, b in of_stage
-        ),
+        optimizer=tuple(update(row, *held) for row, held in zip(slots, of_stage, strict=True)),
         param_gathers=(
             tuple(dense.param_gather(a) for a, _ in of_stage),
             tuple(experts.param_gather(b) for _, b in of_stage),
@@ -161,7 +157,7 @@ def count_model_flop(job: Job) -> float:
     """
     sequences = _sequences(job)
     dense = 6.0 * count_parameters(job.model, active=True) * sequences * job.model.seq_len
-    return dense + 3.0 * model_forward_flop(job.model, sequences)
+    return dense + 3.0 * mixing_flop(job.model, sequences)
 
 
 def _sequences(job: Job) -> int:
@@ -179,18 +175,20 @@ def _slots(job: Job) -> list[list[Slot]]:
     return lay_slots(job, [min(size, n_layers - first) for first in range(0, n_layers, size)])
 
 
-def _chunk(layers: dict[Layer, HybridTransformer], slot: Slot) -> ChunkWork:
+def _chunk(
+    expander: Expander, layers: dict[Layer, tuple[Kernels, Kernels]], slot: Slot
+) -> ChunkWork:
     """Kernels of one chunk."""
-    of, any_layer = [layers[layer] for layer in slot.layers], next(iter(layers.values()))
-    forward = tuple(k for layer in of for k in layer.layer_forward)
-    backward = tuple(k for layer in reversed(of) for k in layer.layer_backward)
+    of = [layers[layer] for layer in slot.layers]
+    forward = tuple(k for layer in of for k in layer[0])
+    backward = tuple(k for layer in reversed(of) for k in layer[1])
     if slot.embedding:
-        forward = any_layer.embedding_forward + forward
-        backward = backward + any_layer.embedding_backward
+        first, last = expander.embedding()
+        forward, backward = first + forward, backward + last
     if slot.loss:
-        forward = forward + any_layer.loss_forward
-        backward = any_layer.loss_backward + backward
-    halves = split_backward(backward) if any_layer.layout.splits else ()
+        first, last = expander.loss()
+        forward, backward = forward + first, last + backward
+    halves = split_backward(backward) if expander.layout.splits else ()
     return ChunkWork(forward, backward, *halves)
 
 
@@ -219,14 +217,6 @@ def _contended(
         backward=longer(work.backward, beside),
         inputs=longer(work.inputs, beside),
     )
-
-
-def _replicated(job: Job, slot: Slot) -> float:
-    """Count one chunk's gradients that every tp rank has a part of.
-
-    Of what it computes for its own tokens: norms, routers, and the way down to latents.
-    """
-    return sum(resident_parameters(job.model, layer) for layer in slot.layers)
 
 
 def _transfers(
@@ -290,10 +280,6 @@ class _Sharing:
             return None
         found = self._some("parameter_gather", "all_gather", self.gathered_bytes * n, self.group)
         return found[0] if found else None
-
-    def optimizer_bytes(self, n: float) -> float:
-        """Memory traffic of Adam on one GPU's shard [byte]."""
-        return OPTIMIZER_BYTES * n / self.n_shards
 
     @property
     def n_shards(self) -> int:

@@ -20,7 +20,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scipy.special import ndtr
 
@@ -28,16 +28,15 @@ from prism.cluster.devices import find_device
 from prism.cluster.groups import shard_size
 from prism.jobs.job import layer_split
 from prism.jobs.schedule import Schedule, make_schedule
-from prism.workload.experts import expert_imbalance
-from prism.workload.kernels import ONE_ORDER, QUANTIZED_BYTES, SCALE_BYTES
-from prism.workload.modelsize import (
-    GRADIENT_BYTES,
-    Slot,
-    chunk_experts,
-    chunk_parameters,
-    lay_slots,
-    shard_sizes,
-)
+from prism.workload.costs import ONE_ORDER
+from prism.workload.expand import expert_imbalance
+from prism.workload.frameworks import FRAMEWORKS
+from prism.workload.kernelcost import NUMBER_BYTES
+from prism.workload.kernels import SCALE_BYTES
+from prism.workload.layers import Layer, layer_ops, model_layers, share_of, share_sizes
+from prism.workload.modelsize import DTYPE_BYTES, Slot, chunk_weights, lay_slots
+from prism.workload.ops import BF16_BYTES, Attention, Pointwise, Product
+from prism.workload.optimizers import state_bytes
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job
@@ -146,47 +145,60 @@ def memory_figures(job: Job) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def layer_activation_bytes(job: Job, sparse: bool = False) -> tuple[float, float]:
+class _LayerBytes(NamedTuple):
+    """Bytes of one layer's activations on one GPU for one microbatch."""
+
+    whole: float
+    kept: float  # by a forward, with the job's recomputation
+    beside: float  # what else is there while its backward runs
+
+
+def layer_activation_bytes(job: Job, layer: Layer) -> tuple[float, float]:
     """Bytes of one layer's activations on one GPU for one microbatch: all, and those kept.
 
-    Per token in bfloat16: both norms' inputs and outputs 8 h, query, key, value and attention's
-    output 4 q + 4 k, and the MLP's product(s) and their activation 4 f (plain) or 6 f (gated), f
-    its width. With f = 4 h and as many key heads as heads that is 32 h, where [1]_ has 34 h with
-    dropout's two masks. Norms lie on a part of the tokens with sequence parallelism, everything on
-    a part with context parallelism. Latent attention adds its latents before and after their norms.
-    A layer with experts has the shared ones' MLP, the router's scores in float32, and for each copy
-    of a token that it computes (the busiest rank its share more) the copy and a routed expert's
-    MLP; outputs are weighted before the last product, so that none is kept.
-
-    With a quantized `parallelism.precision` Transformer Engine keeps what enters a product
-    quantized (the norms' outputs, the activation, and attention's output once more); torchao keeps
-    bfloat16.
+    All is what the layer's ops keep for backward. With f = 4 h and as many key heads as heads that
+    is 32 h per token in bfloat16, where [1]_ has 34 h with dropout's two masks. Routed ops have the
+    busiest rank's share. With a quantized `parallelism.precision` Transformer Engine keeps what
+    enters a product quantized; torchao keeps bfloat16.
 
     Selective recomputation is torchtitan's by op ([4]_): the outputs of attention, of
     reduce-scatters and of every other product are kept as far as backward needs them, so of q, v
-    and gate (or up), not of k, out and up: 2 h + 4 q + 2 k + 2 f, and 2 h more in a tp group.
-    Megatron's, of [1]_, is for the scores, which flash attention never keeps.
+    and gate (or up), not of k, out and up. Megatron's, of [1]_, is for the scores, which flash
+    attention never keeps.
     """
-    model, s = job.model, shard_sizes(job.model, job.parallelism)
-    p = job.parallelism
-    stream, entering = 2.0 * s.hidden * s.resident, 2.0
-    attention = 2.0 * s.tokens * (s.query + s.out + s.key + s.value)
-    if _quantizes(p):
-        entering = _stored_bytes(p)
-        attention += entering * s.tokens * s.out
-    latents = 4.0 * s.resident * (model.q_lora_rank + model.kv_lora_rank)
-    each = entering + 2.0 * (2.0 if model.gated_mlp else 1.0)
-    mlp = s.tokens * s.ffn * each
-    if sparse:
-        copies = s.tokens * p.expert_shards / p.tp * model.experts_per_token
-        copies *= expert_imbalance(model, p)
-        mlp = s.tokens * s.shared * each + copies * (entering * s.hidden + s.expert * each)
-        mlp += 4.0 * s.resident * model.n_experts
-    whole = (2.0 + entering) * stream + attention + latents + mlp
-    products = 2.0 * s.tokens * (s.query + s.value + s.out + s.ffn)
+    found = _layer_bytes(job, layer)
+    return found.whole, found.kept
+
+
+def _layer_bytes(job: Job, layer: Layer) -> _LayerBytes:
+    model, p, share = job.model, job.parallelism, share_of(job.parallelism)
+    s, ops = share_sizes(model, share), layer_ops(model, share, layer)
+    entering = _stored_bytes(p) if _quantizes(p) else BF16_BYTES
+    busiest, saves = expert_imbalance(model, p), dict(FRAMEWORKS[p.framework].saves)
+    stream = BF16_BYTES * s.hidden * s.resident
+    whole = inside = products = 0.0
+    number = 0
+    for op in ops:
+        factor = busiest if getattr(op, "routed", False) else 1.0
+        whole += factor * op.kept(entering)
+        if isinstance(op, Pointwise) and op.kind in ("swiglu", "gelu"):
+            whole += factor * saves.get(op.kind, 0.0) * op.rows * op.width
+            width = op.width * op.saves / BF16_BYTES + s.hidden * op.routed
+            inside = max(inside, factor * op.rows * width)
+        if isinstance(op, Attention):
+            products += op.rows * op.out
+        if isinstance(op, Product):
+            own = op.parts[number % 2 :: 2] if not op.leave else ()
+            products += op.rows * sum(part.width for part in own)
+            number += len(op.parts)
     scattered = stream if p.tp > 1 and p.sequence_parallel else 0.0
-    kept = {"none": whole, "selective": stream + products + scattered, "full": stream}
-    return whole, kept[p.recompute]
+    selective = stream + BF16_BYTES * products + scattered
+    kept = {"none": whole, "selective": selective, "full": stream}[p.recompute]
+    # Megatron's sequence parallelism has an input gathered again and its gradient, torch's keeps
+    # both inputs gathered and gathers a gradient too
+    n_gathered = (2.0 if p.framework == "megatron" else 4.0) * (p.tp > 1 and p.sequence_parallel)
+    beside = BF16_BYTES * (s.tokens * s.hidden * n_gathered + inside) + whole - kept
+    return _LayerBytes(whole, kept, beside)
 
 
 def estimate_memory(job: Job) -> Memory | None:
@@ -224,18 +236,16 @@ def estimate_memory(job: Job) -> Memory | None:
 def _chunks(job: Job) -> list[list[_Chunk]]:
     """Lay out the model's chunks [stage][chunk]; without a pipeline a layer is one."""
     counts = layer_split(job) if job.parallelism.pp > 1 else [1] * job.model.n_layers
-    kinds = [(*layer_activation_bytes(job, x), _beside(job, x)) for x in (False, True)]
+    kinds = {layer: _layer_bytes(job, layer) for layer in set(model_layers(job.model))}
     return [[_chunk(job, slot, kinds) for slot in row] for row in lay_slots(job, counts)]
 
 
-def _chunk(job: Job, slot: Slot, kinds: list[tuple[float, float, float]]) -> _Chunk:
-    """Add up what a chunk has, with bytes of a layer without and with experts."""
-    s = shard_sizes(job.model, job.parallelism)
-    kept, late, workspace = 0.0, 0.0, 0.0
-    for count, (whole, own, beside) in zip((slot.n_dense, slot.n_sparse), kinds, strict=True):
-        kept += count * own
-        late += count * whole
-        workspace = max(workspace, beside if count else 0.0)
+def _chunk(job: Job, slot: Slot, kinds: dict[Layer, _LayerBytes]) -> _Chunk:
+    """Add up what a chunk has."""
+    s = share_sizes(job.model, share_of(job.parallelism))
+    layers = [kinds[layer] for layer in slot.layers]
+    kept, late = sum(x.kept for x in layers), sum(x.whole for x in layers)
+    workspace = max((x.beside for x in layers), default=0.0)
     if slot.loss:
         logit, beside = LOSS_BYTES[job.parallelism.fused_loss]
         if not job.parallelism.fused_loss and job.parallelism.tp > 1:
@@ -243,10 +253,10 @@ def _chunk(job: Job, slot: Slot, kinds: list[tuple[float, float, float]]) -> _Ch
         kept += logit * s.tokens * s.vocab + 4.0 * s.hidden * s.resident
         workspace = max(workspace, beside * s.tokens * s.vocab)
         late += 2.0 * s.tokens * s.vocab + 2.0 * s.hidden * s.resident
-    experts = chunk_experts(job, slot)
-    n = chunk_parameters(job, slot) + experts
-    gradients = GRADIENT_BYTES[job.parallelism.gradient_dtype] * n
-    return _Chunk(n, experts, _weight_bytes(job) * n, gradients, kept, workspace, late)
+    held = chunk_weights(job, slot)
+    n = held.total
+    gradients = DTYPE_BYTES[job.parallelism.gradient_dtype] * n
+    return _Chunk(n, held.routed, _weight_bytes(job) * n, gradients, kept, workspace, late)
 
 
 def _quantizes(p: ParallelismBlock) -> bool:
@@ -256,7 +266,7 @@ def _quantizes(p: ParallelismBlock) -> bool:
 
 def _stored_bytes(p: ParallelismBlock) -> float:
     """Bytes of a number of an operand with its share of scales."""
-    return QUANTIZED_BYTES[p.precision] + SCALE_BYTES.get(p.precision, 0.0)
+    return NUMBER_BYTES[p.precision] + SCALE_BYTES.get(p.precision, 0.0)
 
 
 def _weight_bytes(job: Job) -> float:
@@ -266,24 +276,6 @@ def _weight_bytes(job: Job) -> float:
         return 2.0
     copies = 1 if p.precision == "fp8" and job.cluster.device not in ONE_ORDER else 2
     return copies * _stored_bytes(p) + (0.0 if p.precision in PRIMARY else 2.0)
-
-
-def _beside(job: Job, sparse: bool) -> float:
-    """Bytes beside what is kept while a layer's backward runs, see `layer_activation_bytes`.
-
-    Gathered tensors (Megatron's sequence parallelism has an input gathered again and its gradient,
-    torch's keeps both inputs gathered and gathers a gradient too), the gradients of what is inside
-    the MLP, and what is computed again.
-    """
-    model, p, s = job.model, job.parallelism, shard_sizes(job.model, job.parallelism)
-    whole, kept = layer_activation_bytes(job, sparse)
-    products = 2.0 if model.gated_mlp else 1.0
-    inside = s.ffn * products
-    if sparse:
-        copies = model.experts_per_token * expert_imbalance(model, p) * p.expert_shards / p.tp
-        inside = copies * (s.hidden + s.expert * products)
-    n_gathered = (2.0 if p.framework == "megatron" else 4.0) * (p.tp > 1 and p.sequence_parallel)
-    return 2.0 * s.tokens * s.hidden * n_gathered + 2.0 * s.tokens * inside + whole - kept
 
 
 def _peak(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Memory:
@@ -298,14 +290,14 @@ def _peak(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Memory
     whole = p.data_parallel in ("ddp", "none")
     own = n if whole else (n - experts) / shards + experts / shared  # whose state is here
     held_weights, held_gradients = sum(weights), sum(gradients)
-    optimizer = ADAM_BYTES * own
+    optimizer = state_bytes(p) * own
     lasting = False  # gathered weights and gradients not yet reduced stay until a chunk is done
     if p.data_parallel in ("fsdp", "hsdp") and shards > 1:
         lasting = not p.reshard_after_forward
         held_weights = 0.0 if lasting else _neighbours(weights, max(2, 1 + p.prefetch))
         held_gradients = MASTER_GRADIENT_BYTES * own
         held_gradients += 0.0 if lasting else _neighbours(gradients, 2)
-    elif p.gradient_dtype == "bf16":
+    elif p.gradient_dtype == "bf16" and p.optimizer_dtype == "fp32":
         optimizer += MASTER_GRADIENT_BYTES * own
     held, gathered, reduced, beside = _worst_moment(row, schedule, stage, lasting)
     return Memory(held_weights + gathered, held_gradients + reduced, optimizer, held, beside, stage)

@@ -211,6 +211,8 @@ def class_of(part: Kernel | Collective) -> str:
     name, own = part.name, part.kernel_class
     if is_communication(own):
         return next((kind for kind in map(_link, (name, own)) if kind), "p2p")
+    if own == "launch_gaps":
+        return IDLE
     if own == "compute":  # of explicit durations; or the host, which holds up layers with experts
         return IDLE if name.endswith("_host") else OTHER
     if isinstance(part, Kernel) and own != "attention" and part.flop > 0.0:

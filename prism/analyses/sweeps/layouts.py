@@ -16,7 +16,7 @@ from prism.jobs.job import Job
 from prism.jobs.jobspec.blocks import ClusterBlock
 from prism.jobs.layersplit import auto_split
 from prism.jobs.pipelineshape import TRAITS
-from prism.workload.modelsize import expert_width
+from prism.workload.layers import expert_width
 
 KEYS = ("tp", "cp", "pp", "vpp", "dp", "microbatches")
 FAMILY = ("1f1b", "interleaved")

@@ -232,11 +232,25 @@ class ParallelismBlock(Block):
         "32 and 16 numbers (B200 and later). Attention, router and logits stay in bf16.",
         "bf16",
     )
-    framework: Literal["megatron", "compiled", "eager"] = key(
-        "What launches the kernels: megatron (Megatron-Core with Transformer Engine), compiled "
-        "(torch.compile, as torchtitan) or eager PyTorch [compiled with fsdp and hsdp, else "
-        "megatron].",
+    framework: Literal["megatron", "compiled", "eager", "nanotron", "transformers"] = key(
+        "How ops become kernels: megatron (Megatron-Core with Transformer Engine), compiled "
+        "(torch.compile, as torchtitan), eager PyTorch, nanotron, or transformers (Hugging Face's "
+        "modules) [compiled with fsdp and hsdp, else megatron].",
         "megatron",
+    )
+    attention: Literal["cudnn", "fa2", "fa3", "fa4", "efficient", "math"] | None = key(
+        "Implementation of attention: cuDNN's, FlashAttention's 2 to 4, PyTorch's "
+        "memory-efficient one, or plain products [the framework's on the device]."
+    )
+    optimizer: Literal["adamw", "sgd", "muon"] = key(
+        "Optimizer: AdamW, SGD without momentum, or Muon, which makes matrices' updates "
+        "orthogonal.",
+        "adamw",
+    )
+    optimizer_dtype: Literal["fp32", "bf16"] = key(
+        "Number format of the optimizer's states: fp32 with a master copy of the weights, or bf16 "
+        "without one.",
+        "fp32",
     )
     gradient_dtype: Literal["fp32", "bf16"] = key(
         "Number format in which gradients are added up and reduced: fp32 as in Megatron-LM, "

@@ -1,0 +1,222 @@
+"""Nominal kernels of a job's device and framework, from the tables of its library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prism.cluster.devices import DEVICES, device_key
+from prism.common.errors import PrismError
+from prism.workload.frameworks import FRAMEWORKS, Framework
+from prism.workload.kernelcost import NUMBER_BYTES, KernelCost, kernel_cost
+from prism.workload.kernels import SCALE_BYTES, Kernel
+from prism.workload.ops import Attention, Scan
+
+if TYPE_CHECKING:
+    from prism.distributions.library import Library
+    from prism.jobs.job import Job
+
+ONE_ORDER = frozenset({"h100", "h200"})
+"""Devices whose fp8 products need operands with the summed dimension last, so that an operand of
+two products is stored transposed beside (NVIDIA, Transformer Engine)."""
+
+SUM_BYTES = 8.0
+"""Traffic of a weight gradient that its product adds to a float32 buffer."""
+
+SCAN_BACKWARD = 3.0
+"""Backward of a scan over its forward: twice the work, and the forward once more."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Makes one GPU's kernels."""
+
+    library: Library
+    framework: Framework
+    backend: str  # of attention
+    precision: str = "bf16"  # of the linear layers' products
+    cast_bytes_per_s: float = 0.0
+    cast_copies: float = 2.0  # quantized copies of an operand: by rows and by columns
+    overlap_cost: float = 0.0  # share of hidden collectives that compute beside becomes longer
+    expert_layer_s: float = 0.0  # that the host holds up each pass of a layer with experts
+    gap_s: float = 0.0  # between kernels
+    compute_factor: float = 1.0  # how many times longer compute takes on a hardware variant
+    memory_factor: float = 1.0
+
+    @property
+    def operand_bytes(self) -> float:
+        """Bytes of a number of a product's operand."""
+        return NUMBER_BYTES[self.precision]
+
+    def gemm(
+        self, name: str, kernel_class: str, m: float, n: float, k: float, groups: float = 1.0,
+        in_bf16: bool = False, weight: bool = False,
+    ) -> Kernel:  # fmt: skip
+        """Product of an [m, k] and a [k, n] matrix, of each of some experts.
+
+        A `weight` gradient may be added to a float32 buffer by the product itself.
+        """
+        dtype = "bf16" if in_bf16 else self.precision
+        find = partial(kernel_cost, self.library, dtype=dtype)
+        if groups == 1.0:
+            cost, seconds = (own := find("gemm", m=m, n=n, k=k)), own.seconds
+        else:
+            # of the two gradients each takes half of what they take together
+            backward = weight or name.endswith("_dgrad")
+            rows, width, depth = (k, m, n) if weight else (m, n, k)
+            cost = find("grouped_gemm", experts=groups, m=rows, n=width, k=depth, backward=backward)
+            seconds = 0.5 * cost.seconds if backward else cost.seconds
+        size = NUMBER_BYTES[dtype]
+        n_bytes = groups * (size * (m * k + k * n) + 2.0 * m * n)
+        summed = groups * (SUM_BYTES - 2.0) * m * n * (weight and self.framework.fused_sums)
+        duration = seconds * self.compute_factor + self._moved(summed)
+        flop = 2.0 * groups * m * n * k
+        launches = self.framework.product_launches
+        n_launches = 0.5 * launches[1] if weight or name.endswith("_dgrad") else launches[0]
+        return Kernel(
+            name, kernel_class, duration, flop, n_bytes + summed, cost.residual, launches=n_launches
+        )
+
+    def cast(self, name: str, values: float) -> tuple[Kernel, ...]:
+        """Quantize an operand: read in bf16, written once for each way it is multiplied."""
+        if self.precision == "bf16" or not values:
+            return ()
+        size = NUMBER_BYTES[self.precision] + SCALE_BYTES.get(self.precision, 0.0)
+        n_bytes = values * (2.0 + self.cast_copies * size)
+        duration = n_bytes / self.cast_bytes_per_s * self.memory_factor
+        return (Kernel(name, "memory", duration, 0.0, n_bytes, "residual/memory"),)
+
+    def attention(self, op: Attention, backward: bool = False) -> Kernel:
+        """Fused causal attention; over cp each GPU has a part of the queries, as of the heads."""
+        cost = kernel_cost(
+            self.library, "attention", backend=self.backend, backward=backward, window=op.window,
+            batch=op.sequences, heads=op.heads / op.cp, kv_heads=op.kv_heads / op.cp, seq=op.seq,
+            head_dim=op.head_size, v_head_dim=op.v_head_size,
+        )  # fmt: skip
+        name = f"{op.name}_backward" if backward else op.name
+        launches = self._launches("attention", backward)
+        return self._compute(name, "attention", cost, cost.flop, launches)
+
+    def scan(self, op: Scan, backward: bool = False) -> Kernel:
+        """State-space scan."""
+        cost = kernel_cost(
+            self.library, "mamba2", tokens=op.rows, seq=op.seq, heads=op.heads,
+            head_dim=op.head_size, state=op.state,
+        )  # fmt: skip
+        factor = SCAN_BACKWARD if backward else 1.0
+        name = f"{op.name}_backward" if backward else op.name
+        return self._compute(name, "attention", cost, factor * op.flop, 4.0, factor)
+
+    def norm(self, name: str, rows: float, width: float, backward: bool = False) -> Kernel:
+        """RMSNorm of rows of some width."""
+        launches = self._launches("norm", backward)
+        passes = self._passes("norm", backward)
+        if passes:
+            return self.memory(name, passes * 2.0 * rows * width, launches=launches)
+        cost = kernel_cost(
+            self.library, "rms_norm", backend=self.framework.norm, backward=backward, rows=rows,
+            columns=width,
+        )  # fmt: skip
+        duration = cost.seconds * self.memory_factor
+        return Kernel(name, "memory", duration, 0.0, cost.bytes, cost.residual, launches=launches)
+
+    def pointwise(self, name: str, kind: str, values: float, backward: bool = False) -> Kernel:
+        """Op bound by memory, of a kind that the framework knows, on bfloat16 values."""
+        n_bytes = self._passes(kind, backward) * 2.0 * values
+        return self.memory(name, n_bytes, launches=self._launches(kind, backward))
+
+    def memory(
+        self, name: str, n_bytes: float, kernel_class: str = "memory", launches: float = 1.0
+    ) -> Kernel:
+        """Kernel that reads and writes some bytes at the rate of a copy."""
+        duration = self._moved(n_bytes)
+        law = "residual/memory"
+        return Kernel(name, kernel_class, duration, 0.0, n_bytes, law, launches=launches)
+
+    def expert_layer(self, name: str) -> tuple[Kernel, ...]:
+        """Time by which the host, launching kernel by kernel, holds up a layer with experts.
+
+        It waits for the counts of tokens first, so that it is never ahead.
+        """
+        duration = self.expert_layer_s * self.compute_factor
+        return (Kernel(name, "compute", duration, 0.0, 0.0, "residual/compute"),) * (duration > 0.0)
+
+    def gaps(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+        """Gaps between some kernels, together."""
+        duration = self.gap_s * sum(k.launches for k in kernels if not k.group)
+        gap = Kernel("launch_gaps", "launch_gaps", duration, 0.0, 0.0, "residual/memory")
+        return (gap,) * (duration > 0.0)
+
+    def _compute(
+        self, name: str, kernel_class: str, cost: KernelCost, flop: float, launches: float,
+        factor: float = 1.0,
+    ) -> Kernel:  # fmt: skip
+        duration = factor * cost.seconds * self.compute_factor
+        n_bytes = factor * cost.bytes
+        return Kernel(name, kernel_class, duration, flop, n_bytes, cost.residual, launches=launches)
+
+    def _moved(self, n_bytes: float) -> float:
+        """Duration [s] of reading and writing some bytes."""
+        if n_bytes <= 0.0:
+            return 0.0
+        cost = kernel_cost(self.library, "memory", bytes=n_bytes)
+        return cost.seconds * self.memory_factor
+
+    def _passes(self, kind: str, backward: bool) -> float:
+        found = self.framework.passes.get(kind)
+        return found[1 if backward else 0] if found else 0.0
+
+    def _launches(self, kind: str, backward: bool) -> float:
+        found = self.framework.passes.get(kind)
+        return found[3 if backward else 2] if found else 1.0
+
+
+def attention_backend(job: Job) -> str:
+    """Name what a job's attention runs: its own, or its framework's on its device."""
+    if job.parallelism.attention is not None:
+        return str(job.parallelism.attention)
+    defaults = FRAMEWORKS[job.parallelism.framework].attention
+    return defaults.get(job.cluster.device, defaults[""])
+
+
+def build_costs(job: Job, library: Library) -> Costs:
+    """Costs of a job's device from a library.
+
+    Raises
+    ------
+    PrismError
+        The device has no such arithmetic.
+    """
+    device, layout, value = DEVICES[job.cluster.device], job.parallelism, library.value
+    precision = layout.precision
+    if not device.flop_per_s(precision):
+        known = [p for p in NUMBER_BYTES if device.flop_per_s(p)]
+        raise PrismError(
+            f"parallelism.precision: {device.name} has no {precision} arithmetic; "
+            f"take {' or '.join(known)}, or another cluster.device"
+        )
+    measured = DEVICES.get(device_key(library.device), device)
+    compute = measured.bf16_flop_per_s / device.bf16_flop_per_s
+    memory = measured.memory_bytes_per_s / device.memory_bytes_per_s
+    expert_s = 0.0 if layout.cuda_graphs else _optional(library, "expert_layer_s")
+    cast = "nominal/cast_efficiency"
+    efficiency = value(cast) if cast in library else 1.0
+    return Costs(
+        library,
+        FRAMEWORKS[layout.framework],
+        attention_backend(job),
+        precision,
+        cast_bytes_per_s=device.memory_bytes_per_s * efficiency,
+        cast_copies=1.0 if precision == "fp8" and device.name not in ONE_ORDER else 2.0,
+        overlap_cost=_optional(library, "overlap_cost"),
+        expert_layer_s=expert_s,
+        gap_s=value("nominal/kernel_launch_s"),
+        compute_factor=compute * job.cluster.scale.compute.time,
+        memory_factor=memory * job.cluster.scale.memory.time,
+    )
+
+
+def _optional(library: Library, name: str) -> float:
+    entry = f"nominal/{name}"
+    return library.value(entry) if entry in library else 0.0

@@ -1,0 +1,421 @@
+"""Kernels of a table of ops: forward, backward, and what backward computes again.
+
+Tensor parallelism as in Megatron, and 8- and 4-bit products as in Transformer Engine: operands are
+quantized where they are made, before a sequence is gathered.
+
+References
+----------
+.. [1] DeepSeek-V3, arXiv:2412.19437, section 3.2: DualPipe, all-to-alls.
+.. [2] Wang et al., arXiv:2408.15664, table 2: the busiest expert has 4 % over its share where
+   balanced without a loss, and 52 to 72 % with an auxiliary loss, over a validation set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from prism.cluster.machine import Cluster
+from prism.workload.frameworks import FRAMEWORKS, FUSED_LOSS_BYTES, Framework
+from prism.workload.kernels import Kernel, collective_law
+from prism.workload.layers import Layer, embedding_ops, layer_halves, loss_ops, share_of
+from prism.workload.ops import (
+    Attention,
+    Exchange,
+    Host,
+    Loss,
+    Norm,
+    Op,
+    Part,
+    Pointwise,
+    Product,
+    Scan,
+    Table,
+)
+
+if TYPE_CHECKING:
+    from prism.jobs.jobspec.blocks import ModelBlock, ParallelismBlock
+    from prism.workload.costs import Costs
+
+TP_OVERLAP_COST = 0.2
+"""Part of a hidden tp collective that stays visible, as slower compute beside it.
+
+Megatron starts the reduction of a column-parallel layer's input gradient (reduce-scatter, or
+all-reduce without sequence parallelism) before the weight gradient's product, which hides it. The
+collective still takes memory bandwidth and cores: NCCL runs 16 to 32 blocks beside 132
+multiprocessors of an H100. An assumption, not a fit.
+"""
+
+DEFAULT_IMBALANCE = 1.1
+"""Tokens of the busiest ep rank over the mean where the job does not say. An assumption between
+the figures of [2]_: a microbatch's counts vary more than a validation set's, and a rank that holds
+several experts averages over them."""
+
+LOSS_REDUCE_BYTES = 12.0
+"""Of a token: maximum, target logit and sum of exponentials, in float32."""
+
+ACCUMULATE_BYTES = {"bf16": 6.0, "fp32": 10.0}
+"""Traffic of adding a weight's gradient in bf16 to a sum in `parallelism.gradient_dtype`."""
+
+Kernels = tuple[Kernel, ...]
+
+
+def expert_imbalance(model: ModelBlock, layout: ParallelismBlock) -> float:
+    """Tokens of the busiest expert-parallel rank over the mean.
+
+    A token's experts are distinct, so that no rank has more than `experts_per_token` lets it have;
+    with a capacity it drops what is beyond that.
+    """
+    if layout.ep == 1:
+        return 1.0
+    most = min(layout.ep, model.n_experts / model.experts_per_token)
+    given = layout.expert_imbalance
+    busiest = min(DEFAULT_IMBALANCE, most) if given is None else float(given)
+    return min(busiest, layout.expert_capacity or busiest)
+
+
+def recomputed(kernel: Kernel) -> Kernel:
+    """Return a forward kernel as it runs again in backward."""
+    return replace(kernel, name=f"recompute_{kernel.name}")
+
+
+@dataclass(frozen=True)
+class Expander:
+    """Turns ops into one GPU's kernels for one microbatch."""
+
+    model: ModelBlock
+    layout: ParallelismBlock
+    cluster: Cluster
+    costs: Costs
+
+    @property
+    def framework(self) -> Framework:
+        """How ops become kernels."""
+        return FRAMEWORKS[self.layout.framework]
+
+    # ------------------------------------------------------------------------------- a layer
+    def forward(self, ops: Iterable[Op]) -> Kernels:
+        """Kernels of ops in program order."""
+        out: list[Kernel] = []
+        for op in ops:
+            out += self._shared_out(op, _FORWARD[type(op)](self, op))
+        return tuple(out)
+
+    def backward(self, ops: Sequence[Op]) -> Kernels:
+        """Kernels of their gradients, the last op's first; residual streams meet at the end."""
+        out: list[Kernel] = []
+        streams = [op for op in ops if isinstance(op, Pointwise) and op.kind == "residual"]
+        for op in [*(op for op in reversed(ops) if op not in streams), *streams]:
+            out += self._shared_out(op, _BACKWARD[type(op)](self, op))
+        return tuple(out)
+
+    def layer(self, layer: Layer) -> tuple[Kernels, Kernels]:
+        """Forward and backward of a layer, with what it recomputes."""
+        halves = layer_halves(self.model, share_of(self.layout), layer)
+        ops = halves[0] + halves[1]
+        again: Kernels = ()
+        if self.layout.recompute == "full":
+            again = self._whole_again(ops)
+        elif self.layout.recompute == "selective" and layer.mlp == "dense":
+            again = self._selected(ops) if layer.mixer in ("attention", "window") else ()
+        backward = tuple(map(recomputed, again))
+        backward += self.backward(halves[1]) + self.backward(halves[0])
+        return self._spaced(self.forward(ops)), self._spaced(backward)
+
+    def embedding(self) -> tuple[Kernels, Kernels]:
+        """Forward and backward of the input embedding."""
+        ops = embedding_ops(self.model, share_of(self.layout))
+        return self._spaced(self.forward(ops)), self._spaced(self.backward(ops))
+
+    def loss(self) -> tuple[Kernels, Kernels]:
+        """Forward and backward of the loss."""
+        ops = loss_ops(self.model, share_of(self.layout))
+        return self._spaced(self.forward(ops)), self._spaced(self.backward(ops))
+
+    def _spaced(self, kernels: Kernels) -> Kernels:
+        """Kernels as they follow each other, with the gaps between them."""
+        return self._overlapped(kernels + self.costs.gaps(kernels))
+
+    def _whole_again(self, ops: Sequence[Op]) -> Kernels:
+        """Forward kernels of a layer that runs again in backward.
+
+        PyTorch stops where it has what was saved for backward: before the last product, whose
+        output nothing reads (`torch.utils.checkpoint`, early stop, since 2.1). Megatron does not.
+        """
+        kernels = self.forward(ops)
+        if self.framework.stops_early:
+            products = [i for i, kernel in enumerate(kernels) if kernel.flop]
+            kernels = kernels[: products[-1]] if products else kernels
+        return kernels
+
+    def _selected(self, ops: Sequence[Op]) -> Kernels:
+        """Forward kernels that run again with selective recomputation, as in torchtitan.
+
+        Every second product is kept, the first one too, attention, and reduce-scatters.
+        """
+        out: list[Kernel] = []
+        number = 0
+        for op in ops:
+            if isinstance(op, Attention):
+                continue
+            kernels = self.forward((op,))
+            if isinstance(op, Product):
+                kept = [part.name for i, part in enumerate(op.parts) if (number + i) % 2 == 0]
+                number += len(op.parts)
+                left = [part for part in op.parts if part.name not in kept]
+                if number == _n_products(ops):  # nothing reads it
+                    break
+                kernels = self.forward((replace(op, parts=tuple(left)),)) if left else ()
+                kernels = tuple(k for k in kernels if "reduce_scatter" not in k.kernel_class)
+                if not left:
+                    kernels = tuple(k for k in self._operand(op))
+            out += kernels
+        return tuple(out)
+
+    def _overlapped(self, kernels: Kernels) -> Kernels:
+        """Leave of all-to-alls what is exposed beside another microbatch's compute.
+
+        DualPipe pairs a forward with a backward of another microbatch, so that each direction's
+        all-to-alls run beside as much compute as it has itself ([1]_, section 3.2.1). What of them
+        is longer is exposed, and at least `TP_OVERLAP_COST`, which stands for the multiprocessors
+        that they take (20 of 132 in [1]_, section 3.2.2).
+        """
+        sent = sum(k.duration for k in kernels if k.group == "ep")
+        if not self.layout.expert_overlap or sent == 0.0:
+            return kernels
+        work = sum(k.duration for k in kernels if not k.group)
+        left = max(sent - work, TP_OVERLAP_COST * sent) / sent
+        return tuple(
+            replace(k, duration=k.duration * left) if k.group == "ep" else k for k in kernels
+        )
+
+    def _shared_out(self, op: Op, kernels: Kernels) -> Kernels:
+        """Take the busiest rank's share of routed work; all wait for it at the next all-to-all."""
+        if self.layout.ep == 1 or not getattr(op, "routed", False):
+            return kernels
+        factor = expert_imbalance(self.model, self.layout)
+        return tuple(replace(k, duration=k.duration * factor, routed=True) for k in kernels)
+
+    # ------------------------------------------------------------------------------- products
+    def _operand(self, op: Product) -> Kernels:
+        """Quantize what a product reads, and gather the sequence of it."""
+        cast: Kernels = ()
+        if op.casts and not op.in_bf16:
+            cast = self.costs.cast(f"{op.name}_cast", op.operand_rows * op.depth)
+        return (*cast, *self._gather(op, op.enter, op.depth, op.name))
+
+    def _product(self, op: Product) -> Kernels:
+        parts = self._parts(op)
+        products = (
+            self._gemm(op, part, part.name, op.rows, part.width, op.depth) for part in parts
+        )
+        reduce = self._reduce(op.leave, op.rows, op.width) if op.leave else ()
+        return (*self._operand(op), *products, *reduce)
+
+    def _product_backward(self, op: Product) -> Kernels:
+        """Input and weight gradients, the input gradient's sum hidden by the latter."""
+        parts = self._parts(op)
+        rows = op.own if op.leave else op.rows
+        cast = () if op.in_bf16 else self.costs.cast(f"{op.name}_backward_cast", rows * op.width)
+        gathered = self._gather(op, op.leave, op.width, f"{op.leave}_backward")
+        inputs = [
+            self._gemm(op, part, f"{part.name}_dgrad", op.rows, op.depth, part.width)
+            for part in parts
+        ]
+        values = op.rows * op.depth
+        sums = tuple(
+            self.costs.pointwise(f"{op.name}_gradient_sum", "residual", values, backward=True)
+            for _ in parts[1:]
+        )
+        weights = [self._weight_gradient(op, part) for part in parts]
+        hidden = sum(k.duration for k in weights)
+        reduce = self._hidden(self._reduce(f"{op.enter}_backward", op.rows, op.depth), hidden)
+        return (
+            *cast, *gathered, *inputs, *sums, *(reduce if op.enter else ()), *weights,
+            *self._accumulated(op),
+        )  # fmt: skip
+
+    def _accumulated(self, op: Product) -> Kernels:
+        """Add weight gradients to those of earlier microbatches, where no product does it.
+
+        With sharded gradients only a part of them is left by then.
+        """
+        p = self.layout
+        if self.framework.fused_sums or p.data_parallel in ("fsdp", "hsdp"):
+            return ()
+        each = ACCUMULATE_BYTES[p.gradient_dtype]
+        if p.gradient_dtype == "bf16":  # the first microbatch's stay where they are
+            each *= 1.0 - 1.0 / p.microbatches
+        if not each:
+            return ()
+        add = self.costs.memory(f"{op.name}_accumulate", each * op.parameters)
+        return (replace(add, is_weight=True),)
+
+    def _parts(self, op: Product) -> tuple[Part, ...]:
+        if self.framework.fused_products or len(op.parts) == 1:
+            return (Part(op.name, op.width),)
+        return op.parts
+
+    def _gemm(self, op: Product, part: Part, name: str, m: float, n: float, k: float) -> Kernel:
+        return self.costs.gemm(
+            name, op.kernel_class, m / op.groups, n, k, op.groups, in_bf16=op.in_bf16
+        )
+
+    def _weight_gradient(self, op: Product, part: Part) -> Kernel:
+        kernel = self.costs.gemm(
+            f"{part.name}_wgrad",
+            op.kernel_class,
+            op.depth,
+            part.width,
+            op.rows / op.groups,
+            op.groups,
+            in_bf16=op.in_bf16,
+            weight=True,
+        )
+        return replace(kernel, is_weight=True)
+
+    # ---------------------------------------------------------------------- attention, the rest
+    def _attention(self, op: Attention) -> Kernels:
+        gathered = self._keys(op, "attention_keys_all_gather", "all_gather")
+        return (*gathered, self.costs.attention(op))
+
+    def _attention_backward(self, op: Attention) -> Kernels:
+        return (
+            *self._keys(op, "attention_backward_keys_all_gather", "all_gather"),
+            self.costs.attention(op, backward=True),
+            *self._keys(op, "keys_reduce_scatter", "reduce_scatter"),
+        )
+
+    def _keys(self, op: Attention, name: str, op_kind: str) -> Kernels:
+        """Communicate keys and values [bfloat16] of the cp group."""
+        n_bytes = 2.0 * op.rows * op.cp * op.keys
+        # one kernel class for gathering keys and scattering their gradients
+        return self._collective(name, "cp_all_gather", op_kind, n_bytes, "cp")
+
+    def _scan(self, op: Scan) -> Kernels:
+        return (self.costs.scan(op),)
+
+    def _scan_backward(self, op: Scan) -> Kernels:
+        """Twice the forward's work, and the forward once more."""
+        return (self.costs.scan(op, backward=True),)
+
+    def _norm(self, op: Norm) -> Kernels:
+        return (self.costs.norm(op.name, op.rows, op.width),)
+
+    def _norm_backward(self, op: Norm) -> Kernels:
+        return (self.costs.norm(f"{op.name}_backward", op.rows, op.width, backward=True),)
+
+    def _pointwise(self, op: Pointwise) -> Kernels:
+        kernel = self.costs.pointwise(op.name, op.kind, op.rows * op.width)
+        return (kernel,) * (kernel.bytes > 0.0)
+
+    def _pointwise_backward(self, op: Pointwise) -> Kernels:
+        name, values = f"{op.name}_backward", op.rows * op.width
+        kernel = self.costs.pointwise(name, op.kind, values, backward=True)
+        return (kernel,) * (kernel.bytes > 0.0)
+
+    def _table(self, op: Table) -> Kernels:
+        lookup = self.costs.memory("embedding", 4.0 * op.rows * op.width, "embedding")
+        return (lookup, *self._reduce("embedding", op.rows, op.width))
+
+    def _table_backward(self, op: Table) -> Kernels:
+        """Scatter of gradients into the float32 table: read 2 + 4, write 4 bytes a value."""
+        scatter = self.costs.memory("embedding_backward", 10.0 * op.rows * op.width, "embedding")
+        gathered = self._tp_gather("embedding_backward", 2.0 * op.rows * op.width)
+        return (*gathered, replace(scatter, is_weight=True))
+
+    def _loss(self, op: Loss) -> Kernels:
+        n_bytes = self._loss_bytes[0] * op.rows * op.vocab
+        return (
+            self.costs.memory("cross_entropy", n_bytes, "loss"),
+            *self._tp("loss_reduce", "all_reduce", LOSS_REDUCE_BYTES * op.rows),
+        )
+
+    def _loss_backward(self, op: Loss) -> Kernels:
+        n_bytes = self._loss_bytes[1] * op.rows * op.vocab
+        return (self.costs.memory("cross_entropy_backward", n_bytes, "loss"),)
+
+    @property
+    def _loss_bytes(self) -> tuple[float, float]:
+        """Traffic of the cross entropy per logit, forward and backward [byte]."""
+        return FUSED_LOSS_BYTES if self.layout.fused_loss else self.framework.loss_bytes
+
+    def _host(self, op: Host) -> Kernels:
+        return self.costs.expert_layer(op.name)
+
+    def _host_backward(self, op: Host) -> Kernels:
+        return self.costs.expert_layer(op.name.replace("host", "backward_host"))
+
+    # ------------------------------------------------------------------------------ collectives
+    def _exchange(self, op: Exchange) -> Kernels:
+        name = op.name if op.group == "ep" else f"{op.name}_{op.op_kind}"
+        return self._exchanged(op, name, op.op_kind)
+
+    def _exchange_backward(self, op: Exchange) -> Kernels:
+        suffix = "" if op.group == "ep" else f"_{op.back_kind}"
+        return self._exchanged(op, f"{op.name}_backward{suffix}", op.back_kind)
+
+    def _exchanged(self, op: Exchange, name: str, op_kind: str) -> Kernels:
+        if not op_kind:
+            return ()
+        n_bytes = 2.0 * op.rows * op.width
+        return self._collective(name, f"{op.group}_{op_kind}", op_kind, n_bytes, op.group)
+
+    def _gather(self, op: Product, among: str, width: float, name: str) -> Kernels:
+        """Gather the sequence of an operand, or of a result's gradient."""
+        if not among:
+            return ()
+        size = 2.0 if op.in_bf16 else self.costs.operand_bytes
+        label = among if name == op.name else name
+        return self._tp_gather(label, size * op.rows * width)
+
+    def _tp_gather(self, name: str, n_bytes: float) -> Kernels:
+        if not self.layout.sequence_parallel:
+            return ()
+        return self._tp(f"{name}_all_gather", "all_gather", n_bytes)
+
+    def _reduce(self, name: str, rows: float, width: float) -> Kernels:
+        """Sum over tp in bfloat16, and scatter the sequence."""
+        op_kind = "reduce_scatter" if self.layout.sequence_parallel else "all_reduce"
+        return self._tp(f"{name}_{op_kind}", op_kind, 2.0 * rows * width)
+
+    def _hidden(self, kernels: Kernels, hidden_s: float) -> Kernels:
+        """Leave of collectives what shows beside a weight gradient of some duration."""
+        out = []
+        for k in kernels:
+            visible = max(k.duration - hidden_s, TP_OVERLAP_COST * k.duration)
+            out.append(replace(k, duration=visible, hidden_s=k.duration - visible))
+        return tuple(out)
+
+    def _tp(self, name: str, op_kind: str, n_bytes: float) -> Kernels:
+        return self._collective(name, f"tp_{op_kind}", op_kind, n_bytes, "tp")
+
+    def _collective(
+        self, name: str, kernel_class: str, op_kind: str, n_bytes: float, group_name: str
+    ) -> Kernels:
+        """One collective as a kernel, or nothing where the group is a single GPU."""
+        group = self.cluster.group(group_name)
+        if group.n_ranks == 1:
+            return ()
+        duration = self.cluster.collective_time(op_kind, n_bytes, group)
+        law = collective_law(self.cluster, n_bytes, group)
+        return (Kernel(name, kernel_class, duration, 0.0, n_bytes, law, group_name),)
+
+
+def _n_products(ops: Sequence[Op]) -> int:
+    return sum(len(op.parts) for op in ops if isinstance(op, Product))
+
+
+_FORWARD: dict[type[Op], Callable[[Expander, Any], Kernels]] = {
+    Product: Expander._product, Attention: Expander._attention, Scan: Expander._scan,
+    Norm: Expander._norm, Pointwise: Expander._pointwise, Table: Expander._table,
+    Loss: Expander._loss, Exchange: Expander._exchange, Host: Expander._host,
+}  # fmt: skip
+_BACKWARD: dict[type[Op], Callable[[Expander, Any], Kernels]] = {
+    Product: Expander._product_backward, Attention: Expander._attention_backward,
+    Scan: Expander._scan_backward, Norm: Expander._norm_backward,
+    Pointwise: Expander._pointwise_backward, Table: Expander._table_backward,
+    Loss: Expander._loss_backward, Exchange: Expander._exchange_backward,
+    Host: Expander._host_backward,
+}  # fmt: skip

@@ -1,0 +1,127 @@
+"""How a framework turns ops into kernels: one record each.
+
+Passes are reads and writes of an op's values in bfloat16, at the rate of a copy: where a kernel's
+access is slower than a copy's, more of them. Those of `eager` are measured by
+``experiments/library/frameworks.py`` in a profile of PyTorch 2.11 on H100, those of `compiled` in
+its kernel list; of the others they are counted in the code of their modules.
+
+References
+----------
+.. [1] Megatron Core 0.14, ``fusions/``, and Transformer Engine 2.8: fused rotary positions, bias
+   and SwiGLU, weight gradients added up in the product, cross entropy.
+.. [2] nanotron, ``nn/layer_norm.py``, ``nn/activations.py``, ``models/llama.py``, 2025: norms and
+   rotary positions of flash-attn, SwiGLU and residuals in eager PyTorch.
+.. [3] transformers 4.5x, ``models/llama/modeling_llama.py``: norms, rotary positions, repeated keys
+   and values, and logits in float32, an eager kernel for each operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Passes(NamedTuple):
+    """What an op's forward and backward take: passes over its values, and kernels launched."""
+
+    forward: float
+    backward: float
+    forward_launches: float = 1.0
+    backward_launches: float = 1.0
+
+
+# kinds that every framework runs alike: nobody measured other ways
+_COMMON = {
+    "routing": Passes(8.0, 0.0, 3, 0),  # logits to scores in float32, the top ones, counts
+    "scatter": Passes(1.0, 1.0),
+    "sort": Passes(2.0, 2.0),
+    "convolution": Passes(2.0, 3.0),
+    "gated_norm": Passes(3.0, 5.0),
+    "gelu": Passes(2.0, 3.0),
+    "repeat": Passes(0.0, 0.0, 0, 0),  # kernels that take fewer key heads, in any layout
+    "layout": Passes(0.0, 0.0, 0, 0),
+}
+_FUSED = _COMMON | {
+    "swiglu": Passes(3.0, 5.0), "rope": Passes(2.0, 2.0), "residual": Passes(3.0, 3.0),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a framework's kernels are."""
+
+    name: str
+    about: str
+    passes: Mapping[str, Passes]
+    norm: str  # backend of rms_norm
+    loss_bytes: tuple[float, float]  # a logit, forward and backward, at the rate of a copy
+    attention: Mapping[str, str]  # backend by device; "" for all others
+    fused_products: bool = True  # q, k and v are one product, gate and up another
+    fused_sums: bool = True  # the product adds to the weight gradients of earlier microbatches
+    stops_early: bool = False  # recomputation ends before the last product
+    saves: tuple[tuple[str, float], ...] = ()  # kind, bytes a value kept beside the least
+    optimizer_rate: float = 1.0  # of the optimizer's traffic, over a copy's
+    product_launches: tuple[float, float] = (1.0, 2.0)  # of one product's forward and backward
+    optimizer_launches: float = 57.0
+
+
+_FLASH_2 = {"": "fa2"}
+_CUDNN = {"": "cudnn", "a100": "fa2", "v100": "efficient", "mi300x": "fa2"}
+"""Transformer Engine takes cuDNN's attention from Hopper on, flash-attn's before."""
+
+FUSED_LOSS_BYTES = 6.0, 6.0
+"""Logits read twice and written once in bfloat16, and as much for the gradient."""
+
+FRAMEWORKS = {
+    framework.name: framework
+    for framework in (
+        Framework(
+            "megatron", "Megatron Core 0.14 with Transformer Engine 2.8", _FUSED, "te", (16.0, 6.0),
+            _CUDNN,
+        ),
+        Framework(
+            "compiled", "torch.compile of PyTorch 2.11",
+            _COMMON | {
+                "swiglu": Passes(2.9, 4.8), "rope": Passes(2.7, 2.7, 3, 4),
+                "repeat": Passes(2.0, 2.0, 0, 0), "layout": Passes(0.3, 0.0, 0, 0),
+                "norm": Passes(2.4, 4.2, 1, 2), "residual": Passes(1.3, 1.3, 0, 0),
+                "attention": Passes(0.0, 0.0, 2, 4),
+            },
+            "compiled", (5.6, 5.7), _FLASH_2,
+            fused_products=False, fused_sums=False, stops_early=True, optimizer_rate=0.74,
+            product_launches=(1.9, 3.7),
+        ),
+        Framework(
+            "eager", "eager PyTorch 2.11",
+            _COMMON | {
+                "swiglu": Passes(4.7, 8.6, 2, 3), "rope": Passes(19.1, 23.8, 16, 24),
+                "repeat": Passes(4.0, 3.7, 2, 2), "layout": Passes(2.2, 4.8, 1, 3),
+                "residual": Passes(2.8, 2.5), "gelu": Passes(2.0, 3.0),
+                "attention": Passes(0.0, 0.0, 2, 4), "norm": Passes(0.0, 0.0, 1, 2),
+            },
+            "eager", (24.4, 25.7), _FLASH_2,
+            fused_products=False, fused_sums=False, stops_early=True, optimizer_rate=0.74,
+            product_launches=(1.9, 3.7), saves=(("swiglu", 2.0),),
+        ),
+        Framework(
+            "nanotron", "nanotron 0.4",
+            _FUSED | {"swiglu": Passes(4.7, 8.6, 2, 3), "residual": Passes(2.8, 2.5)},
+            "te", (24.4, 25.7), _FLASH_2,
+            fused_sums=False, stops_early=True, optimizer_rate=0.74, product_launches=(1.9, 3.7),
+            saves=(("swiglu", 2.0),),
+        ),
+        Framework(
+            "transformers", "transformers 4.5x in eager PyTorch",
+            _COMMON | {
+                "swiglu": Passes(4.7, 8.6, 2, 3), "rope": Passes(10.0, 15.0, 5, 9),
+                "repeat": Passes(4.0, 3.7, 2, 2), "layout": Passes(2.2, 4.8, 1, 3),
+                "residual": Passes(2.8, 2.5), "norm": Passes(18.0, 38.0, 6, 14),
+                "attention": Passes(0.0, 0.0, 2, 4),
+            },
+            "eager", (32.4, 33.7), _FLASH_2,
+            fused_products=False, fused_sums=False, stops_early=True, optimizer_rate=0.74,
+            product_launches=(1.9, 3.7), saves=(("swiglu", 2.0),),
+        ),
+    )
+}  # fmt: skip

@@ -1,0 +1,227 @@
+"""Kinds of ops that a layer consists of, with the sizes of one GPU's share.
+
+A layer is a table of them (`prism.workload.layers`). Kernels of forward and backward, parameters,
+flop, and what backward keeps are all read from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+BF16_BYTES = 2.0
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of a layer, in forward order."""
+
+    name: str
+    rows: float  # tokens that this GPU computes
+
+    @property
+    def parameters(self) -> float:
+        """Its weights on this GPU."""
+        return 0.0
+
+    def kept(self, entering: float) -> float:
+        """Return bytes that backward keeps; a product's operand has `entering` a number."""
+        return 0.0
+
+
+class Part(NamedTuple):
+    """One of the matrices that multiply the same operand."""
+
+    name: str
+    width: float
+
+
+@dataclass(frozen=True)
+class Product(Op):
+    """Product of an operand [rows, depth] with one or more weights [depth, width].
+
+    `enter` makes it column-parallel: the operand is gathered over tp first where the sequence is
+    divided, and its gradient summed; `leave` row-parallel: the result is summed. Both name the
+    collectives. Experts' `groups` share the rows, each with weights of its own.
+    """
+
+    parts: tuple[Part, ...]
+    depth: float
+    kernel_class: str
+    groups: float = 1.0
+    enter: str = ""
+    leave: str = ""
+    own: float = 0.0  # rows of the operand or result outside, where tp divides the sequence
+    resident: bool = False  # every tp rank has all of the weights, for rows of its own
+    routed: bool = False
+    in_bf16: bool = False  # whatever the job's precision
+    casts: bool = True  # its operand is quantized for it, rather than for the op before
+    keeps: bool = True  # its operand is kept for it, rather than for the op before
+
+    @property
+    def width(self) -> float:
+        """Width of all results."""
+        return sum(part.width for part in self.parts)
+
+    @property
+    def operand_rows(self) -> float:
+        """Rows of the operand that this GPU has before they are gathered."""
+        return self.rows if self.leave else self.own or self.rows
+
+    @property
+    def parameters(self) -> float:
+        """Its weights on this GPU."""
+        return self.groups * self.depth * self.width
+
+    def kept(self, entering: float) -> float:
+        """Return bytes of its operand; one that is kept in bf16 already counts if quantized."""
+        size = BF16_BYTES if self.in_bf16 else entering
+        if not self.keeps and size == BF16_BYTES:
+            return 0.0
+        return size * self.operand_rows * self.depth
+
+
+@dataclass(frozen=True)
+class Attention(Op):
+    """Fused causal attention of this GPU's queries with all keys, and cp's exchange of keys."""
+
+    sequences: float
+    seq: float  # tokens of a whole sequence
+    cp: float
+    heads: float
+    kv_heads: float
+    head_size: float
+    v_head_size: float
+    window: float = 0.0  # 0: it sees all tokens
+
+    @property
+    def flop(self) -> float:
+        """Flop of its forward.
+
+        Scores and their product with the values: ``2 s^2`` times the heads' widths of queries and
+        of values, half of it under the causal mask. In a sliding window of w < s tokens each of
+        them sees at most w, so that ``s^2`` is ``2 s w - w^2``.
+        """
+        seen = min(self.window or self.seq, self.seq)
+        width = self.heads * (self.head_size + self.v_head_size)
+        return self.sequences * (2.0 * self.seq * seen - seen**2) * width / self.cp
+
+    @property
+    def query(self) -> float:
+        """Width of the queries."""
+        return self.heads * self.head_size
+
+    @property
+    def out(self) -> float:
+        """Width of the result."""
+        return self.heads * self.v_head_size
+
+    @property
+    def keys(self) -> float:
+        """Width of keys and values together."""
+        return self.kv_heads * (self.head_size + self.v_head_size)
+
+    def kept(self, entering: float) -> float:
+        """Return bytes of queries, keys, values and the result."""
+        return BF16_BYTES * self.rows * (self.query + self.out + self.keys)
+
+
+@dataclass(frozen=True)
+class Scan(Op):
+    """State-space scan of Mamba-2, chunk by chunk."""
+
+    seq: float  # tokens of a whole sequence
+    heads: float
+    head_size: float
+    state: float
+    streams: float  # width of what it reads: x, B and C
+    small: float  # weights beside the products: convolution, dt's bias, A and D, the gated norm
+
+    @property
+    def inside(self) -> float:
+        """Width of all heads."""
+        return self.heads * self.head_size
+
+    @property
+    def flop(self) -> float:
+        """Flop of its forward: 7 a token and value of a state, as Megatron-LM counts.
+
+        The chunked algorithm (arXiv:2405.21060, section 6) does more where chunks are longer than
+        states; which, depends on the kernel.
+        """
+        return 7.0 * self.rows * self.inside * self.state
+
+    @property
+    def parameters(self) -> float:
+        """Its weights on this GPU."""
+        return self.small
+
+    def kept(self, entering: float) -> float:
+        """Return bytes of what it reads, and of its result."""
+        return BF16_BYTES * self.rows * (self.streams + self.inside)
+
+
+@dataclass(frozen=True)
+class Norm(Op):
+    """RMSNorm; every tp rank has all of its weights."""
+
+    width: float
+
+    @property
+    def parameters(self) -> float:
+        """Its weights."""
+        return self.width
+
+    def kept(self, entering: float) -> float:
+        """Return bytes of what it reads."""
+        return BF16_BYTES * self.rows * self.width
+
+
+@dataclass(frozen=True)
+class Pointwise(Op):
+    """Op bound by memory, of a kind that a framework has passes for, over rows of some width."""
+
+    kind: str
+    width: float
+    saves: float = 0.0  # bytes that backward keeps, a value
+    routed: bool = False
+
+    def kept(self, entering: float) -> float:
+        """Return bytes of what it reads, as far as backward needs it."""
+        return self.saves * self.rows * self.width
+
+
+@dataclass(frozen=True)
+class Table(Op):
+    """Look-up in the vocabulary-parallel embedding."""
+
+    width: float
+    vocab: float
+
+    @property
+    def parameters(self) -> float:
+        """Its weights on this GPU."""
+        return self.width * self.vocab
+
+
+@dataclass(frozen=True)
+class Loss(Op):
+    """Vocabulary-parallel cross entropy."""
+
+    vocab: float
+
+
+@dataclass(frozen=True)
+class Exchange(Op):
+    """Collective within a tp or ep group; backward's carries gradients the other way."""
+
+    group: str
+    op_kind: str
+    width: float
+    back_kind: str
+    routed: bool = False
+
+
+@dataclass(frozen=True)
+class Host(Op):
+    """A pass in which the host, launching kernel by kernel, holds up the device."""

@@ -1,0 +1,82 @@
+"""What an optimizer keeps and does for each parameter: one record each.
+
+References
+----------
+.. [1] Kingma & Ba, arXiv:1412.6980: Adam.
+.. [2] Jordan et al., Muon, https://kellerjordan.github.io/posts/muon: five Newton-Schulz steps in
+   bfloat16 for each matrix; vectors and embeddings go by AdamW.
+.. [3] Rajbhandari et al., arXiv:1910.02054, section 3.1: a master copy in float32.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from prism.workload.modelsize import DTYPE_BYTES
+from prism.workload.ops import BF16_BYTES, Op, Product
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prism.jobs.jobspec.blocks import ParallelismBlock
+    from prism.workload.costs import Costs
+
+NEWTON_SCHULZ_STEPS = 5
+
+
+class Optimizer(NamedTuple):
+    """Numbers that an optimizer keeps for each parameter, beside the parameter itself."""
+
+    moments: int
+    orthogonal: bool = False  # matrices' updates are made orthogonal, by products
+
+
+OPTIMIZERS = {"adamw": Optimizer(2), "sgd": Optimizer(0), "muon": Optimizer(1, orthogonal=True)}
+
+
+def state_bytes(layout: ParallelismBlock) -> float:
+    """Bytes of optimizer state per parameter; states in float32 have a master copy with them."""
+    size = DTYPE_BYTES[layout.optimizer_dtype]
+    return size * OPTIMIZERS[layout.optimizer].moments + _master_bytes(layout)
+
+
+def traffic_bytes(layout: ParallelismBlock) -> float:
+    """Memory traffic of one update per parameter: states read and written, gradient, weight.
+
+    Of AdamW in float32 30 bytes, in bfloat16 14.
+    """
+    master = _master_bytes(layout)
+    weight = 2.0 * BF16_BYTES if not master else 2.0 * master + BF16_BYTES
+    moments = DTYPE_BYTES[layout.optimizer_dtype] * OPTIMIZERS[layout.optimizer].moments
+    return 2.0 * moments + DTYPE_BYTES[layout.gradient_dtype] + weight
+
+
+def update_seconds(
+    layout: ParallelismBlock, costs: Costs, ops: Iterable[Op], n: float, n_shards: float
+) -> tuple[float, float]:
+    """Duration [s] and traffic [byte] of updating a rank's part of n parameters of some ops."""
+    n_bytes = traffic_bytes(layout) * n / n_shards
+    seconds = costs.memory("optimizer", n_bytes / costs.framework.optimizer_rate).duration
+    if OPTIMIZERS[layout.optimizer].orthogonal:
+        matrices = Counter(
+            (min(op.depth, part.width), max(op.depth, part.width))
+            for op in ops if isinstance(op, Product) and op.name != "logits"
+            for part in op.parts
+            for _ in range(round(op.groups))
+        )  # fmt: skip
+        products = sum(k * _newton_schulz(costs, *shape) for shape, k in matrices.items())
+        seconds += products / n_shards
+    return seconds, n_bytes
+
+
+def _newton_schulz(costs: Costs, rows: float, columns: float) -> float:
+    """Orthogonalise an update of [rows, columns], rows the shorter side: products [s]."""
+    gram = costs.gemm("gram", "optimizer", rows, rows, columns, in_bf16=True)
+    square = costs.gemm("square", "optimizer", rows, rows, rows, in_bf16=True)
+    apply = costs.gemm("apply", "optimizer", rows, columns, rows, in_bf16=True)
+    return NEWTON_SCHULZ_STEPS * (gram.duration + square.duration + apply.duration)
+
+
+def _master_bytes(layout: ParallelismBlock) -> float:
+    return DTYPE_BYTES["fp32"] if layout.optimizer_dtype == "fp32" else 0.0
