@@ -1,0 +1,111 @@
+"""Measure the passes of eager PyTorch's ops in a profile, as prism/workload/frameworks.py has them.
+
+    python experiments/library/frameworks.py     # needs h100_device of the measured data; 20 s
+
+A pass is one read or write of an op's values in bfloat16 at the rate of a copy, so that a kernel
+whose access is slower than a copy's has more. Prints what the profile of a training step says beside
+the record, and writes passes.csv.
+"""
+
+import gzip
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from prism.workload.frameworks import FRAMEWORKS
+
+HERE = Path(__file__).resolve().parent
+DATA = Path(os.environ.get("PRISM_DATA", HERE.parents[2] / "shared" / "data")) / "h100_device"
+STEPS, MICROBATCHES = 8, 2
+
+
+def copy_rate():
+    """Bytes per second that a copy of 8,192 x 16,384 numbers reads and writes."""
+    rows = pd.read_parquet(DATA / "kernel_series.parquet")
+    rows = rows[(rows.kind == "copy") & (rows.call % 64 != 0)]
+    return 2 * 2 * 8192 * 16384 / (rows.duration_us.median() * 1e-6)
+
+
+def activities():
+    """(op, shape of its first input, on the thread of backward, kernel's name, seconds)."""
+    with gzip.open(DATA / "eager_trace.json.gz") as file:
+        events = [e for e in json.load(file)["traceEvents"] if e.get("ph") == "X"]
+    ops = {e["args"].get("External id"): e for e in events if e.get("cat") == "cpu_op"}
+    forward = next(e["tid"] for e in ops.values() if e["name"] == "aten::_fused_rms_norm")
+    for event in events:
+        op = ops.get(event.get("args", {}).get("External id"))
+        if event.get("cat") == "kernel" and op is not None:
+            shapes = op["args"].get("Input Dims") or [[]]
+            shape = shapes[0][0] if shapes[0] and isinstance(shapes[0][0], list) else shapes[0]
+            yield op["name"][6:], tuple(shape), op["tid"] != forward, event["name"], event["dur"] * 1e-6
+
+
+def kind_of(op, shape, backward, name, model):
+    """Kind of op that a kernel belongs to; empty: a product, or what is no layer's."""
+    head = model["hidden_size"] // model["n_heads"]
+    if op == "mm":
+        return ""
+    if "rms_norm" in op:
+        return "norm"
+    if "attention" in op:
+        return "helpers" if "cudnn::fusion" in name else "attention"
+    if model["vocab_size"] in shape:
+        return "loss"
+    if len(shape) == 3 and shape[-1] == model["ffn_size"]:
+        return "swiglu"
+    if len(shape) == 3 and shape[-1] == model["hidden_size"]:
+        return "residual"
+    if len(shape) == 5 and shape[-1] == head:
+        return "repeat"
+    if len(shape) == 4 and shape[1] == model["seq_len"] and shape[-1] == head:
+        return "layout"
+    if len(shape) >= 4 and shape[-1] in (1, head // 2, head):
+        return "rope"
+    return ""
+
+
+def main():
+    job = yaml.safe_load((DATA / "job.yaml").read_text())
+    model, rate = job["model"], copy_rate()
+    tokens = model["seq_len"] * job["parallelism"]["microbatch_size"]
+    head = model["hidden_size"] // model["n_heads"]
+    query, key = model["hidden_size"], model["n_kv_heads"] * head
+    layers, seconds = model["n_layers"], defaultdict(float)
+    for op, shape, backward, name, duration in activities():
+        seconds[kind_of(op, shape, backward, name, model), backward] += duration
+    # width of an op's values, and how many of it a layer has: forward and backward
+    widths = {
+        "swiglu": (model["ffn_size"], 1, 1), "rope": (query + key, 1, 1),
+        "repeat": (2 * query, 1, 1), "layout": (query + 2 * key, 1, 1), "norm": (query, 2, 2),
+        "residual": (query, 2, 5), "helpers": (query, 1, 1),
+    }  # fmt: skip
+    rows, record = [], FRAMEWORKS["eager"].passes
+    passes_per_step = STEPS * MICROBATCHES
+    for kind, (width, *counts) in widths.items():
+        for backward, count in zip((False, True), counts, strict=True):
+            each = seconds[kind, backward] / passes_per_step / layers / count
+            own = record.get(kind)
+            rows.append({
+                "kind": kind, "pass": ("forward", "backward")[backward], "us": each * 1e6,
+                "passes": each * rate / (2.0 * tokens * width),
+                "record": own[backward] if own else float("nan"),
+            })  # fmt: skip
+    for backward in (False, True):
+        each = seconds["loss", backward] / passes_per_step
+        rows.append({
+            "kind": "loss, bytes a logit", "pass": ("forward", "backward")[backward],
+            "us": each * 1e6, "passes": each * rate / (tokens * model["vocab_size"]),
+            "record": FRAMEWORKS["eager"].loss_bytes[backward],
+        })  # fmt: skip
+    table = pd.DataFrame(rows)
+    print(f"copy: {rate * 1e-12:.2f} TB/s")
+    print(table.round(2).to_string(index=False))
+    table.to_csv(HERE / "passes.csv", index=False, float_format="%.5g")
+
+
+if __name__ == "__main__":
+    main()
