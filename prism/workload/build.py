@@ -14,6 +14,7 @@ from prism.cluster.machine import Cluster, build_cluster
 from prism.cluster.power import gpu_power
 from prism.distributions.library import Library, library_names, load_library
 from prism.jobs.job import layer_split
+from prism.workload.energy import under_power
 from prism.workload.hybrid import HybridTransformer
 from prism.workload.kernels import (
     LOGNORMAL,
@@ -68,7 +69,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     cluster, scale = build_cluster(job, library), job.cluster.scale
     rates = replace(
         build_rates(cluster, library, layout),
-        compute_factor=scale.compute.time * gpu_power(job).slowdown,
+        compute_factor=scale.compute.time,
         memory_factor=scale.memory.time,
     )
     layers = {
@@ -138,7 +139,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         model_flop=count_model_flop(job),
         tokens=float(_sequences(job) * model.seq_len),
     )
-    return scaled(workload, library)
+    return scaled(under_power(job, workload, rates.memory_time), library)
 
 
 def nominal_library(job: Job, library: Library | None) -> Library:
