@@ -12,14 +12,13 @@ from costs_made import (
     TDP,
     classes,
     make_job,
-    microbatch,
     parameters,
     ring,
     simulate,
-    value,
 )
 
 import prism
+from prism.workload.build import build_workload
 
 CASES = {
     "one GPU": ({}, {}),
@@ -244,16 +243,18 @@ def test_mfu_counts_useful_flop_over_the_precisions_peak(layout, model, flop, pe
 
 @pytest.mark.parametrize("layout", [{}, {"pp": 2, "microbatches": 3, "dp": 2}])
 def test_energy_of_computing_moving_and_waiting(layout):
-    """Compute draws the TDP, memory 57 % of it, waiting 21 %; the mean over stages."""
+    """Each flop and byte has its joules over an idle draw of TDP / 5; the mean over stages."""
     job = make_job(layout, steps=1000)
     found = prism.summary(prism.estimate(job, replicates=64, run_replicates=4, seed=1))
     pp, m = layout.get("pp", 1), layout.get("microbatches", 1)
-    kernels = {name: s * m / pp for name, s in microbatch(SMALL, layout).items()}
-    memory = kernels.pop("memory") + kernels.pop("embedding")
-    launch = value("kernel_launch_s")
-    memory += launch + (made.Kernels().move(30.0 * parameters(SMALL)) - launch) / pp
-    compute, step = sum(kernels.values()), found["step_time"]["mean"]
-    power = TDP * (compute + 0.57 * memory + 0.21 * (step - compute - memory)) / step
+    work = build_workload(job, None)
+    each = 0.8 * TDP / (0.7 * made.PEAK)  # J per flop of a product
+    joules = sum(
+        k.flop * each * (1.03 / 0.79 if k.kernel_class == "attention" else 1.0) + 117e-12 * k.bytes
+        for row in work.chunks for c in row for k in (*c.forward, *c.backward)
+    )  # fmt: skip
+    joules = m * joules + 117e-12 * 30.0 * parameters(SMALL)
+    power = 0.2 * TDP + joules / pp / found["step_time"]["mean"]
     energy = found["energy"]
     assert energy["gpu_power_w"] == pytest.approx(power, rel=1e-4)
     joules = power * found["world_size"] * found["time_to_train"]["p50"]

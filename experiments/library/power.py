@@ -1,5 +1,7 @@
 """Fit speed against power (`prism.cluster.power`) to published points, and test it on others.
 
+Then the energy of kernels, the clocks of products at the cap, and a check on two steps of an H100.
+
 `power_points.csv` has one line per measured point: power is the measured draw (stages of Perseus,
 epochs of Zeus) or the limit (the rest), and seconds are of one unit of work. Times are compared
 with the time at the device's TDP, or at the largest power where that is less.
@@ -12,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
+from scipy.optimize import brentq, least_squares
 from scipy.stats import t as student
 
-from prism.cluster.power import AMPERE, CURVES, PowerCurve
+from prism.cluster.devices import find_device
+from prism.cluster.power import AMPERE, CURVES, MOST_PHI, SILICON, Mix, PowerCurve, step_joules
 
 HERE = Path(__file__).resolve().parent
 
@@ -86,8 +89,7 @@ def left_out() -> float:
 
 def spread_of_clocks() -> dict[str, float]:
     """Spread of V100s' clocks, of the logarithm: at their limit and far below it."""
-    data = Path(os.environ.get("PRISM_DATA", HERE.parents[2] / "shared" / "data"))
-    runs = pd.read_parquet(data / "gpu_variability" / "runs.parquet")
+    runs = pd.read_parquet(data() / "gpu_variability" / "runs.parquet")
     runs = runs[runs.cluster == "longhorn"]
     found = {}
     for work, rows in runs.groupby("workload"):
@@ -213,6 +215,44 @@ def cap_clocks() -> dict[str, tuple[float, float, float]]:
     return {name: (float(x.median()), float(x.min()), float(x.max())) for name, x in found.items()}
 
 
+# ms of a step: products, kernels that move bytes, idle; GB moved, TFLOP/s of products
+STEPS = {
+    "eager": (140.4, 91.6, 4.6, 202.0, 751.0),
+    "compiled": (147.7, 41.0, 3.3, 93.0, 714.0),
+}
+GEMM_TFLOP, ATTENTION_TFLOP, GEMM_GB = 105.4, 15.4, 80.6
+BACK_TO_BACK = 670.0, 700.0
+"""TFLOP/s of the steps' shapes back to back at the cap (H200's nearest shapes; their spread)."""
+
+
+def two_steps() -> dict[str, dict[str, float]]:
+    """Phi predicted and measured of an H100's steps, eager and compiled (h100_device, card B).
+
+    Bytes are its README's passes; attention is 276 and 779 us for 64 kernels, at phi = 1.
+    """
+    device, of, out = find_device("h100"), SILICON["h100"], {}
+    rate = sum(BACK_TO_BACK) / 2
+    for name, (_, memory_ms, idle_ms, moved, measured) in STEPS.items():
+        mix = Mix(
+            gemm_s=GEMM_TFLOP / rate,
+            gemm_j=GEMM_TFLOP * of.bf16_pj + 1e-3 * GEMM_GB * of.byte_pj,
+            attention_s=0.0338 * 751.0 / rate,
+            attention_j=ATTENTION_TFLOP * of.attention_pj,
+            memory_s=1e-3 * memory_ms,
+            memory_j=1e-3 * moved * of.byte_pj,
+            wait_s=1e-3 * idle_ms,
+        )
+
+        def excess(phi: float, mix: Mix = mix) -> float:
+            joules, seconds = step_joules(device, mix, phi, 700.0)
+            return joules - 697.0 * seconds
+
+        phi = brentq(excess, 0.5, 2.0)
+        out[name] = {"predicted": phi, "clamped": min(phi, MOST_PHI)}
+        out[name] |= {f"measured over {r:.0f}": measured / r for r in BACK_TO_BACK}
+    return out
+
+
 def main() -> None:
     """Print fits, tests and spreads."""
     for name, (value, low, high) in fits().items():
@@ -231,6 +271,12 @@ def main() -> None:
         )
     print(f"H100, each point from the others: rms {left_out():.1%}")
     print("clocks of V100:", {k: f"{v:.2%}" for k, v in spread_of_clocks().items()})
+    for name, (value, low, high) in energy_fits().items():
+        print(f"{name:24} {value:.3f} pJ, {low:.3f} to {high:.3f}")
+    for name, (value, low, high) in cap_clocks().items():
+        print(f"{name:24} {value:.0f} MHz, {low:.0f} to {high:.0f}")
+    for name, found in two_steps().items():
+        print(name, {key: f"{x:.3f}" for key, x in found.items()})
 
 
 if __name__ == "__main__":
