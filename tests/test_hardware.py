@@ -425,6 +425,13 @@ def test_throttled_nodes_draw_less_for_longer():
     assert found == pytest.approx(expected, rel=0.01)
 
 
+def test_throttled_nodes_that_wait_draw_less_than_heat_leaves_them():
+    hot = {"power_limit_w": 700, "throttled_share": 1.0, "throttled_power_w": 350,
+           "nodes": 1, "gpus_per_node": 2}  # fmt: skip
+    found = run_of(lasting(hot, pp=2, microbatches=1))["energy"]["gpu_power_w"]
+    assert found == pytest.approx(0.5 * 350 + 0.5 * WAIT, rel=0.01)
+
+
 def test_kernels_draw_by_their_flop_and_bytes():
     job = made(None, None, {"nodes": 1, "gpus_per_node": 1}, ONE_GPU)
     work = build_workload(job, None)

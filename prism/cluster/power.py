@@ -314,7 +314,7 @@ def power_state(
 
 
 def step_joules(
-    device: Device, mix: Mix, phi: float, limit_w: float, n_step_s: float | None = None
+    device: Device, mix: Mix, phi: float, limit_w: float, step_s: float | None = None
 ) -> tuple[float, float]:
     """Energy [J] and time [s] of a mix at a speed; with a step's time, idle to its end.
 
@@ -334,7 +334,7 @@ def step_joules(
             joules += now_s * (floor + follows * dynamic)
     joules += min(mix.memory_j + idle * mix.memory_s, limit_w * mix.memory_s)
     seconds = gemm_s + attention_s + mix.memory_s
-    wait_s = mix.wait_s if n_step_s is None else max(n_step_s - seconds, 0.0)
+    wait_s = mix.wait_s if step_s is None else max(step_s - seconds, 0.0)
     return joules + min(idle, limit_w) * wait_s, seconds + wait_s
 
 
