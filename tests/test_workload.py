@@ -9,7 +9,6 @@ from costs_made import (
     PEAK,
     PEAK_FP8,
     SMALL,
-    TDP,
     classes,
     make_job,
     parameters,
@@ -18,7 +17,6 @@ from costs_made import (
 )
 
 import prism
-from prism.workload.build import build_workload
 
 CASES = {
     "one GPU": ({}, {}),
@@ -239,23 +237,3 @@ def test_mfu_counts_useful_flop_over_the_precisions_peak(layout, model, flop, pe
     assert found["tokens_per_step"] == job.tokens_per_step == np.prod(each) * 4096
     tokens_per_s = np.prod(each) * 4096 / found["step_time"]["mean"]
     assert found["tokens_per_s_per_gpu"] == pytest.approx(tokens_per_s / gpus, rel=1e-6)
-
-
-@pytest.mark.parametrize("layout", [{}, {"pp": 2, "microbatches": 3, "dp": 2}])
-def test_energy_of_computing_moving_and_waiting(layout):
-    """Each flop and byte has its joules over an idle draw of TDP / 5; the mean over stages."""
-    job = make_job(layout, steps=1000)
-    found = prism.summary(prism.estimate(job, replicates=64, run_replicates=4, seed=1))
-    pp, m = layout.get("pp", 1), layout.get("microbatches", 1)
-    work = build_workload(job, None)
-    each = 0.8 * TDP / (0.7 * made.PEAK)  # J per flop of a product
-    joules = sum(
-        k.flop * each * (1.03 / 0.79 if k.kernel_class == "attention" else 1.0) + 117e-12 * k.bytes
-        for row in work.chunks for c in row for k in (*c.forward, *c.backward)
-    )  # fmt: skip
-    joules = m * joules + 117e-12 * 30.0 * parameters(SMALL)
-    power = 0.2 * TDP + joules / pp / found["step_time"]["mean"]
-    energy = found["energy"]
-    assert energy["gpu_power_w"] == pytest.approx(power, rel=1e-4)
-    joules = power * found["world_size"] * found["time_to_train"]["p50"]
-    assert energy["gpu_mwh_p50"] * 3.6e9 == pytest.approx(joules, rel=1e-4)
