@@ -51,6 +51,7 @@ NUMBERS: dict[str, list[float]] = {
     "expert_imbalance": [1.0, 1.1, 2.5],
     "expert_capacity": [0.5, 1.0, 2.0],
     "power_limit_w": [350.0],
+    "clock_mhz": [400.0, 1200.0],
     "lemon_slowdown": [1.0, 1.1, 1.25],
 }
 COUNTS: dict[str, list[int]] = {

@@ -1,4 +1,4 @@
-"""The machine: link tiers of groups, message times, and where ranks sit."""
+"""The machine: link tiers of groups, message times, where ranks sit, and power of kernels."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from costs_made import PEAK, SMALL, TDP, make_job, parameters
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_hardware import CURVES, NODES, ONE_GPU, WAIT, figures, ideal, lasting, made, run_of, speed
 from touched import touched
 
+import prism
 from prism import NodeSlowdown, PrismError, load_job, load_library
 from prism.cluster.devices import DEVICES, HOPS_S, find_device
 from prism.cluster.groups import Group, Layout
@@ -17,8 +20,11 @@ from prism.cluster.linkcongestion import congested_links
 from prism.cluster.linktiers import Tier
 from prism.cluster.machine import Cluster, Link, build_cluster
 from prism.cluster.nodemap import Placement
+from prism.cluster.power import mix_of, power_state
 from prism.distributions.library import Entry, Library
 from prism.simulation.prepare import prepare
+from prism.workload.build import build_workload
+from prism.workload.kernels import Kernel
 
 MEGATRON = ["cluster.placement=megatron"]
 NVLINK = Link(400e9, 5e-6)
@@ -324,3 +330,134 @@ def test_a_replica_fewer_keeps_the_network_s_pace() -> None:
             group = cluster.group("dp_cp")
             seconds.append(cluster.collective_time("all_gather", 1e9, group))
         assert max(seconds) < 1.01 * min(seconds)
+
+
+# ------------------------------------------------------------------------- power of kernels
+def phi_of(mix, watts, most=1.1):
+    """Speed at which an H100's mix draws a limit, by small steps down from the most."""
+    floor, exponent, knee = 700 * CURVES["h100"][1], *CURVES["h100"][2:]
+
+    def draw(phi):
+        dynamic = phi**exponent if phi >= knee else phi * knee ** (exponent - 1.0)
+        fast = (mix.gemm_s / phi, mix.gemm_s, mix.gemm_j)
+        late = (mix.attention_s / phi ** (1 / 0.95), mix.attention_s, mix.attention_j)
+        busy = [t * (floor + (WAIT - floor + j / n) * dynamic) for t, n, j in (fast, late) if n]
+        moved = min(WAIT * mix.memory_s + mix.memory_j, watts * mix.memory_s)
+        seconds = fast[0] + late[0] + mix.memory_s + mix.wait_s
+        return (sum(busy) + moved + min(WAIT, watts) * mix.wait_s) / seconds
+
+    return next(phi for phi in most * 0.9999 ** np.arange(20_000) if draw(phi) <= watts)
+
+
+def state_of(job):
+    return build_workload(job, None).power
+
+
+@pytest.mark.parametrize("watts", [250, 400, 550, 700])
+def test_a_limit_slows_compute_as_its_mix_draws_and_nothing_else(watts):
+    job = made(cluster=NODES | {"power_limit_w": watts})
+    plain, capped = (figures(j)["critical_path"] for j in (made(), job))
+    state = state_of(job)
+    assert state.phi == pytest.approx(phi_of(state.mix, watts), rel=2e-4)
+    assert state.phi >= speed("h100", watts)  # a mix of products alone has that
+    assert state.phi == 1.1 or state.watts == pytest.approx(watts, rel=1e-6)
+    slower = (1980 / 1365) * state.phi ** (-1 / 0.95)
+    assert capped["attention"] == pytest.approx(slower * plain["attention"], rel=1e-3)
+    assert capped["gemm_mlp"] == pytest.approx(plain["gemm_mlp"] / state.phi, rel=0.05)
+    for name in ("memory", "optimizer", "p2p", "tp_all_gather"):
+        assert capped[name] == pytest.approx(plain[name], rel=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    flop=st.floats(0.0, 1e15), attention=st.floats(0.0, 1e15), moved=st.floats(0.0, 1e12),
+    wait=st.floats(0.0, 1.0), watts=st.tuples(st.floats(176, 700), st.floats(176, 700)),
+    clocks=st.tuples(st.floats(300, 2000), st.floats(300, 2000)), locked=st.booleans(),
+    device=st.sampled_from(["h100", "h200", "a100"]),
+)  # fmt: skip
+def test_less_power_or_clock_is_never_faster(
+    flop, attention, moved, wait, watts, clocks, locked, device
+):
+    tdp = find_device(device).power_w
+    step = [
+        (Kernel("product", "gemm_mlp", flop / 680e12, flop, 0.0, ""), 1.0),
+        (Kernel("attention", "attention", attention / 600e12, attention, 0.0, ""), 2.0),
+        (Kernel("norm", "memory", moved / 3e12, 0.0, moved, ""), 1.0),
+    ]
+
+    def state(limit, clock):
+        more = {"clock_mhz": round(clock * (0.7 if device == "a100" else 1.0))} if locked else {}
+        limit = {"power_limit_w": round(limit * tdp / 700)}
+        return power_state(lasting(limit | more | {"device": device}), step, wait)
+
+    low, high = (state(w, max(clocks)) for w in sorted(watts))
+    slow, fast = (state(max(watts), c) for c in sorted(clocks))
+    for less, more in ((low, high), (slow, fast)):
+        assert less.gemm_slowdown >= more.gemm_slowdown * (1.0 - 1e-9)
+        assert less.attention_slowdown >= more.attention_slowdown * (1.0 - 1e-9)
+    assert low.watts <= round(min(watts) * tdp / 700)
+    none = power_state(lasting({"device": device}), step, wait)
+    assert none.phi <= 1.1
+
+
+def test_what_a_mix_sums_up_to():
+    """Joules by hand: flop and bytes of each kernel, as often as it runs."""
+    step = [
+        (Kernel("product", "gemm_mlp", 2e-3, 1e12, 4e8, ""), 3.0),
+        (Kernel("logits", "loss", 2e-3, 1e12, 0.0, ""), 1.0),
+        (Kernel("attention", "attention", 1e-3, 5e11, 0.0, ""), 2.0),
+        (Kernel("norm", "memory", 1e-3, 0.0, 3e9, ""), 4.0),
+        (Kernel("few_rows", "gemm_mlp", 5e-4, 1e9, 1.5e9, ""), 1.0),
+        (Kernel("host", "compute", 7e-3, 0.0, 0.0, ""), 1.0),
+    ]
+    job = made({"memory": {"time": 2.0}}, None, NODES, {"precision": "fp8"})
+    mix = mix_of(job, step, 0.5, memory_time=lambda n: n / 3e12)
+    assert mix.gemm_s == pytest.approx(8e-3) and mix.memory_s == pytest.approx(4.5e-3)
+    assert mix.gemm_j == pytest.approx(3 * (0.39 + 4e-4 * 117) + 0.79)
+    assert mix.attention_s == pytest.approx(2e-3 * 1980 / 1365)
+    assert mix.attention_j == pytest.approx(1.03)
+    assert mix.memory_j == pytest.approx(2 * (4 * 3e-3 * 117 + 1e-3 * 0.39 + 1.5e-3 * 117))
+    assert mix.wait_s == pytest.approx(0.507)
+
+
+def test_kernels_draw_by_their_flop_and_bytes():
+    job = made(None, None, {"nodes": 1, "gpus_per_node": 1}, ONE_GPU)
+    work = build_workload(job, None)
+    kernels = [k for row in work.chunks for c in row for k in (*c.forward, *c.backward)]
+    flop = sum(k.flop for k in kernels if k.kernel_class != "attention")
+    late = sum(k.flop for k in kernels if k.kernel_class == "attention")
+    moved = sum(x.bytes for x in (*kernels, *work.optimizer))
+    joules = 1e-12 * (0.79 * flop + 1.03 * late + 117 * moved)
+    assert flop > 0 and late > 0
+    expected = WAIT + joules / ideal(job)
+    assert run_of(job)["energy"]["gpu_power_w"] == pytest.approx(expected, rel=0.01)
+    assert "energy" not in figures(job) and "energy" not in run_of(lasting())
+
+
+@pytest.mark.parametrize("limit", [{"power_limit_w": 300}, {"clock_mhz": 900}])
+def test_a_job_under_a_limit_draws_what_its_mix_does(limit):
+    one = {"nodes": 1, "gpus_per_node": 1}
+    job = made(None, None, one | limit, ONE_GPU)
+    state = state_of(job)
+    assert run_of(job)["energy"]["gpu_power_w"] == pytest.approx(state.watts, rel=0.01)
+    assert state.watts < run_of(made(None, None, one, ONE_GPU))["energy"]["gpu_power_w"]
+
+
+@pytest.mark.parametrize("layout", [{}, {"pp": 2, "microbatches": 3, "dp": 2}])
+def test_energy_of_computing_moving_and_waiting(layout):
+    """Each flop and byte has its joules over an idle draw of TDP / 5; the mean over stages."""
+    job = make_job(layout, steps=1000)
+    found = prism.summary(prism.estimate(job, replicates=64, run_replicates=4, seed=1))
+    pp, m = layout.get("pp", 1), layout.get("microbatches", 1)
+    work = build_workload(job, None)
+    each = 0.8 * TDP / (0.7 * PEAK)  # J per flop of a product
+    joules = sum(
+        k.flop * each * (1.03 / 0.79 if k.kernel_class == "attention" else 1.0) + 117e-12 * k.bytes
+        for row in work.chunks for c in row for k in (*c.forward, *c.backward)
+    )  # fmt: skip
+    joules = m * joules + 117e-12 * 30.0 * parameters(SMALL)
+    power = 0.2 * TDP + joules / pp / found["step_time"]["mean"]
+    energy = found["energy"]
+    assert energy["gpu_power_w"] == pytest.approx(power, rel=1e-4)
+    joules = power * found["world_size"] * found["time_to_train"]["p50"]
+    assert energy["gpu_mwh_p50"] * 3.6e9 == pytest.approx(joules, rel=1e-4)

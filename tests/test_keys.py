@@ -572,6 +572,10 @@ KEYS: dict[str, list[Case]] = {
         case("gpu", 400.0, STEP, ideal=ratio(1.05, 2.0), power=within(200.0, 400.1),
              path__optimizer=times(1.0)),
     ],
+    "cluster.clock_mhz": [
+        case("gpu", 990.0, STEP, path__attention=times(2.0), path__gemm_mlp=ratio(1.2, 1.36),
+             path__optimizer=times(1.0), power=within(100.0, 500.0)),
+    ],
     "cluster.throttled_share": [
         case("eight", 1.0, below={"cluster.device": "h100"},
              also={"cluster.throttled_power_w": 350.0}, mean=ratio(1.02, 2.0)),

@@ -127,7 +127,7 @@ INSIDE = {
     "test_attribution": "estimators of shares, on made-up runs with known ones",
     "test_selection": "stopping rules on made-up candidates with known differences",
     "test_collectives": "times of single collectives, until a command shows them",
-    "test_cluster": "groups and links of ranks, until a command shows them",
+    "test_cluster": "groups and links of ranks, joules of kernels, until a command shows them",
     "test_wiring": "rings and hops of placed groups, counted by brute force",
     "test_placement": "which node holds what, counted by brute force",
     "test_inventory": "names of hosts and benchmarks, one rule each",

@@ -9,14 +9,11 @@ from costs_made import (
     PEAK,
     PEAK_FP8,
     SMALL,
-    TDP,
     classes,
     make_job,
-    microbatch,
     parameters,
     ring,
     simulate,
-    value,
 )
 
 import prism
@@ -240,21 +237,3 @@ def test_mfu_counts_useful_flop_over_the_precisions_peak(layout, model, flop, pe
     assert found["tokens_per_step"] == job.tokens_per_step == np.prod(each) * 4096
     tokens_per_s = np.prod(each) * 4096 / found["step_time"]["mean"]
     assert found["tokens_per_s_per_gpu"] == pytest.approx(tokens_per_s / gpus, rel=1e-6)
-
-
-@pytest.mark.parametrize("layout", [{}, {"pp": 2, "microbatches": 3, "dp": 2}])
-def test_energy_of_computing_moving_and_waiting(layout):
-    """Compute draws the TDP, memory 57 % of it, waiting 21 %; the mean over stages."""
-    job = make_job(layout, steps=1000)
-    found = prism.summary(prism.estimate(job, replicates=64, run_replicates=4, seed=1))
-    pp, m = layout.get("pp", 1), layout.get("microbatches", 1)
-    kernels = {name: s * m / pp for name, s in microbatch(SMALL, layout).items()}
-    memory = kernels.pop("memory") + kernels.pop("embedding")
-    launch = value("kernel_launch_s")
-    memory += launch + (made.Kernels().move(30.0 * parameters(SMALL)) - launch) / pp
-    compute, step = sum(kernels.values()), found["step_time"]["mean"]
-    power = TDP * (compute + 0.57 * memory + 0.21 * (step - compute - memory)) / step
-    energy = found["energy"]
-    assert energy["gpu_power_w"] == pytest.approx(power, rel=1e-4)
-    joules = power * found["world_size"] * found["time_to_train"]["p50"]
-    assert energy["gpu_mwh_p50"] * 3.6e9 == pytest.approx(joules, rel=1e-4)

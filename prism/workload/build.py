@@ -15,6 +15,7 @@ from prism.cluster.power import gpu_power
 from prism.distributions.library import Library, library_names, load_library
 from prism.jobs.job import layer_split
 from prism.workload.costs import build_costs
+from prism.workload.energy import under_power
 from prism.workload.expand import Expander, Kernels
 from prism.workload.kernelcost import NUMBER_BYTES
 from prism.workload.kernels import (
@@ -62,7 +63,6 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     library = nominal_library(job, library)
     layout, model, slots = job.parallelism, job.model, _slots(job)
     cluster, costs = build_cluster(job, library), build_costs(job, library)
-    costs = replace(costs, compute_factor=costs.compute_factor * gpu_power(job).slowdown)
     expander = Expander(model, layout, cluster, costs)
     layers = {layer: expander.layer(layer) for layer in dict.fromkeys(model_layers(model))}
     # cp ranks of a lone replica still reduce, as in ddp
@@ -134,7 +134,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         model_flop=count_model_flop(job),
         tokens=float(_sequences(job) * model.seq_len),
     )
-    return scaled(workload, library)
+    return scaled(under_power(job, workload, costs.moved), library)
 
 
 def nominal_library(job: Job, library: Library | None) -> Library:

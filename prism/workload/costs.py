@@ -70,7 +70,7 @@ class Costs:
         size = NUMBER_BYTES[dtype]
         n_bytes = groups * (size * (m * k + k * n) + 2.0 * m * n)
         summed = groups * (SUM_BYTES - 2.0) * m * n * (weight and self.framework.fused_sums)
-        duration = seconds * self.compute_factor + self._moved(summed)
+        duration = seconds * self.compute_factor + self.moved(summed)
         flop = 2.0 * groups * m * n * k
         launches = self.framework.product_launches
         n_launches = 0.5 * launches[1] if weight or name.endswith("_dgrad") else launches[0]
@@ -130,7 +130,7 @@ class Costs:
         self, name: str, n_bytes: float, kernel_class: str = "memory", launches: float = 1.0
     ) -> Kernel:
         """Kernel that reads and writes some bytes at the rate of a copy."""
-        duration = self._moved(n_bytes)
+        duration = self.moved(n_bytes)
         law = "residual/memory"
         return Kernel(name, kernel_class, duration, 0.0, n_bytes, law, launches=launches)
 
@@ -156,7 +156,7 @@ class Costs:
         n_bytes = factor * cost.bytes
         return Kernel(name, kernel_class, duration, flop, n_bytes, cost.residual, launches=launches)
 
-    def _moved(self, n_bytes: float) -> float:
+    def moved(self, n_bytes: float) -> float:
         """Duration [s] of reading and writing some bytes."""
         if n_bytes <= 0.0:
             return 0.0

@@ -1,27 +1,75 @@
-"""Energy of a job's GPUs: what they draw in compute, in memory-bound kernels, and else."""
+"""A step under a power limit or a locked clock, and the energy of a job's GPUs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from prism.cluster.power import gpu_power, throttled_nodes
-from prism.workload.kernels import COMPUTE_CLASSES, MEMORY_CLASSES
+from prism.cluster.devices import find_device
+from prism.cluster.power import (
+    Mix,
+    gpu_power,
+    kind_of,
+    mix_of,
+    power_state,
+    silicon,
+    step_joules,
+    throttled_nodes,
+)
+from prism.workload.kernels import ChunkWork, Kernel, is_compute
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job
     from prism.workload.work import Workload
 
 
+def under_power(
+    job: Job, workload: Workload, memory_time: Callable[[float], float] | None = None
+) -> Workload:
+    """Return a workload of nominal durations as the job's power limit and clock leave it.
+
+    Unchanged where the job gives neither. Bubbles and what gathers and reductions expose are not
+    known here, so that the step waits less, and computes slower, than it may.
+
+    Parameters
+    ----------
+    memory_time : callable
+        Time that a kernel's bytes take [s]: no product is faster than its bytes.
+    """
+    if job.cluster.power_limit_w is None and job.cluster.clock_mhz is None:
+        return workload
+    state = power_state(job, *_step(job, workload), memory_time)
+    slowdowns = {"gemm": state.gemm_slowdown, "attention": state.attention_slowdown}
+
+    def slowed(kernel: Kernel) -> Kernel:
+        factor = (
+            slowdowns.get(kind_of(kernel, memory_time)) if is_compute(kernel.kernel_class) else None
+        )
+        if factor is None:
+            return kernel
+        least = 0.0 if memory_time is None else memory_time(kernel.bytes)
+        return replace(kernel, duration=max(factor * kernel.duration, least))
+
+    def chunk(work: ChunkWork) -> ChunkWork:
+        names = ("forward", "backward", "inputs", "weights")
+        return replace(work, **{n: tuple(map(slowed, getattr(work, n))) for n in names})
+
+    chunks = tuple(tuple(map(chunk, row)) for row in workload.chunks)
+    return replace(workload, chunks=chunks, power=state)
+
+
 def mean_power(job: Job, workload: Workload | None, step_s: float) -> float | None:
     """Mean power of a job's GPUs over its steps.
 
-    Compute-bound kernels draw the power limit, memory-bound ones and waiting GPUs the shares of the
-    TDP in `prism.cluster.power`. Hosts, networks and cooling are left out.
+    Joules per flop and byte of each kernel (`prism.cluster.power.Silicon`) over the idle draw, to
+    which a GPU falls that waits or communicates; never more than its limit. Durations that a job
+    gives itself draw all of it. Hosts, networks and cooling are left out.
 
     Parameters
     ----------
     job : Job
-        Its power limit and throttled nodes.
+        Its power limit, clock and throttled nodes.
     workload : Workload or None
         Its kernels; None of a fitted trace.
     step_s : float
@@ -34,25 +82,39 @@ def mean_power(job: Job, workload: Workload | None, step_s: float) -> float | No
     """
     if workload is None or (not workload.model_flop and job.cluster.power_limit_w is None):
         return None
-    compute_s = min(_seconds(job, workload, COMPUTE_CLASSES), step_s)
-    memory_s = min(_seconds(job, workload, MEMORY_CLASSES), step_s - compute_s)
+    device, phi = find_device(job.cluster.device), 1.0
     cool, hot = gpu_power(job), gpu_power(job, throttled=True)
-    share = len(throttled_nodes(job)) / job.n_nodes
-    slower_s = min(compute_s * hot.slowdown / cool.slowdown, step_s - memory_s)
-    joules = cool.wait_w * step_s + memory_s * (cool.memory_w - cool.wait_w)
-    joules += (1.0 - share) * compute_s * (cool.compute_w - cool.wait_w)
-    joules += share * slower_s * (hot.compute_w - cool.wait_w)
-    return joules / step_s
+    kernels, wait_s = _step(job, workload)
+    if not workload.model_flop:
+        phi, seconds = 1.0 / cool.slowdown, sum(n * kernel.duration for kernel, n in kernels)
+        over = device.power_w - silicon(device).idle_w
+        mix = Mix(gemm_s=phi * seconds, gemm_j=phi * seconds * over)
+    elif workload.power is not None:
+        mix, phi = workload.power.mix, workload.power.phi
+    else:
+        mix = mix_of(job, kernels, wait_s, at_cap=False)
+    share, mean = len(throttled_nodes(job)) / job.n_nodes, 0.0
+    for part, own, speed in (
+        (1.0 - share, cool, phi), (share, hot, phi * cool.slowdown / hot.slowdown),
+    ):  # fmt: skip
+        joules, seconds = step_joules(device, mix, speed, own.limit_w, step_s)
+        mean += part * min(joules / max(step_s, seconds), own.limit_w)
+    return mean
 
 
-def _seconds(job: Job, workload: Workload, classes: frozenset[str]) -> float:
-    """Seconds of a step that a GPU spends in kernels of some classes, mean over stages."""
-    kernels = sum(
-        kernel.duration
+def _step(job: Job, workload: Workload) -> tuple[list[tuple[Kernel, float]], float]:
+    """Kernels of a step with how often a GPU runs each, mean over stages, and its time on links."""
+    stages, m = len(workload.chunks), job.parallelism.microbatches
+    kernels = [
+        (kernel, m / stages)
         for row in workload.chunks
         for chunk in row
         for kernel in (*chunk.forward, *chunk.backward)
-        if kernel.kernel_class in classes
-    )
-    rest = sum(o.duration for o in workload.optimizer if o.kernel_class in classes)
-    return (job.parallelism.microbatches * kernels + rest) / len(workload.chunks)
+    ]
+    kernels += [
+        (Kernel(o.name, o.kernel_class, o.duration, 0.0, o.bytes, o.law), 1.0 / stages)
+        for o in workload.optimizer
+    ]
+    own = [(kernel, n) for kernel, n in kernels if is_compute(kernel.kernel_class)]
+    links = sum(n * k.duration for k, n in kernels if not is_compute(k.kernel_class))
+    return own, links

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from prism.workload.kernels import ChunkWork, Kernel, is_compute
 
 if TYPE_CHECKING:
+    from prism.cluster.power import PowerState
     from prism.distributions.library import Library
     from prism.jobs.jobspec.blocks import ParallelismBlock
 
@@ -57,6 +58,7 @@ class Workload:
     param_gathers: tuple[tuple[Collective | None, ...], ...] = ()  # zero1's, row by row
     model_flop: float = 0.0  # useful work, see `count_model_flop` [flop]; 0 if unknown
     tokens: float = 0.0  # 0 if unknown
+    power: PowerState | None = None  # under a power limit or a locked clock
 
     def transfers(self, link: int) -> tuple[Collective, ...]:
         """Return what a transfer on a link takes in turn; nothing where it takes no time."""

@@ -68,8 +68,8 @@ FAULTS = [
     ),
     (
         "a GPU's energy is that of all stages together",
-        "return (job.parallelism.microbatches * kernels + rest) / len(workload.chunks)",
-        "return job.parallelism.microbatches * kernels + rest",
+        "stages, m = len(workload.chunks), job.parallelism.microbatches",
+        "stages, m = 1, job.parallelism.microbatches",
     ),
     (
         "a measured node is as slow as the mean of its GPUs, not as the slowest",

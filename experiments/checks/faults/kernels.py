@@ -58,7 +58,7 @@ FAULTS = [
     ),
     (
         "GPUs draw their busy power while they wait",
-        "joules = cool.wait_w * step_s + memory_s * (cool.memory_w - cool.wait_w)",
-        "joules = cool.compute_w * step_s + memory_s * (cool.memory_w - cool.wait_w)",
+        "wait_s = mix.wait_s if step_s is None else max(step_s - seconds, 0.0)",
+        "wait_s = 0.0 if step_s is None else 4.0 * max(step_s - seconds, 0.0)",
     ),
 ]

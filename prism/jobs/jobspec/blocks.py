@@ -368,8 +368,12 @@ class ClusterBlock(Block):
         HardwareScale(),
     )
     power_limit_w: Positive | None = key(
-        "Power limit of each GPU: compute is slower and GPUs less alike under it [the device's "
-        "thermal design power; W]."
+        "Power limit of each GPU, up to its thermal design power: a step's compute is as fast as "
+        "its mix of kernels leaves room for, and GPUs less alike [no such effect; W]."
+    )
+    clock_mhz: Positive | None = key(
+        "Clock to which each GPU is locked; the power limit, or the thermal design power, goes "
+        "before it [not locked; MHz]."
     )
     throttled_share: Share = key(
         "Share of nodes that throttle for heat, evenly spread; needs throttled_power_w.", 0.0
