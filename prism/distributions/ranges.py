@@ -113,7 +113,8 @@ def check_tables(tables: Mapping[str, KernelTable]) -> None:
     Raises ValueError.
     """
     for name, table in tables.items():
-        known = {"flop", *TABLE_AXES.get(name.partition("/")[0].removesuffix("_backward"), ())}
+        family = name.partition("/")[0].removesuffix("_backward")
+        known = {"flop", "head_dim", *TABLE_AXES.get(family, ())}
         if unknown := set(table.axes) - known:
             raise ValueError(f"{name}: unknown size {min(unknown)}; known: {sorted(known)}")
         RATE.check(f"a rate of {name}", table.rate)
