@@ -31,8 +31,8 @@ _WARM_SHARE = 0.3  # of the time there is, for warm-up at most
 _SETTLED = 0.02  # medians of two blocks that differ by less are the same
 _WINDOW_S = 0.25  # of calls back to back, whose medians tell whether the rate has settled
 _WINDOW_CALLS = 2_000  # in a window at most
-_SUSTAINED_S = 4.0  # back to back at most before calls count: a power limit acts within 1 s
-_STEADY = 0.01  # three medians in a row that differ by less are steady
+_SUSTAINED_S = 3.0  # back to back at most before calls count: an H100's power limit acts within 1 s
+_STEADY = 0.02  # means of two windows and of the two before that differ by less are steady
 _MEDIAN_ERROR = 1.2533  # standard error of a normal median over that of the mean
 
 
@@ -201,7 +201,7 @@ def _window(seconds: float) -> int:
 
 
 def _settle(bench: Bench, case: int, end: float) -> tuple[dict[str, Any], float]:
-    """Call a case back to back until three windows take the same, or it has had its time.
+    """Call a case back to back until two windows take as long as the two before, or time is up.
 
     Returns what is kept of it, and the median of the last window [s].
     """
@@ -213,8 +213,9 @@ def _settle(bench: Bench, case: int, end: float) -> tuple[dict[str, Any], float]
         n = _window(medians[-1]) + LEAD
         medians.append(_typical(bench.block(case, n).seconds[LEAD:]))
         calls += n
-        last = medians[1:][-3:]
-        settled = len(last) == 3 and max(last) - min(last) <= _STEADY * min(last)
+        if len(medians) > 4:
+            before, after = sum(medians[-4:-2]), sum(medians[-2:])
+            settled = abs(after - before) <= _STEADY * before
     kept = {"calls": calls, "settled": settled, "first_s": medians[0], "last_s": medians[-1]}
     return kept, medians[-1]
 
