@@ -2,14 +2,17 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from click.testing import CliRunner
 
-from prism import PrismError, answer, load_library, measure
+from prism import PrismError, answer, load_job, load_library, measure
 from prism.cli.app import prism
 from prism.measuring import figures, torchlib
 from prism.measuring.collectives import collective_cases, parse_size
@@ -336,6 +339,20 @@ def test_attention_command_takes_a_backend_and_sustains(tmp_path):
     command[command.index("math")] = "cudnn"
     refused = CliRunner().invoke(prism, command, standalone_mode=False)
     assert isinstance(refused.exception, PrismError)
+
+
+@pytest.mark.slow
+@needs_torch
+def test_one_gpu_experiment_runs_on_a_processor(tmp_path):
+    script = Path(__file__).parents[1] / "experiments" / "one-gpu" / "run.py"
+    command = [sys.executable, str(script), "--device", "cpu", "--quick", "-o", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    kernels, steps = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("kernels", "steps"))
+    assert len(kernels) > 5 and (kernels["mean_s"] > 0.0).all()
+    assert (kernels["n"][0], kernels["calls"].max()) == (64, 500)
+    assert steps["model"][0] == "1.1b-eager" and steps["n"][0] > 0
+    assert (tmp_path / "traces" / "1.1b-eager.json.gz").is_file()
+    assert load_job(str(tmp_path / "1.1b-eager.yaml")).parallelism.framework == "eager"
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from kernels import Kernel, list_kernels, measure
 from model import MODELS, SMALL, Model, Training
@@ -75,6 +76,8 @@ def main() -> None:
     options = read_options()
     device, torch = choose_device(options.device), load_torch()
     cuda = device == "cuda"
+    if not cuda:
+        torch.set_num_threads(1)  # several wait for each other where others use the cores too
     share = (QUICK if options.quick else 1.0) * (1.0 if cuda else TINY)
     clock, results = Clock(options.minutes, share), Results(options.output)
     options.output.mkdir(parents=True, exist_ok=True)
@@ -131,7 +134,8 @@ def run_kernels(
             clear(torch, device)
         mean = float(found.seconds.mean())
         row = {
-            "kernel": label, **kernel.asked, "n": found.seconds.size, "mean_s": mean,
+            "kernel": label, **kernel.asked, "calls": found.seconds.size, "mean_s": mean,
+            "p50_s": float(np.median(found.seconds)),
             "cv": float(found.seconds.std()) / mean, "settled": found.settled,
             "flop": kernel.case.flop, "traffic_bytes": kernel.case.bytes,
             **{key: found.state.get(key) for key in ("sm_clock_hz", "power_w", "temperature_c")},
@@ -191,9 +195,10 @@ def run_model(
         with atomic_write(results.folder / f"{name}.steps.csv") as path:
             pd.DataFrame({"step_s": seconds}).to_csv(path, index_label="step")
         results.add("steps", row)
+        peak = f", peak {row['peak_bytes'] / 2**30:.4g} GiB" if device == "cuda" else ""
         clock.say(
-            f"{name}: {seconds.size} steps of {1e3 * row['mean_s']:.5g} ms, CV {row['cv']:.2%}, "
-            f"peak {row['peak_bytes'] / 2**30:.4g} GiB; profiling"
+            f"{name}: {seconds.size} steps of {1e3 * row['mean_s']:.5g} ms, CV {row['cv']:.2%}"
+            f"{peak}; profiling"
         )
         training.profile(trace)
     except Exception as error:  # of the compiler: of many kinds
