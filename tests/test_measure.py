@@ -2,14 +2,17 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from click.testing import CliRunner
 
-from prism import PrismError, answer, load_library
+from prism import PrismError, answer, load_job, load_library, measure
 from prism.cli.app import prism
 from prism.measuring import figures, torchlib
 from prism.measuring.collectives import collective_cases, parse_size
@@ -29,6 +32,9 @@ needs_torch = pytest.mark.skipif(
 )
 MACHINE = {"device": "NVIDIA H100 80GB HBM3", "device_kind": "cuda", "torch": "2.13", "cores": 8,
            "cpu": "x", "system": "Linux"}  # fmt: skip
+
+
+WAYS = ("forward", "backward")
 
 
 class MadeBench:
@@ -66,8 +72,52 @@ def test_session_interleaves_in_random_order_and_leaves_warm_up_out():
     assert samples.seconds[0].max() < 1.7e-3  # the slow first call is not among those that count
     starts = [blocks[0] for blocks in samples.block]
     assert abs(starts[0] - starts[1]) == 1  # both cases in the first round
-    rounds = np.array(bench.order[-32:]).reshape(-1, 4)[:, 0]
+    rounds = np.array(bench.order[-16:]).reshape(-1, 2)[:, 0]
     assert 0 < rounds.sum() < 8  # neither case always comes first
+
+
+def test_the_first_calls_of_a_block_do_not_count():
+    bench = MadeBench((1e-3,), cv=0.0)
+    block = bench.block
+
+    def slow_first(case, n):
+        made = block(case, n)
+        made.seconds[:2] = 1.0
+        return made
+
+    bench.block = slow_first
+    for sustained in (False, True):
+        samples = Samples.empty("gemm", tuple(gemm_cases(["8x8x8"], "bfloat16")), {})
+        run_session(bench, samples, Plan(repetitions=120, sustained=sustained))
+        assert samples.seconds[0] == pytest.approx(np.full(120, 1e-3))
+
+
+def test_sustained_cases_run_back_to_back_until_they_settle(monkeypatch):
+    class Slowing(MadeBench):
+        """Faster in the first 0.6 s of a case, as a GPU before its power limit acts."""
+
+        since = None
+
+        def block(self, case, n):
+            if not self.order or self.order[-1] != case:
+                self.since = self.now
+            made = super().block(case, n)
+            made.seconds[made.at - self.since < 0.6] *= 0.8
+            return made
+
+    bench = Slowing((1e-3, 5e-3), cv=0.01)
+    monkeypatch.setattr("time.perf_counter", lambda: bench.now)
+    samples = Samples.empty("gemm", tuple(gemm_cases(["8x8x8", "16x8x8"], "bfloat16")), {})
+    run_session(bench, samples, Plan(repetitions=300, sustained=True))
+    assert samples.counts() == [300, 300]
+    assert (np.diff(bench.order) != 0).sum() == 1  # one case after the other
+    assert [x.mean() for x in samples.seconds] == pytest.approx([1e-3, 5e-3], rel=0.01)
+    assert all(warm["settled"] for warm in samples.attrs["warm_up"])
+    began = bench.now
+    samples = Samples.empty("gemm", samples.cases, {})
+    run_session(bench, samples, Plan(repetitions=10**6, sustained=True, limit_s=10.0))
+    assert 10.0 <= bench.now - began < 11.0 and samples.attrs["stopped"]
+    assert min(samples.counts()) > 500
 
 
 def test_a_limit_holds_before_long_calls(monkeypatch):
@@ -167,6 +217,28 @@ def test_other_kinds_leave_the_shipped_tables(tmp_path):
     assert load_library(tmp_path / "cpu.nc").device == "CPU x"
 
 
+def test_attention_by_backend_has_tables_by_name(tmp_path):
+    shapes = [f"{b}x16x{s}x128" for b in (1, 2) for s in (1024, 4096)]
+    samples = made((1e-3,) * 8, repetitions=50)[0]
+    samples.cases = tuple(attention_cases(shapes, "bfloat16", "cudnn"))
+    samples.kind = "attention"
+    write_library(samples, tmp_path / "here.nc")
+    tables = load_library(tmp_path / "here.nc").tables
+    forward, backward = (tables[f"attention/cudnn/bf16/causal/{way}"] for way in WAYS)
+    assert {axis: grid.tolist() for axis, grid in forward.axes.items()} == {
+        "batch": [1, 2], "heads": [16], "seq": [1024, 4096], "head_dim": [128],
+    }  # fmt: skip
+    sizes = {"batch": 2, "heads": 16, "seq": 4096, "head_dim": 128}
+    assert forward(**sizes) == pytest.approx(2.0 * 2 * 16 * 4096**2 * 128 / 1e-3, rel=0.01)
+    assert backward(**sizes) > 2.0 * forward(**sizes)
+    assert "attention/bf16" in tables
+    with pytest.raises(PrismError, match="cudnn, fa2"):
+        attention_cases(shapes, "bfloat16", "fa9")
+    for kind, options in (("gemm", {"backend": "fa2"}), ("collective", {"sustained": True})):
+        with pytest.raises(PrismError):
+            measure(kind, device="cpu", **options)
+
+
 def test_pooled_law_takes_the_median_spread():
     rng = np.random.default_rng(1)
     parts = [m * np.exp(cv * rng.standard_normal(4_000)) for m, cv in
@@ -251,6 +323,36 @@ def test_gemm_command_writes_a_library_that_jobs_take(tmp_path):
     job = ["estimate", "pipeline-8x32", "--set", f"variability.library={file}", "--replicates",
            "128", "--run-replicates", "8", "--seed", "1", "--json", "-q"]  # fmt: skip
     assert json.loads(CliRunner().invoke(prism, job, catch_exceptions=False).stdout)["step_time"]
+
+
+@needs_torch
+def test_attention_command_takes_a_backend_and_sustains(tmp_path):
+    file = tmp_path / "here.nc"
+    command = ["measure", "attention", "--shape", "1x2x16x8", "--shape", "1x2x32x8", "--backend",
+               "math", "--sustained", "--limit", "4s", "-o", str(file), "--repetitions", "30",
+               "--seed", "1", "--device", "cpu", "--json", "-q"]  # fmt: skip
+    done = CliRunner().invoke(prism, command, catch_exceptions=False)
+    numbers = json.loads(done.stdout)
+    assert len(numbers["cases"]) == 4 and all(row["n"] > 0 for row in numbers["cases"])
+    assert all(row["label"].endswith("/math") for row in numbers["cases"])
+    assert "attention/math/fp32/causal/backward" in load_library(file).tables
+    command[command.index("math")] = "cudnn"
+    refused = CliRunner().invoke(prism, command, standalone_mode=False)
+    assert isinstance(refused.exception, PrismError)
+
+
+@pytest.mark.slow
+@needs_torch
+def test_one_gpu_experiment_runs_on_a_processor(tmp_path):
+    script = Path(__file__).parents[1] / "experiments" / "one-gpu" / "run.py"
+    command = [sys.executable, str(script), "--device", "cpu", "--quick", "-o", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    kernels, steps = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("kernels", "steps"))
+    assert len(kernels) > 5 and (kernels["mean_s"] > 0.0).all()
+    assert (kernels["n"][0], kernels["calls"].max()) == (64, 500)
+    assert steps["model"][0] == "1.1b-eager" and steps["n"][0] > 0
+    assert (tmp_path / "traces" / "1.1b-eager.json.gz").is_file()
+    assert load_job(str(tmp_path / "1.1b-eager.yaml")).parallelism.framework == "eager"
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ GOLDEN = "golden values"
 BY_HAND = "by hand, as the block above it says"
 UPDATE = "python experiments/verification/documentation.py --update"
 # folders of experiments/
-NO_RESULTS = ("checks", "front", "jobs", "library", "samples", "verification")
+NO_RESULTS = ("checks", "front", "jobs", "library", "one-gpu", "samples", "verification")
 WHOLE = ("experiments/samples/", "prism/")  # whose folders count with all that they hold
 DRAWN = (".png", ".svg", ".md", ".pyc")
 

@@ -116,7 +116,7 @@ def check_tables(tables: Mapping[str, KernelTable], sizes: Collection[str] | Non
     """
     for name, table in tables.items():
         family = name.partition("/")[0].removesuffix("_backward")
-        known = set(sizes or {"flop", *TABLE_AXES.get(family, ())})
+        known = set(sizes or {"flop", "head_dim", *TABLE_AXES.get(family, ())})
         if unknown := set(table.axes) - known:
             raise ValueError(f"{name}: unknown size {min(unknown)}; known: {sorted(known)}")
         RATE.check(f"a rate of {name}", table.rate)

@@ -64,7 +64,6 @@ _DEFAULT_SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 _MAKE_CASES: dict[str, Callable[[Sequence[str], str], list[Case]]] = {
     "gemm": gemm_cases,
-    "attention": attention_cases,
     "memory": memory_cases,
 }
 
@@ -84,6 +83,8 @@ def measure(
     repetitions: int = 2_000,
     warm_up: int = 200,
     flush_l2: bool = False,
+    backend: str | None = None,
+    sustained: bool = False,
     limit_s: float | None = None,
     base: str | None = None,
     resume: bool = False,
@@ -119,6 +120,10 @@ def measure(
         Calls of a case that count, and the most that come before them.
     flush_l2 : bool
         Empty the L2 cache before each call on a GPU.
+    backend : str, optional
+        Of attention: ``cudnn``, ``fa2``, ``efficient`` or ``math``; torch's choice where None.
+    sustained : bool
+        Run each kernel back to back until its rate settles, as at a GPU's power limit, then count.
     limit_s : float, optional
         Stop after this long [s].
     base : str, optional
@@ -157,16 +162,22 @@ def measure(
     number = dtype or ("bfloat16" if where == "cuda" else "float32")
     from prism.simulation.steps import fresh_seed
 
+    if backend is not None and kind != "attention":
+        raise PrismError(f"{named('backend')} {backend}: is of attention, not of {kind}")
+    if sustained and kind == "collective":
+        raise PrismError(f"{named('sustained')}: is of kernels of one device; leave it out")
     plan = Plan(
-        repetitions, warm_up, limit_s=limit_s, device=where,
+        repetitions, warm_up, limit_s=limit_s, device=where, sustained=sustained,
         seed=fresh_seed() if seed is None else seed,
     )  # fmt: skip
     file = None if output is None else samples_path(output)
     collective = kind == "collective"
     if collective:
-        world, backend = world_size(ranks), choose_backend(where, ranks)
+        world, network = world_size(ranks), choose_backend(where, ranks)
         messages = _messages(sizes, ops, job, where)
-        cases = collective_cases(messages, world, backend, number, tier)
+        cases = collective_cases(messages, world, network, number, tier)
+    elif kind == "attention":
+        cases = attention_cases(_shapes(kind, shapes, job, where), number, backend or "")
     else:
         cases = _MAKE_CASES[kind](_shapes(kind, shapes, job, where), number)
     n_threads = check_threads(threads)
@@ -178,7 +189,7 @@ def measure(
         plan = replace(plan, seed=begun["seed"] if seed is None else seed)
         begun["seed"] = plan.seed
     if collective:
-        done = _run_ranks(samples, plan, backend, world, n_threads, file, progress)
+        done = _run_ranks(samples, plan, network, world, n_threads, file, progress)
         if done is None:
             return None
         samples = done

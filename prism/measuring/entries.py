@@ -37,6 +37,8 @@ GENERATOR = "prism measure"
 CARRIED = "carried over from "
 _LEAST = 0.05  # of the mean: no multiplier of a pooled distribution is smaller
 _HALF = ("bfloat16", "float16")  # the data sheet's rate is that of 16-bit numbers
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+_LONG = {"dim": "head_dim"}  # sizes of tables by backend, where they have another name
 FEWEST = 20
 """Calls below which a case gives no distribution."""
 
@@ -115,7 +117,7 @@ def build_library(samples: Samples, base: Library, name: str) -> Library:
         key or machine["device"],
         entries,
         samples.attrs["date"],
-        {**base.tables, **measured},
+        {**base.tables, **measured, **attention_tables(rows, story)},
         attrs,
         base.kernels,
     )
@@ -203,29 +205,56 @@ def kernel_tables(rows: Sequence[_Row], story: str) -> dict[str, KernelTable]:
         if row.case.family in TABLE_AXES and settings["dtype"] in _HALF:
             way = "_backward" if settings.get("way") == "backward" else ""
             kinds.setdefault(f"{row.case.family}{way}/bf16", []).append(row)
-    out = {}
-    for name, own in kinds.items():
-        axes = TABLE_AXES[own[0].case.family]
-        by_size: dict[tuple[float, ...], list[float]] = {}
-        by_work: dict[tuple[float, ...], list[float]] = {}
-        for row in own:
-            own_rate = row.case.flop / float(np.median(row.seconds))
-            size = tuple(float(row.case.settings[axis]) for axis in axes)
-            by_size.setdefault(size, []).append(own_rate)
-            by_work.setdefault((row.case.flop,), []).append(own_rate)
-        grids = [sorted(set(column)) for column in zip(*by_size, strict=True)]
-        whole = len(by_size) == math.prod(map(len, grids)) and min(map(len, grids)) > 1
-        found, names = (by_size, axes) if whole else (by_work, ("flop",))
-        if len(found) < 2:
-            continue
-        grids = [sorted(set(column)) for column in zip(*found, strict=True)]
-        rate = np.array([float(np.median(found[key])) for key in product(*grids)])
-        out[name] = KernelTable(
-            dict(zip(names, map(np.array, grids), strict=True)),
-            rate.reshape([len(grid) for grid in grids]),
-            source=f"{story}: {format_count(len(found), 'size')}",
-        )
-    return out
+    made = {
+        name: _table(own, TABLE_AXES[own[0].case.family], 2, story) for name, own in kinds.items()
+    }
+    return {name: table for name, table in made.items() if table is not None}
+
+
+def attention_tables(rows: Sequence[_Row], story: str) -> dict[str, KernelTable]:
+    """Median rates of attention whose backend is known: over sizes, or work where some are missing.
+
+    By the names that kernels are looked up by: ``attention/cudnn/bf16/causal/forward``.
+    """
+    kinds: dict[str, list[_Row]] = {}
+    for row in rows:
+        settings = row.case.settings
+        if row.case.family == "attention" and settings.get("backend"):
+            number = _SHORT[settings["dtype"]]
+            name = f"attention/{settings['backend']}/{number}/causal/{settings['way']}"
+            kinds.setdefault(name, []).append(row)
+    made = {name: _table(own, TABLE_AXES["attention"], 1, story) for name, own in kinds.items()}
+    return {
+        name: replace(table, axes={_LONG.get(axis, axis): x for axis, x in table.axes.items()})
+        for name, table in made.items()
+        if table is not None
+    }
+
+
+def _table(rows: Sequence[_Row], axes: Sequence[str], least: int, story: str) -> KernelTable | None:
+    """Median rates over sizes, or over work where combinations are missing; None of a single one.
+
+    An axis has `least` sizes or more.
+    """
+    by_size: dict[tuple[float, ...], list[float]] = {}
+    by_work: dict[tuple[float, ...], list[float]] = {}
+    for row in rows:
+        own_rate = row.case.flop / float(np.median(row.seconds))
+        size = tuple(float(row.case.settings[axis]) for axis in axes)
+        by_size.setdefault(size, []).append(own_rate)
+        by_work.setdefault((row.case.flop,), []).append(own_rate)
+    grids = [sorted(set(column)) for column in zip(*by_size, strict=True)]
+    whole = len(by_size) == math.prod(map(len, grids)) and min(map(len, grids)) >= least
+    found, names = (by_size, axes) if whole else (by_work, ("flop",))
+    if len(found) < 2:
+        return None
+    grids = [sorted(set(column)) for column in zip(*found, strict=True)]
+    rate = np.array([float(np.median(found[key])) for key in product(*grids)])
+    return KernelTable(
+        dict(zip(names, map(np.array, grids), strict=True)),
+        rate.reshape([len(grid) for grid in grids]),
+        source=f"{story}: {format_count(len(found), 'size')}",
+    )
 
 
 def _nominal(rows: Sequence[_Row], story: str, machine: Mapping[str, Any]) -> dict[str, Entry]:

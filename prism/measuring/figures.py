@@ -218,6 +218,9 @@ def _warnings(samples: Samples, cases: list[dict[str, Any]]) -> list[str]:
         for i, warm in enumerate(samples.attrs.get("warm_up", []))
         if warm.get("settled") is False
     ]
-    say(cold, "calls were still getting faster when warm-up ended; raise --warm-up")
     about = samples.attrs
+    if about.get("plan", {}).get("sustained"):
+        say(cold, "the rate had not settled when calls began to count; measure longer, or again")
+    else:
+        say(cold, "calls were still getting faster when warm-up ended; raise --warm-up")
     return out + load_warning(about.get("machine", {}), about.get("states", []))

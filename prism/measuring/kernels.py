@@ -8,9 +8,10 @@ framework's own.
 
 from __future__ import annotations
 
+import importlib
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from prism.common.errors import PrismError
@@ -31,6 +32,12 @@ MEMORY_SHAPES: dict[str, tuple[str, ...]] = {
     "cpu": ("512x512", "2048x1024"),
     "cuda": ("4096x4096", "8192x8192"),
 }
+
+BACKENDS = {
+    "cudnn": "CUDNN_ATTENTION", "fa2": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION",
+    "math": "MATH",
+}  # fmt: skip
+"""Backends of attention, and what `torch.nn.attention.SDPBackend` calls them."""
 
 MEMORY_OPS = {"layernorm": 2.0, "add": 3.0, "softmax": 2.0, "copy": 2.0}
 """Memory-bound kernels, and how many arrays each reads and writes: what has to move, no more."""
@@ -67,19 +74,25 @@ def gemm_cases(shapes: Iterable[str], dtype: str) -> list[Case]:
     return cases
 
 
-def attention_cases(shapes: Iterable[str], dtype: str) -> list[Case]:
-    """Causal attention, forward and backward, of batch x heads x sequence x head size."""
+def attention_cases(shapes: Iterable[str], dtype: str, backend: str = "") -> list[Case]:
+    """Causal attention, forward and backward, of batch x heads x sequence x head size.
+
+    By a backend of `BACKENDS`, or the one that torch chooses.
+    """
+    if backend and backend not in BACKENDS:
+        raise PrismError(f"--backend {backend}: expected one of {', '.join(BACKENDS)}")
     cases = []
     for text in shapes:
         b, h, s, d = parse_sizes(text, 4, "BATCHxHEADSxSEQxDIM")
         flop = 2.0 * b * h * s * s * d  # two products of 2 s^2 d, of which causality needs half
         array = float(DTYPES[dtype] * b * h * s * d)
         settings = {"batch": b, "heads": h, "seq": s, "dim": d, "dtype": dtype}
+        settings |= {"backend": backend} if backend else {}
         for way, work, arrays in (
             ("forward", flop, _FORWARD_ARRAYS),
             ("backward", KINDS["attention"].backward_flop * flop, _BACKWARD_ARRAYS),
         ):
-            label = f"attention-{way}/{b}x{h}x{s}x{d}/{dtype}"
+            label = f"attention-{way}/{b}x{h}x{s}x{d}/{dtype}" + f"/{backend}" * bool(backend)
             cases.append(Case(label, "attention", work, arrays * array, settings | {"way": way}))
     return cases
 
@@ -103,8 +116,11 @@ def build_call(case: Case, torch: Any, device: str) -> Call:
         call()
     except (RuntimeError, NotImplementedError) as error:
         text = str(error).splitlines()[0]
+        other = (
+            "--shape, --dtype or --backend" if case.family == "attention" else "--shape or --dtype"
+        )
         raise PrismError(
-            f"{case.label}: does not run on this device: {text}; choose another --shape or --dtype"
+            f"{case.label}: does not run on this device: {text}; choose another {other}"
         ) from None
     return call
 
@@ -152,7 +168,7 @@ def _attention(case: Case, torch: Any, device: str) -> Call:
     backward = s["way"] == "backward"
     shape = (s["batch"], s["heads"], s["seq"], s["dim"])
     q, k, v = (torch.randn(*shape, **made, requires_grad=backward) for _ in range(3))
-    attend = torch.nn.functional.scaled_dot_product_attention
+    attend = attention_by(s.get("backend", ""), torch)
     if not backward:
 
         def forward() -> None:
@@ -163,6 +179,21 @@ def _attention(case: Case, torch: Any, device: str) -> Call:
     out = attend(q, k, v, is_causal=True)
     gradient = torch.randn_like(out)
     return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
+
+
+def attention_by(backend: str, torch: Any) -> Callable[..., Any]:
+    """Return scaled_dot_product_attention by a backend of `BACKENDS`; by torch's choice if ""."""
+    attend: Callable[..., Any] = torch.nn.functional.scaled_dot_product_attention
+    if not backend:
+        return attend
+    module = importlib.import_module("torch.nn.attention")
+    chosen = getattr(module.SDPBackend, BACKENDS[backend])
+
+    def by_backend(*args: Any, **options: Any) -> Any:
+        with module.sdpa_kernel(chosen):
+            return attend(*args, **options)
+
+    return by_backend
 
 
 def _memory(case: Case, torch: Any, device: str) -> Call:

@@ -2,8 +2,9 @@
 
 Every round goes through all cases in a new random order and makes a block of calls of each, so that
 a drift of the machine falls on all of them alike, and calls of one block follow each other as they
-do in training. Samples are handed out every few seconds, so that little is lost when it is
-interrupted.
+do in training. Sustained, each case instead runs back to back until its rate settles, as it does at
+a GPU's power limit, and its calls follow. Samples are handed out every few seconds, so that little
+is lost when it is interrupted.
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ from prism.measuring.samples import Array, Samples
 from prism.measuring.timers import Block
 
 LEAD = 2
-"""Calls before each block that are not counted: another case ran last, and its data fill caches."""
+"""Calls of each block that are not counted, its first: another case ran last, whose data fill the
+caches, and the first call after a synchronisation is 4 to 25 % slow on an H100."""
 _KEEP_EVERY_S = 5.0
 _STATE_EVERY_S = 10.0
 _WARM_BLOCK = 10
 _WARM_SHARE = 0.3  # of the time there is, for warm-up at most
 _SETTLED = 0.02  # medians of two blocks that differ by less are the same
+_WINDOW_S = 0.25  # of calls back to back, whose medians tell whether the rate has settled
+_WINDOW_CALLS = 2_000  # in a window at most
+_SUSTAINED_S = 3.0  # back to back at most before calls count: an H100's power limit acts within 1 s
+_STEADY = 0.02  # means of two windows and of the two before that differ by less are steady
 _MEDIAN_ERROR = 1.2533  # standard error of a normal median over that of the mean
 
 
@@ -48,6 +54,8 @@ class Plan:
         Of the order.
     device : str
         ``cpu`` or ``cuda``: whose state is recorded.
+    sustained : bool
+        Case by case, back to back until the rate settles; `warm_up` and `block` say nothing then.
     """
 
     repetitions: int = 2_000
@@ -56,6 +64,7 @@ class Plan:
     limit_s: float | None = None
     seed: int = 0
     device: str = "cpu"
+    sustained: bool = False
 
 
 class Bench(Protocol):
@@ -93,9 +102,9 @@ def run_session(
     earlier = max((float(at[-1]) for at in samples.at if at.size), default=0.0)
     states = samples.attrs.setdefault("states", [])
     states.append(read_state(plan.device))
-    samples.attrs["warm_up"] = [_warm_up(bench, i, plan, began) for i in range(len(samples.cases))]
+    log = _Log(bench, samples, plan, began, began - earlier, progress, keep)
     try:
-        _rounds(bench, samples, plan, began, began - earlier, progress, keep)
+        (_sustained if plan.sustained else _rounds)(log)
     finally:
         states.append(read_state(plan.device))
         if keep is not None and any(samples.counts()):
@@ -103,43 +112,112 @@ def run_session(
     return samples
 
 
-def _rounds(
-    bench: Bench, samples: Samples, plan: Plan, began: float, origin: float,
-    progress: Progress | None, keep: Callable[[Samples], None] | None,
-) -> None:  # fmt: skip
+class _Log:
+    """Makes blocks of calls and writes them down."""
+
+    def __init__(
+        self, bench: Bench, samples: Samples, plan: Plan, began: float, origin: float,
+        progress: Progress | None, keep: Callable[[Samples], None] | None,
+    ) -> None:  # fmt: skip
+        self.bench, self.samples, self.plan, self.began = bench, samples, plan, began
+        self.origin, self.progress, self.keep = origin, progress, keep
+        self.total = plan.repetitions * len(samples.cases)
+        last = max((int(block[-1]) for block in samples.block if block.size), default=-1)
+        self.number, self.kept, self.looked = last + 1, began, began
+        self.rng = np.random.Generator(np.random.Philox(plan.seed))
+
+    def missing(self, case: int) -> int:
+        """Count the calls of a case that are still to be made."""
+        return self.plan.repetitions - self.samples.counts()[case]
+
+    def block(self, case: int, n: int, lead: int) -> float:
+        """Make some calls, the first of them not counted; median duration [s]."""
+        made = self.bench.block(case, lead + n)
+        slowest = made.seconds if made.slowest is None else made.slowest
+        seconds, at, slowest = made.seconds[lead:], made.at[lead:] - self.origin, slowest[lead:]
+        self.samples.add(case, seconds, at, slowest, self.number)
+        self.number += 1
+        now = time.perf_counter()
+        if self.progress is not None:
+            self.progress(sum(self.samples.counts()), self.total)
+        if now - self.looked > _STATE_EVERY_S:
+            self.samples.attrs["states"].append(read_state(self.plan.device))
+            self.looked = time.perf_counter()
+        if self.keep is not None and now - self.kept > _KEEP_EVERY_S:
+            self.keep(self.samples)
+            self.kept = time.perf_counter()
+        return _typical(slowest)
+
+    def is_over(self) -> bool:
+        """Tell whether time is up, and note it."""
+        over = _is_over(self.bench, self.plan, self.began)
+        if over:
+            self.samples.attrs["stopped"] = f"after {self.plan.limit_s:g} s, as --limit says"
+        return over
+
+
+def _rounds(log: _Log) -> None:
     """Go through the cases in random order until each has its calls, or time is up."""
-    rng = np.random.Generator(np.random.Philox(plan.seed))
-    total = plan.repetitions * len(samples.cases)
-    number = max((int(block[-1]) for block in samples.block if block.size), default=-1) + 1
-    kept = looked = began
-    typical = [float(warm.get("last_s", 0.0)) for warm in samples.attrs["warm_up"]]
-    while min(samples.counts()) < plan.repetitions:
-        for case in rng.permutation(len(samples.cases)):
-            n = min(plan.block, plan.repetitions - samples.counts()[case])
+    bench, plan, cases = log.bench, log.plan, range(len(log.samples.cases))
+    warm = [_warm_up(bench, case, plan, log.began) for case in cases]
+    log.samples.attrs["warm_up"] = warm
+    typical = [float(one.get("last_s", 0.0)) for one in warm]
+    while any(log.missing(case) > 0 for case in cases):
+        for case in map(int, log.rng.permutation(len(cases))):
+            n = min(plan.block, log.missing(case))
             if n <= 0:
                 continue
-            n = _in_time(bench, plan, began, typical[case], n + LEAD) - LEAD
-            if n <= 0:  # long calls: one that counts costs less than two that do not
-                n = 1
-            else:
-                bench.block(int(case), LEAD)
-            block = bench.block(int(case), n)
-            slowest = block.seconds if block.slowest is None else block.slowest
-            typical[case] = _typical(slowest)
-            samples.add(int(case), block.seconds, block.at - origin, slowest, number)
-            number += 1
-            now = time.perf_counter()
-            if progress is not None:
-                progress(sum(samples.counts()), total)
-            if now - looked > _STATE_EVERY_S:
-                samples.attrs["states"].append(read_state(plan.device))
-                looked = time.perf_counter()
-            if keep is not None and now - kept > _KEEP_EVERY_S:
-                keep(samples)
-                kept = time.perf_counter()
-            if _is_over(bench, plan, began):
-                samples.attrs["stopped"] = f"after {plan.limit_s:g} s, as --limit says"
+            n = _in_time(bench, plan, log.began, typical[case], n + LEAD) - LEAD
+            # of long calls one that counts costs less than two that do not
+            typical[case] = log.block(case, n, LEAD) if n > 0 else log.block(case, 1, 0)
+            if log.is_over():
                 return
+
+
+def _sustained(log: _Log) -> None:
+    """Case by case: calls back to back until the rate settles, then those that count."""
+    bench, plan, n_cases = log.bench, log.plan, len(log.samples.cases)
+    warm: list[dict[str, Any]] = [{"calls": 0, "settled": None} for _ in range(n_cases)]
+    log.samples.attrs["warm_up"] = warm
+    for done, case in enumerate(map(int, log.rng.permutation(n_cases))):
+        if log.missing(case) <= 0:
+            continue
+        end = np.inf
+        if plan.limit_s is not None:  # what is left, shared by the cases that are left
+            now = time.perf_counter()
+            end = now + bench.agree((log.began + plan.limit_s - now) / (n_cases - done))
+        warm[case], typical = _settle(bench, case, end)
+        while log.missing(case) > 0:
+            log.block(case, min(_window(typical), log.missing(case)), LEAD)
+            if bench.agree(time.perf_counter()) >= end:
+                break
+        if log.is_over():
+            return
+
+
+def _window(seconds: float) -> int:
+    """Count the calls of so long that fill a window."""
+    return int(np.clip(_WINDOW_S / max(seconds, 1e-9), 1, _WINDOW_CALLS))
+
+
+def _settle(bench: Bench, case: int, end: float) -> tuple[dict[str, Any], float]:
+    """Call a case back to back until two windows take as long as the two before, or time is up.
+
+    Returns what is kept of it, and the median of the last window [s].
+    """
+    began = time.perf_counter()
+    limit = min(_SUSTAINED_S, _WARM_SHARE * (end - began))
+    first = bench.block(case, 1).seconds
+    medians, calls, settled = [float(first[0])], 1, False
+    while not settled and bench.agree(time.perf_counter() - began) < limit:
+        n = _window(medians[-1]) + LEAD
+        medians.append(_typical(bench.block(case, n).seconds[LEAD:]))
+        calls += n
+        if len(medians) > 4:
+            before, after = sum(medians[-4:-2]), sum(medians[-2:])
+            settled = abs(after - before) <= _STEADY * before
+    kept = {"calls": calls, "settled": settled, "first_s": medians[0], "last_s": medians[-1]}
+    return kept, medians[-1]
 
 
 def _is_over(bench: Bench, plan: Plan, began: float, share: float = 1.0) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -78,6 +79,18 @@ def _library_options(command: Command) -> Command:
     return command
 
 
+def _backend_option(kind: str) -> Callable[[Command], Command]:
+    """Add the backend of attention; other kinds have none."""
+    if kind != "attention":
+        return lambda command: command
+    return click.option(
+        "--backend",
+        type=click.Choice(["cudnn", "fa2", "efficient", "math"]),
+        help="Of scaled_dot_product_attention; its tables go by this name too.  [default: "
+        "torch's choice]",
+    )
+
+
 def _add_kernels(kind: str, form: str, text: str) -> None:
     """Add the command of a kind of kernel, whose sizes are written in this form."""
 
@@ -85,7 +98,14 @@ def _add_kernels(kind: str, form: str, text: str) -> None:
     @click.option("--shape", "shapes", metavar=form, multiple=True,
                   help="Repeatable.  [default: a few of each size]")  # fmt: skip
     @_library_options
+    @click.option(
+        "--sustained",
+        is_flag=True,
+        help="Each size back to back until its rate settles, at a GPU's power limit for one; then "
+        "the calls that count.",
+    )
     @click.option("--flush-l2", is_flag=True, help="Empty a GPU's L2 cache before each call.")
+    @_backend_option(kind)
     @common_options(threads=THREADS)
     def run(**options: Any) -> None:
         _measure(kind, options)
