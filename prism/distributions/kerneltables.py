@@ -244,11 +244,13 @@ def add_kernels(dataset: xr.Dataset, kernels: Mapping[str, KernelTable | KernelF
         "n": ((one,), np.array([fit.n for fit in rows], np.int32), "kernels behind it"),
         "sd": ((one,), np.array([fit.sd for fit in rows]), "sd of log predicted over measured"),
         "ends": ((one, size_dim, f"{_FITS}_end"), ends, "lowest, highest measured"),
-        "owner": ((term_dim,), np.array(owner, np.int32), "fit of a term, from 0"),
         "coefficient": ((term_dim,), np.array(coefficients), "coefficient of a term [s]"),
         "power": ((term_dim, size_dim), np.array(powers), "power of a size in a term"),
     }
     dataset.coords[one] = (one, np.array(list(fits), object))
+    dataset.coords[term_dim] = (
+        term_dim, np.array(owner, np.int32), {"long_name": "fit of a term, from 0"},
+    )  # fmt: skip
     dataset.coords[size_dim] = (size_dim, np.array(sizes, object))
     for key, (dims, values, what) in columns.items():
         dataset[f"{_FITS}_{key}"] = (dims, values, {"long_name": what, "units": "1"})
@@ -266,18 +268,18 @@ def read_kernels(dataset: xr.Dataset) -> dict[str, KernelTable | KernelFit]:
         name: replace(table, axes={k.removeprefix(f"{_GRIDS}_"): x for k, x in table.axes.items()})
         for name, table in read_tables(dataset, _GRIDS).items()
     }
-    if f"{_FITS}_owner" not in dataset:
+    if _FITS not in dataset:
         return out
     get = {
         key: np.asarray(dataset[f"{_FITS}_{key}"].values)
-        for key in ("source", "n", "sd", "ends", "owner", "coefficient", "power")
+        for key in ("source", "n", "sd", "ends", "term", "coefficient", "power")
     }
     sizes = [str(name) for name in dataset[f"{_FITS}_size"].values]
     for i, name in enumerate(map(str, dataset[_FITS].values)):
         terms = tuple(
             Term(float(get["coefficient"][j]),
                  {size: float(p) for size, p in zip(sizes, get["power"][j], strict=True) if p})
-            for j in np.flatnonzero(get["owner"] == i)
+            for j in np.flatnonzero(get["term"] == i)
         )  # fmt: skip
         ends = {
             size: (float(low), float(high))
