@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 LEAST_SHARE = 0.25
 """Least limit over the TDP: parts accept no less (A100 100 of 400 W, H100 200 of 700 W)."""
 
-MOST_PHI = 1.1
-"""Most that products gain where a step draws less than its limit: 751 TFLOP/s in eager steps of an
-H100 over 680 back to back. Faster was not seen with random operands."""
-
 GEMM_EXPONENT = 0.95
 """Of the clock in the speed of matrix products; attention follows it exactly (H100)."""
 
@@ -103,7 +99,10 @@ class Silicon:
     attention_pj: float  # per flop, forward; taken for backward too
     byte_pj: float
     gemm_mhz: float  # products back to back at the TDP: phi = 1
-    attention_mhz: float  # of attention's tables: short runs near the boost clock
+    table_phi: float  # of products' tables, which are short runs; no step is faster
+    attention_phi: float  # of attention's tables
+    attention_mhz: float  # and their clock
+    boost_mhz: float
 
     def flop_pj(self, precision: str) -> float:
         """Picojoules per flop of products in a precision of `parallelism.precision`."""
@@ -112,17 +111,19 @@ class Silicon:
 
 
 SILICON = {
-    "a100": Silicon(85.0, 1.20, 0.60, 0.75, 0.48, 1.57, 94.0, 1351.0, 1410.0),
-    "h100": Silicon(126.0, 0.79, 0.39, 0.49, 0.39, 1.03, 117.0, 1365.0, 1980.0),
-    "h200": Silicon(126.0, 0.75, 0.39, 0.49, 0.39, 0.98, 117.0, 1365.0, 1980.0),
-    "b200": Silicon(206.0, 0.50, 0.25, 0.31, 0.20, 0.77, 117.0, 1355.0, 1965.0),
+    "a100": Silicon(85.0, 1.20, 0.60, 0.75, 0.48, 1.57, 94.0, 1351.0, 1.0, 1.0, 1410.0, 1410.0),
+    "h100": Silicon(126.0, 0.79, 0.39, 0.49, 0.39, 1.03, 117.0, 1365.0, 1.14, 1.10, 1770.0, 1980.0),
+    "h200": Silicon(126.0, 0.75, 0.39, 0.49, 0.39, 0.98, 117.0, 1365.0, 1.11, 1.15, 1850.0, 1980.0),
+    "b200": Silicon(206.0, 0.50, 0.25, 0.31, 0.20, 0.77, 117.0, 1355.0, 1.125, 1.15, 1836.0, 1965.0),
 }
 """Measured: card A of h100_device, and kernel_power; H100's idle draw is H200's (cold it is 76 W),
 its fp8 by block and H200's fp8 are the other's. B200's bytes are H100's and its clock at the cap
 H100's share of the boost clock; its fp8 is H100's share of bf16, since the products measured have
 at most 2,560 columns, and fp4 lies between half of that and the 0.25 of those. A100: products at
 262 TFLOP/s draw 400 W, attention costs H100's ratio; bytes by BabelStream on A100 for PCIe (228 W
-at 1.75 TB/s); idle and clock at the cap from stages under Perseus (arXiv:2312.06902)."""
+at 1.75 TB/s); idle and clock at the cap from stages under Perseus (arXiv:2312.06902). Tables of products over the
+same back to back: H100 1.14 (8 shapes), H200 1.11 and B200 1.125 (400 and 332 shapes within 5 % of
+the limit, sd .07 and .08). H100's attention is stated at the clock of its own steps."""
 
 BOOST_MHZ = {"v100": 1530.0, "mi300x": 2100.0}
 """Of data sheets; of others with no entry above, B200's."""
@@ -143,12 +144,13 @@ def silicon(device: Device) -> Silicon:
         return found
     like, idle = SILICON["h100"], 0.2 * device.power_w
     flop = 1e12 * (device.power_w - idle) / (0.7 * device.bf16_flop_per_s)
-    boost = BOOST_MHZ.get(device.name, SILICON["b200"].attention_mhz)
-    cap = CAP_MHZ.get(device.name, like.gemm_mhz / like.attention_mhz * boost)
+    boost = BOOST_MHZ.get(device.name, SILICON["b200"].boost_mhz)
+    cap = CAP_MHZ.get(device.name, like.gemm_mhz / like.boost_mhz * boost)
     over = flop / like.bf16_pj
     return Silicon(
         idle, flop, over * like.fp8_pj, over * like.fp8_block_pj, 0.4 * flop,
-        over * like.attention_pj, like.byte_pj, cap, boost,
+        over * like.attention_pj, like.byte_pj, cap, like.table_phi, like.attention_phi,
+        like.attention_mhz / like.boost_mhz * boost, boost,
     )  # fmt: skip
 
 
@@ -235,11 +237,12 @@ def mix_of(
     """
     device = find_device(job.cluster.device)
     of, scale = silicon(device), job.cluster.scale
-    slow = of.attention_mhz / of.gemm_mhz if at_cap else 1.0
+    at_phi_1 = {"gemm": of.table_phi, "attention": math.pow(of.attention_phi, 1.0 / GEMM_EXPONENT)}
+    slow = at_phi_1 if at_cap else {}
     sums = dict.fromkeys(Mix.__dataclass_fields__, 0.0)
     for kernel, n in kernels:
         kind, seconds = kind_of(kernel, memory_time), n * kernel.duration
-        seconds *= slow if kind == "attention" else 1.0
+        seconds *= slow.get(kind, 1.0)
         sums[f"{kind}_s"] += seconds
         if kind != "wait":
             pj = kernel.bytes * of.byte_pj
@@ -272,7 +275,7 @@ def power_state(
 ) -> PowerState:  # fmt: skip
     """Speed of a step's compute under a job's power limit and locked clock.
 
-    Phi is the largest, up to what the clock allows or `MOST_PHI`, at which the mean draw of the mix
+    Phi is the largest, up to what the clock allows or the tables have, at which the mean draw of the mix
     is within the limit.
 
     Parameters
@@ -298,7 +301,8 @@ def power_state(
         joules, seconds = step_joules(device, mix, phi, limit)
         return joules - limit * seconds
 
-    high = MOST_PHI if locked is None else locked
+    of = silicon(device)
+    high = most = of.table_phi if locked is None else locked
     low = min(high, _curve(device).speed(LEAST_SHARE))
     phi = high
     if excess(high) > 0.0:
@@ -307,10 +311,12 @@ def power_state(
             low, high = (low, phi) if excess(phi) > 0.0 else (phi, high)
         phi = low
     joules, seconds = step_joules(device, mix, phi, limit)
-    of = silicon(device)
-    attention = of.attention_mhz / of.gemm_mhz / math.pow(phi, 1.0 / GEMM_EXPONENT)
+    attention = math.pow(of.attention_phi / phi, 1.0 / GEMM_EXPONENT)
+    if job.cluster.clock_mhz is not None:
+        bound = attention if phi < most else 0.0
+        attention = max(bound, of.attention_mhz / job.cluster.clock_mhz)
     watts = joules / seconds if seconds > 0.0 else of.idle_w
-    return PowerState(mix, phi, 1.0 / phi, attention, min(watts, limit))
+    return PowerState(mix, phi, of.table_phi / phi, attention, min(watts, limit))
 
 
 def step_joules(
@@ -353,10 +359,10 @@ def _phi_of_clock(job: Job, device: Device) -> float | None:
     clock, of = job.cluster.clock_mhz, silicon(device)
     if clock is None:
         return None
-    if not LEAST_CLOCK * of.attention_mhz <= clock <= MOST_CLOCK * of.attention_mhz:
+    if not LEAST_CLOCK * of.boost_mhz <= clock <= MOST_CLOCK * of.boost_mhz:
         raise PrismError(
             f"{job.source or job.name}: cluster.clock_mhz: {clock:g}, expected between "
-            f"{LEAST_CLOCK * of.attention_mhz:.0f} and {MOST_CLOCK * of.attention_mhz:.0f} MHz, "
+            f"{LEAST_CLOCK * of.boost_mhz:.0f} and {MOST_CLOCK * of.boost_mhz:.0f} MHz, "
             f"the clocks of {device.name}"
         )
     return math.pow(clock / of.gemm_mhz, GEMM_EXPONENT)

@@ -37,8 +37,6 @@ def under_power(
     memory_time : callable
         Time that a kernel's bytes take [s]: no product is faster than its bytes.
     """
-    if job.cluster.power_limit_w is None and job.cluster.clock_mhz is None:
-        return workload
     state = power_state(job, *_step(job, workload), memory_time)
     slowdowns = {"gemm": state.gemm_slowdown, "attention": state.attention_slowdown}
 
