@@ -1,0 +1,117 @@
+"""Picture of one kernel's rate along a size, and where it was measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
+
+from prism.common.text import format_duration
+from prism.plots.base import COLOURS, GREY, Array, ink, legend_above, new_axes, styled
+
+_FORMS = {"tflops": (1e-12, "TFLOP/s"), "bus_bytes_per_s": (1e-9, "GB/s, bus bandwidth"),
+          "bytes_per_s": (1e-9, "GB/s")}  # fmt: skip
+
+
+@styled
+def plot_kernel(result: xr.Dataset, ax: Axes | None = None) -> Axes:
+    """Rate of a kernel along its main size, a line a backend, dashed where nothing was measured.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        Of kind ``kernel``, as ``prism kernel -o DIR`` writes it.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure where None.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        What was measured of the first backend is shaded, the size asked for marked.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> ax = prism.plots.plot_kernel(prism.load("here"))  # doctest: +SKIP
+    """
+    ax = new_axes(ax)
+    key = next(name for name in _FORMS if name in result)
+    scale, unit = (1.0, "TFLOP/s") if key == "tflops" else _FORMS[key]
+    size = np.asarray(result["size"].values, np.float64)
+    rate = scale * np.asarray(result["rate"].values, np.float64)
+    measured = np.asarray(result["measured"].values, bool)
+    _shade(ax, size, measured[0])
+    names = [str(name) for name in result["backend"].values]
+    for i, name in reversed(list(enumerate(names))):
+        _line(ax, size, rate[i], measured[i], COLOURS[i % len(COLOURS)], name, 3.0 - 0.1 * i)
+    main = str(result["size"].attrs["name"])
+    given = dict(zip(map(str, result["given_size"].values), result["given"].values, strict=True))
+    mean = float(result["mean"].values[0])
+    ax.plot(
+        given[main], scale * float(result[key].values[0]), "o", color=ink(), markersize=7, zorder=5,
+        label=f"asked for: {format_duration(float(f'{mean:.3g}'))}",
+    )  # fmt: skip
+    _size_axis(ax, main, size)
+    ax.set_ylim(bottom=0.0)
+    ax.set_ylabel(f"rate [{unit}]" if key != "bus_bytes_per_s" else "bus bandwidth [GB/s]")
+    others = ", ".join(f"{k} {v:g}" for k, v in given.items() if k != main)
+    legend_above(ax, _title(result, others), ncols=3)
+    return ax
+
+
+def _shade(ax: Axes, size: Array, measured: Array) -> None:
+    """Shade the sizes that were measured."""
+    where = np.flatnonzero(measured)
+    if where.size:
+        ax.axvspan(
+            size[where[0]], size[where[-1]], color=GREY, alpha=0.14, linewidth=0.0, zorder=0,
+            label="measured",
+        )  # fmt: skip
+
+
+def _line(
+    ax: Axes, size: Array, rate: Array, measured: Array, colour: str, name: str, zorder: float
+) -> None:
+    """Draw a backend's rate, dashed under the line that is measured."""
+    label = name or "rate"
+    ax.plot(
+        size, rate, "--", color=colour, lw=1.3, zorder=zorder,
+        label=None if measured.any() else label,
+    )  # fmt: skip
+    if measured.any():
+        ax.plot(
+            size, np.where(measured, rate, np.nan), color=colour, zorder=zorder, label=label
+        )  # fmt: skip
+
+
+def _size_axis(ax: Axes, main: str, size: Array) -> None:
+    ax.set_xscale("log", base=2)
+    low, high = (int(np.floor(np.log2(end) + 1e-9)) for end in (size[0], size[-1]))
+    every = max(1, round((high - low) / 8))
+    ticks = [2.0**i for i in range(low + (-low) % every, high + 1, every)]
+    if main == "bytes":
+        ax.set_xticks(ticks, [_binary(tick) for tick in ticks])
+        ax.set_xlabel("bytes")
+    else:
+        ax.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
+        ax.set_xlabel({"seq": "sequence length"}.get(main, main))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlim(size[0], size[-1])
+
+
+def _binary(n_bytes: float) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:g} {unit}"
+    return f"{n_bytes:g} B"
+
+
+def _title(result: xr.Dataset, others: str) -> str:
+    about = result.attrs
+    said = [str(about.get(key, "")) for key in ("op", "mask", "dtype")]
+    kind = " ".join(word for word in (*said[:1], str(about["kernel"]), *said[1:]) if word)
+    back = ", backward" if about.get("pass") == "backward" else ""
+    device = str(about["device"])
+    device = device.upper() if " " not in device else device
+    return f"{kind}{back} on {device}" + (f": {others}" if others else "")
