@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import NullLocator, StrMethodFormatter
 
 from prism.common.text import format_duration
 from prism.plots.base import COLOURS, GREY, Array, ink, legend_above, new_axes, styled
 
-_FORMS = {"tflops": (1e-12, "TFLOP/s"), "bus_bytes_per_s": (1e-9, "GB/s, bus bandwidth"),
-          "bytes_per_s": (1e-9, "GB/s")}  # fmt: skip
+_RATES = {
+    "tflops": (1.0, "rate [TFLOP/s]"), "bus_bytes_per_s": (1e-9, "bus bandwidth [GB/s]"),
+    "bytes_per_s": (1e-9, "rate [GB/s]"),
+}  # fmt: skip
+_SIZES = {"nvlink_domain_gpus": "NVLink domain", "network_gbit": "Gbit/s of a GPU"}
+_SAME = {"kv_heads": "heads", "v_head_dim": "head_dim"}  # not worth a word where they are
+_LINE = 66  # letters of a title that fit
+_AXES = {"m": "m, rows", "seq": "sequence length", "bytes": "bytes"}
 
 
 @styled
@@ -36,14 +44,14 @@ def plot_kernel(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     >>> ax = prism.plots.plot_kernel(prism.load("here"))  # doctest: +SKIP
     """
     ax = new_axes(ax)
-    key = next(name for name in _FORMS if name in result)
-    scale, unit = (1.0, "TFLOP/s") if key == "tflops" else _FORMS[key]
+    key = next(name for name in _RATES if name in result)
+    scale, label = _RATES[key]
     size = np.asarray(result["size"].values, np.float64)
     rate = scale * np.asarray(result["rate"].values, np.float64)
     measured = np.asarray(result["measured"].values, bool)
     _shade(ax, size, measured[0])
     names = [str(name) for name in result["backend"].values]
-    for i, name in reversed(list(enumerate(names))):
+    for i, name in enumerate(names):
         _line(ax, size, rate[i], measured[i], COLOURS[i % len(COLOURS)], name, 3.0 - 0.1 * i)
     main = str(result["size"].attrs["name"])
     given = dict(zip(map(str, result["given_size"].values), result["given"].values, strict=True))
@@ -54,9 +62,14 @@ def plot_kernel(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     )  # fmt: skip
     _size_axis(ax, main, size)
     ax.set_ylim(bottom=0.0)
-    ax.set_ylabel(f"rate [{unit}]" if key != "bus_bytes_per_s" else "bus bandwidth [GB/s]")
-    others = ", ".join(f"{k} {v:g}" for k, v in given.items() if k != main)
-    legend_above(ax, _title(result, others), ncols=3)
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    ax.set_ylabel(label)
+    others = {
+        name: float(value)
+        for name, value in given.items()
+        if name != main and value != given.get(_SAME.get(name, ""))
+    }
+    legend_above(ax, _title(result, others), ncols=len(ax.get_legend_handles_labels()[0]))
     return ax
 
 
@@ -77,7 +90,7 @@ def _line(
     label = name or "rate"
     ax.plot(
         size, rate, "--", color=colour, lw=1.3, zorder=zorder,
-        label=None if measured.any() else label,
+        label=None if measured.any() else f"{label}, not measured",
     )  # fmt: skip
     if measured.any():
         ax.plot(
@@ -88,14 +101,13 @@ def _line(
 def _size_axis(ax: Axes, main: str, size: Array) -> None:
     ax.set_xscale("log", base=2)
     low, high = (int(np.floor(np.log2(end) + 1e-9)) for end in (size[0], size[-1]))
-    every = max(1, round((high - low) / 8))
+    every = -(-(high - low) // 8)
     ticks = [2.0**i for i in range(low + (-low) % every, high + 1, every)]
     if main == "bytes":
         ax.set_xticks(ticks, [_binary(tick) for tick in ticks])
-        ax.set_xlabel("bytes")
     else:
         ax.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
-        ax.set_xlabel({"seq": "sequence length"}.get(main, main))
+    ax.set_xlabel(_AXES.get(main, main))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlim(size[0], size[-1])
 
@@ -107,11 +119,13 @@ def _binary(n_bytes: float) -> str:
     return f"{n_bytes:g} B"
 
 
-def _title(result: xr.Dataset, others: str) -> str:
+def _title(result: xr.Dataset, others: Mapping[str, float]) -> str:
     about = result.attrs
-    said = [str(about.get(key, "")) for key in ("op", "mask", "dtype")]
-    kind = " ".join(word for word in (*said[:1], str(about["kernel"]), *said[1:]) if word)
+    said = (about.get("op") or about["kernel"], about.get("mask"), about.get("dtype"))
     back = ", backward" if about.get("pass") == "backward" else ""
     device = str(about["device"])
     device = device.upper() if " " not in device else device
-    return f"{kind}{back} on {device}" + (f": {others}" if others else "")
+    sizes = ", ".join(f"{_SIZES.get(name, name)} {size:g}" for name, size in others.items())
+    title = f"{' '.join(str(word) for word in said if word)}{back} on {device}"
+    apart = ": " if len(title) + len(sizes) < _LINE else "\n"
+    return f"{title}{apart}{sizes}" if sizes else title

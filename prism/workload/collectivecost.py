@@ -14,6 +14,7 @@ import numpy as np
 
 from prism.cluster.machine import Cluster, build_cluster
 from prism.common.errors import PrismError
+from prism.common.text import format_share
 from prism.distributions.library import Library
 from prism.jobs.job import job_from_dict
 from prism.jobs.jobspec.blocks import ClusterBlock
@@ -130,5 +131,5 @@ def _of_link(library: Library, inside: bool) -> str:
     """Source of a link's rate: of its bandwidth, and of the share that is reached."""
     tier = "nvlink" if inside else "network"
     entry = f"nominal/{tier}_efficiency"
-    share = f"{100.0 * library.value(entry):.0f} %"
+    share = format_share(library.value(entry), 2)
     return f"{share} of the {tier}'s bandwidth ({library.source(entry)})"

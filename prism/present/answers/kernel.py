@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism import plots
 from prism.analyses.kernel import summarize_kernel
-from prism.common.text import format_count, format_duration
+from prism.common.text import format_count, format_duration, format_share
 from prism.present.answer import (
     Answer,
     Cell,
@@ -37,9 +37,10 @@ def kernel_answer(result: xr.Dataset) -> Answer:
     """Make the answer about a kernel."""
     figures = summarize_kernel(result)
     rate, of_peak = _rate(figures), figures.get("of_peak")
-    head = f": {format_duration(float(f'{figures['mean']:.3g}'))}, {words(rate)}"
+    mean = float(f"{figures['mean']:.3g}")
+    head = f": {format_duration(mean)}, {words(rate)}"
     if of_peak is not None:
-        head += f" ({100.0 * of_peak:.0f} % of peak)"
+        head += f" ({format_share(of_peak, 2)} of peak)"
     subject = describe(figures)
     picture = Picture(
         "kernel", f"Rate of {figures['kind']} by size", lambda: plots.plot_kernel(result),
