@@ -37,6 +37,7 @@ from fits import (
     slow_transfers,
     step_memory,
 )
+from kernelfits import Carried
 from tables import (
     FILES,
     attention_backward,
@@ -138,6 +139,7 @@ class Data:
         found = {gpu: gemm_tables(folder, gpu) for gpu in FILES}
         self.gemms = {gpu: tables for gpu, (tables, _) in found.items()}
         self.cast = {gpu: cast_efficiency(gpu, each) for gpu, (_, each) in found.items()}
+        self.kernels = Carried(folder)
         self.attention = {gpu: attention_table(folder, gpu) for gpu in ("h100", "b200")}
 
 
@@ -526,6 +528,7 @@ def build_set(data: Data, gpu: str, state: str) -> Library:
         DATE,
         kernel_tables(data, gpu),
         attrs={"title": title, "generator": "experiments/library/build.py"},
+        kernels=data.kernels.kernels(gpu),
     )
 
 

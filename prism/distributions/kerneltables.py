@@ -130,38 +130,56 @@ def fit_kernel(
     sizes: Mapping[str, ArrayLike],
     seconds: ArrayLike,
     source: str = "",
+    share: ArrayLike | None = None,
 ) -> KernelFit:
     """Fit the terms' coefficients, 0 or more, to measured durations, in relative error.
 
-    Weights of later rounds turn the error of predicted over measured into that of its logarithm.
+    `share` is how much each row counts; all the same where it is not given.
     """
-    from scipy.optimize import nnls
-
     columns = {name: np.asarray(values, np.float64) for name, values in sizes.items()}
     measured = np.asarray(seconds, np.float64)
-    design = np.ones((measured.size, len(powers)))
-    for i, term in enumerate(powers):
-        for name, power in term.items():
-            design[:, i] *= columns[name] ** power
-    scale = design.max(axis=0)
-    weights = 1.0 / measured
-    found = np.zeros(len(powers))
-    for _ in range(_ROUNDS):
-        found, _ = nnls(design / scale * weights[:, None], measured * weights)
-        predicted = np.maximum(design / scale @ found, 1e-3 * measured)
-        ratio = predicted / measured
-        # (p - m) w = log(p / m), and each row counts the same
-        off = np.abs(ratio - 1.0) > 1e-6
-        weights = np.where(off, np.log(ratio) / np.where(off, ratio - 1.0, 1.0), 1.0) / measured
-    error = np.log(design / scale @ found / measured)
-    centre = float(np.exp(-error.mean()))
+    found = fit_terms(term_values(powers, columns, measured.size), measured, share)
     terms = tuple(
-        Term(_rounded(c / top * centre), dict(term))
-        for c, top, term in zip(found, scale, powers, strict=True)
+        Term(_rounded(float(c)), dict(term))
+        for c, term in zip(found, powers, strict=True)
         if c > 0.0
     )
     ends = {name: (float(x.min()), float(x.max())) for name, x in columns.items()}
-    return KernelFit(terms, ends, source, measured.size, _rounded(float(error.std())))
+    error = np.log(term_values([t.powers for t in terms], columns, measured.size)
+                   @ [t.coefficient for t in terms] / measured)  # fmt: skip
+    counts = None if share is None else np.asarray(share, np.float64)
+    mean = float(np.average(error, weights=counts))
+    sd = float(np.sqrt(np.average((error - mean) ** 2, weights=counts)))
+    return KernelFit(terms, ends, source, measured.size, _rounded(sd))
+
+
+def term_values(powers: Sequence[Mapping[str, float]], sizes: Mapping[str, Array], n: int) -> Array:
+    """Products of powers of sizes, of which a duration is the sum [n, terms]."""
+    out = np.ones((n, len(powers)))
+    for i, term in enumerate(powers):
+        for name, power in term.items():
+            out[:, i] *= sizes[name] ** power
+    return out
+
+
+def fit_terms(design: Array, seconds: Array, share: ArrayLike | None = None) -> Array:
+    """Coefficients, 0 or more, with the least squared logarithm of predicted over measured.
+
+    Weights of later rounds turn the relative error into that of the logarithm.
+    """
+    from scipy.optimize import nnls
+
+    scale = np.maximum(design.max(axis=0), 1e-300)
+    counts = np.sqrt(np.ones_like(seconds) if share is None else np.asarray(share, np.float64))
+    weights, found = 1.0 / seconds, np.zeros(design.shape[1])
+    for _ in range(_ROUNDS):
+        of_row = weights * counts
+        found, _ = nnls(design / scale * of_row[:, None], seconds * of_row)
+        ratio = np.maximum(design / scale @ found / seconds, 1e-3)
+        off = np.abs(ratio - 1.0) > 1e-6
+        weights = np.where(off, np.log(ratio) / np.where(off, ratio - 1.0, 1.0), 1.0) / seconds
+    error = np.log(np.maximum(design / scale @ found / seconds, 1e-3))
+    return np.asarray(found / scale * np.exp(-np.average(error, weights=counts**2)))
 
 
 def _rounded(value: float) -> float:

@@ -137,7 +137,7 @@ KERNEL_SIZES = {
     "kda": ("tokens", "seq", "heads", "head_dim"),
     "mamba2": ("tokens", "seq", "heads", "head_dim", "state", "groups"),
 }
-"""Sizes of each kind of kernel; fits may go by the flop beside."""
+"""Sizes of each kind of kernel; fits may go by the flop and the elements of the scores beside."""
 
 
 def check_kernels(kernels: Mapping[str, KernelTable | KernelFit]) -> None:
@@ -146,7 +146,7 @@ def check_kernels(kernels: Mapping[str, KernelTable | KernelFit]) -> None:
         kind = name.partition("/")[0]
         if kind not in KERNEL_SIZES:
             raise ValueError(f"{name}: unknown kind; known: {sorted(KERNEL_SIZES)}")
-        known = {"flop", *KERNEL_SIZES[kind]}
+        known = {"flop", "scores", *KERNEL_SIZES[kind]}
         if isinstance(table, KernelTable):
             check_tables({name: table}, known)
             continue

@@ -24,7 +24,7 @@ GEMM_LARGE_S = 1e-3
 
 BACKENDS = {
     "attention": ("cudnn", "fa2", "fa3", "fa4", "efficient", "math"),
-    "rms_norm": ("eager", "compiled", "te"),
+    "rms_norm": ("eager", "compiled", "te", "unfused"),
     "layer_norm": ("eager", "compiled", "te"),
 }
 """Implementations of a kind of kernel, the default first; other kinds have one."""
@@ -38,6 +38,7 @@ STANDS_IN = {
     ("rms_norm", "eager"): ("compiled", "te"),
     ("rms_norm", "compiled"): ("te", "eager"),
     ("rms_norm", "te"): ("compiled", "eager"),
+    ("rms_norm", "unfused"): ("eager", "compiled", "te"),
     ("layer_norm", "eager"): ("compiled", "te"),
     ("layer_norm", "compiled"): ("te", "eager"),
     ("layer_norm", "te"): ("compiled", "eager"),
@@ -51,8 +52,9 @@ STANDS_IN = {
 CARRIED = "assumption"
 """Begins the source of a table that is not the device's own."""
 
-DETERMINISTIC = {("", ""): 1.16}
-"""Deterministic over other backward of attention, by device and backend."""
+DETERMINISTIC = 1.16
+"""How many times longer a deterministic backward takes where nothing was measured: an assumption,
+between 1.14 and 1.18 of cuDNN on H200 and GB200."""
 
 SHEET_FLOP, SHEET_BYTES, SHEET_S = 0.6, 0.8, 2e-6
 """Shares of the data sheet's rates and fixed time of a kernel without any table: assumptions."""
@@ -189,11 +191,13 @@ def kernel_cost(
     if about is None:
         raise _unknown("kind", kind, KINDS)
     known = BACKENDS.get(kind, ("",))
-    backend = backend or known[0]
-    if backend not in known:
+    if backend and backend not in known:
         raise _unknown(f"{kind}: backend", backend, known)
     if dtype not in NUMBER_BYTES:
         raise _unknown(f"{kind}: dtype", dtype, NUMBER_BYTES)
+    device = DEVICES.get(device_key(library.device))
+    if dtype != "bf16" and device is not None and not device.flop_per_s(dtype):
+        raise PrismError(f"{kind}: {device.name} has no {dtype} arithmetic")
     s = _complete(kind, about, sizes)
     if kind == "attention":
         if mask not in ("causal", "full"):
@@ -204,9 +208,11 @@ def kernel_cost(
     if backward:
         flop *= about.backward_flop
     if kind == "attention":
+        s["scores"] = about.flop(s) / (2.0 * (s["head_dim"] + s["v_head_dim"]))
         del s["full"], s["window"]
+    latent = s.get("v_head_dim") != s.get("head_dim")
     seconds, source, extrapolated = 0.0, "", False
-    for part in _parts(library, kind, backend, dtype, mask, backward, deterministic):
+    for part in _parts(library, kind, backend, dtype, mask, backward, deterministic, latent):
         own = s if part.turn is None else {name: s[part.turn[name]] for name in part.turn}
         seconds += part.factor * part.table.seconds(**own, flop=part.share * flop)
         extrapolated |= part.stands_in or not part.table.covers(**own)
@@ -265,63 +271,49 @@ _CACHE: dict[tuple[object, ...], tuple[Library, tuple[_Part, ...]]] = {}
 
 def _parts(
     library: Library, kind: str, backend: str, dtype: str, mask: str, backward: bool,
-    deterministic: bool,
+    deterministic: bool, latent: bool,
 ) -> tuple[_Part, ...]:  # fmt: skip
     """Tables of a kernel, looked up once for a library."""
-    key = (id(library), kind, backend, dtype, mask, backward, deterministic)
+    key = (id(library), kind, backend, dtype, mask, backward, deterministic, latent)
     found = _CACHE.get(key)
     if found is None or found[0] is not library:
         if len(_CACHE) > 4096:
             _CACHE.clear()
-        parts = _find(library, kind, backend, dtype, mask, backward, deterministic)
+        parts = _find(library, kind, backend, dtype, mask, backward, deterministic, latent)
         found = _CACHE[key] = (library, parts)
     return found[1]
 
 
 def _find(
     library: Library, kind: str, backend: str, dtype: str, mask: str, backward: bool,
-    deterministic: bool,
+    deterministic: bool, latent: bool,
 ) -> tuple[_Part, ...]:  # fmt: skip
-    backends = (backend, *STANDS_IN.get((kind, backend), ()))
-    dtypes = (dtype, *STANDS_IN.get(dtype, ()))
-    direction = "backward" if backward else "forward"
-    masks = (mask, "full" if mask == "causal" else "causal")
-    if kind == "gemm":
-        names = {f"gemm/{d}": ("", d) for d in dtypes}
-    elif kind == "grouped_gemm":
-        names = {f"{kind}/{d}/{direction}": ("", d) for d in dtypes}
-    elif kind == "attention":
-        names = {
-            f"{kind}/{b}/{d}/{m}/{direction}": (b, d)
-            for d in dtypes
-            for b in backends
-            for m in masks
-        }
-    elif kind == "memory":
-        names = {"memory/copy": ("", dtype)}
-    elif kind.endswith("norm"):
-        names = {f"{kind}/{b}/{direction}": (b, dtype) for b in backends}
-    else:
-        names = {f"{kind}/{direction}": ("", dtype)}
+    names = _candidates(library, kind, backend, dtype, mask, backward)
     device = DEVICES.get(device_key(library.device))
-    for name, (_, d) in names.items():
-        table = library.kernels.get(name) or (library.tables.get(name) if kind == "gemm" else None)
+    for name, d in names.items():
+        table, factor, told = _table(library, name, kind), 1.0, ""
         if table is None:
             continue
-        source, stands_in, factor = table.source, table.source.startswith(CARRIED), 1.0
-        if name != next(iter(names)):
-            source, stands_in = f"{CARRIED}, {name} stands in: {source}", True
+        if kind == "attention":
+            if deterministic and backward:
+                own = library.kernels.get(name.replace("/backward", "/deterministic"))
+                if own is None:
+                    factor, told = (
+                        DETERMINISTIC,
+                        f"{CARRIED}, deterministic {DETERMINISTIC} times: ",
+                    )
+                table = own or table
+            table = library.kernels.get(f"{name}/latent", table) if latent else table
         if d != dtype and kind.endswith("gemm") and device is not None:
-            peak = device.flop_per_s(dtype)
-            if not peak:
-                raise PrismError(f"{kind}: {device.name} has no {dtype} arithmetic")
-            factor = device.flop_per_s(d) / peak
-        if deterministic and backward and kind == "attention":
-            factor *= _deterministic(library, name)
+            factor *= device.flop_per_s(d) / device.flop_per_s(dtype)
+        if name != next(iter(names)):
+            told = f"{CARRIED}, {name} stands in: {told}"
+        source = told + table.source
+        stands_in = source.startswith(CARRIED)
         if kind == "gemm" and backward:
             own = library.kernels.get(f"{name}/backward")
             if own is not None:
-                return (_Part(own, own.source, stands_in, factor),)
+                return (_Part(own, told + own.source, stands_in, factor),)
             return tuple(
                 _Part(table, source, stands_in, factor, 0.5, turn) for turn in (_DGRAD, _WGRAD)
             )
@@ -329,10 +321,36 @@ def _find(
     return ()
 
 
-def _deterministic(library: Library, name: str) -> float:
-    """How many times longer a deterministic backward takes."""
-    backend = name.split("/")[1]
-    return DETERMINISTIC.get((device_key(library.device), backend), DETERMINISTIC["", ""])
+def _candidates(
+    library: Library, kind: str, backend: str, dtype: str, mask: str, backward: bool
+) -> dict[str, str]:
+    """Names of tables that give a kernel, the right one first, and the dtype of each."""
+    way, dtypes = "backward" if backward else "forward", (dtype, *STANDS_IN.get(dtype, ()))
+    if kind == "gemm":
+        return {f"gemm/{d}": d for d in dtypes}
+    if kind == "grouped_gemm":
+        return {f"{kind}/{d}/{way}": d for d in dtypes}
+    if kind == "memory":
+        return {"memory/copy": dtype}
+    if kind not in BACKENDS:
+        return {f"{kind}/{way}": dtype}
+    backends = (backend, *STANDS_IN.get((kind, backend), ()))
+    if not backend:  # the first that was measured on the device
+        backends = tuple(sorted(BACKENDS[kind], key=lambda b: not _measured(library, kind, b)))
+    if kind != "attention":
+        return {f"{kind}/{b}/{way}": dtype for b in backends}
+    masks = (mask, "full" if mask == "causal" else "causal")
+    return {f"{kind}/{b}/{d}/{m}/{way}": d for d in dtypes for b in backends for m in masks}
+
+
+def _measured(library: Library, kind: str, backend: str) -> bool:
+    """Whether a library has a table of a backend."""
+    return any(name.startswith(f"{kind}/{backend}/") for name in library.kernels)
+
+
+def _table(library: Library, name: str, kind: str) -> Table | None:
+    """Return a table by name; products may be among a library's older tables."""
+    return (library.tables.get(name) if kind == "gemm" else None) or library.kernels.get(name)
 
 
 def _from_sheet(
