@@ -46,7 +46,8 @@ def kernel(
         All but ``memory``: dtype ("bf16", "fp8", "fp8_block", "mxfp8", "nvfp4") and backward
         (False; True is the backward alone, of products both gradients). Attention and norms:
         backend, for attention "cudnn", "fa2", "fa3", "fa4", "efficient" or "math", for norms
-        "eager", "compiled" or "te".
+        "eager", "compiled", "te" or, for rms_norm, "unfused"; the first that the library has tables
+        of.
         Of ``collective`` op ("all_reduce", "all_gather", "reduce_scatter", "alltoall" or
         "sendrecv", every rank to the next), bytes as nccl-tests counts them, ranks, nodes (as few
         as hold the ranks; of 4 GPUs on GB200 and GB300, else 8), nvlink_domain_gpus and

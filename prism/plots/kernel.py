@@ -18,6 +18,7 @@ _RATES = {
 }  # fmt: skip
 _SIZES = {"nvlink_domain_gpus": "NVLink domain", "network_gbit": "Gbit/s of a GPU"}
 _SAME = {"kv_heads": "heads", "v_head_dim": "head_dim"}  # not worth a word where they are
+_ROW = 4  # entries of a legend in one row
 _LINE = 66  # letters of a title that fit
 _AXES = {"m": "m, rows", "seq": "sequence length", "bytes": "bytes"}
 
@@ -60,6 +61,11 @@ def plot_kernel(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         given[main], scale * float(result[key].values[0]), "o", color=ink(), markersize=7, zorder=5,
         label=f"asked for: {format_duration(float(f'{mean:.3g}'))}",
     )  # fmt: skip
+    if not measured.all():
+        ax.plot([], [], "--", color=GREY, lw=1.3, label="not measured")
+    if "of_peak" in result:
+        peak = scale * float(result[key].values[0] / result["of_peak"].values[0])
+        ax.axhline(peak, linestyle=":", color=GREY, lw=1.3, label="peak of the data sheet")
     _size_axis(ax, main, size)
     ax.set_ylim(bottom=0.0)
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
@@ -69,7 +75,8 @@ def plot_kernel(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         for name, value in given.items()
         if name != main and value != given.get(_SAME.get(name, ""))
     }
-    legend_above(ax, _title(result, others), ncols=len(ax.get_legend_handles_labels()[0]))
+    n = len(ax.get_legend_handles_labels()[0])
+    legend_above(ax, _title(result, others), ncols=n if n <= _ROW else -(-n // 2))
     return ax
 
 
@@ -86,16 +93,10 @@ def _shade(ax: Axes, size: Array, measured: Array) -> None:
 def _line(
     ax: Axes, size: Array, rate: Array, measured: Array, colour: str, name: str, zorder: float
 ) -> None:
-    """Draw a backend's rate, dashed under the line that is measured."""
-    label = name or "rate"
-    ax.plot(
-        size, rate, "--", color=colour, lw=1.3, zorder=zorder,
-        label=None if measured.any() else f"{label}, not measured",
-    )  # fmt: skip
-    if measured.any():
-        ax.plot(
-            size, np.where(measured, rate, np.nan), color=colour, zorder=zorder, label=label
-        )  # fmt: skip
+    """Draw a backend's rate, dashed where it is not measured."""
+    ax.plot(size, rate, "--", color=colour, lw=1.3, zorder=zorder)
+    shown = np.where(measured, rate, np.nan)
+    ax.plot(size, shown, color=colour, zorder=zorder, label=name or "rate")
 
 
 def _size_axis(ax: Axes, main: str, size: Array) -> None:

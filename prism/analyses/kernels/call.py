@@ -91,7 +91,14 @@ class Call:
     @property
     def backend(self) -> str:
         """Backend that is taken; empty where a kind has one only."""
-        return str(self.options.get("backend") or BACKENDS.get(self.kind, ("",))[0])
+        known = BACKENDS.get(self.kind, ("",))
+        return str(self.options.get("backend") or next(iter(self._with_tables()), known[0]))
+
+    def _with_tables(self) -> list[str]:
+        """Backends that the library has tables of."""
+        tables, kind = self.library.kernels, self.kind
+        known = BACKENDS.get(kind, ())
+        return [b for b in known if any(name.startswith(f"{kind}/{b}/") for name in tables)]
 
     @property
     def about(self) -> dict[str, Any]:
@@ -121,12 +128,7 @@ class Call:
 
     def rows(self) -> list[dict[str, Any]]:
         """Figures of the backend asked for, then of others that the library has tables of."""
-        others = [
-            name
-            for name in BACKENDS.get(self.kind, ())
-            if name != self.backend
-            and any(table.startswith(f"{self.kind}/{name}/") for table in self.library.kernels)
-        ]
+        others = [name for name in self._with_tables() if name != self.backend]
         return [self._row(self.backend, self._own_cost)] + [
             self._row(name, self.cost(name)) for name in others
         ]

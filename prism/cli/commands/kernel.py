@@ -65,8 +65,8 @@ HOSTS = {
 }  # fmt: skip
 WORDS = {
     "dtype": "Number format: bf16, fp8, fp8_block, mxfp8, nvfp4.  [default: bf16]",
-    "backend": "attention: cudnn, fa2, fa3, fa4, efficient, math; norms: eager, compiled, te.  "
-               "[default: the first]",
+    "backend": "attention: cudnn, fa2, fa3, fa4, efficient, math; norms: eager, compiled, te, "
+               "unfused (rms_norm).  [default: the first that was measured]",
     "mask": "attention: causal or full.  [default: causal]",
     "op": "collective: all_reduce, all_gather, reduce_scatter, alltoall, sendrecv.",
     "transport": "collective: infiniband or roce.  [default: infiniband]",

@@ -120,10 +120,13 @@ def _rate(row: Json) -> Figure:
 
 def _findings(figures: Json) -> list[Finding]:
     """Say where nothing was measured."""
+    if figures.get("of_peak", 0.0) > 1.0:
+        text = "The rate is above the data sheet's: the table is off at these sizes."
+        return [Finding("above_peak", text, "warning")]
     if not figures["extrapolated"]:
         return []
     if figures["source"].startswith(ASSUMED):
-        text = "Not measured on this device: an assumption, see the source."
+        text = "Not measured at these sizes on this device: an assumption, see the source."
     elif figures["kind"] == "collective" and "measured:" != figures["source"][:9]:
         text = "Not measured at these hosts and sizes: a model of the links, see the source."
     else:
