@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from campaign import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -179,7 +180,7 @@ GROWS = {
 """Octaves that sizes are drawn from."""
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data(), device=st.sampled_from(["a100", "h100", "b200", "gb200"]))
 def test_larger_takes_no_less(data, device):
     kind = data.draw(st.sampled_from(sorted(GROWS)))
@@ -190,7 +191,7 @@ def test_larger_takes_no_less(data, device):
     assert b >= a * (1.0 - (TILES if kind.endswith("gemm") else HELD))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     op=st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv"]),
     device=st.sampled_from(["a100", "h100", "gb200"]), nodes=st.integers(1, 64),
