@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import prism
+from prism import __main__ as entry
 
 SAMPLES = Path(__file__).parents[1] / "experiments" / "samples"
 SMALL = ["parallelism.pp=2", "parallelism.microbatches=4"]
 SEVERITIES = {"answer", "advice", "info", "warning"}
 KINDS = (
     "simulation", "estimate", "steps_estimate", "ranking", "placement", "sweep", "comparison",
-    "validation", "replay", "timeline", "trace", "steps",
+    "validation", "replay", "timeline", "trace", "steps", "kernel",
 )  # fmt: skip
 
 
@@ -45,12 +46,20 @@ def results(tmp_path_factory):
         prism.sweep(job, {"parallelism.microbatches": [4, 8]}, **few), prism.compare(a, b, seed=1),
         prism.validate(folder / "steps.nc", measured=steps, seed=1, bootstrap=19),
         prism.replay(trace), prism.timeline(job, seed=1), prism.fit(trace, seed=0), model,
+        kernel_of(folder),
     )  # fmt: skip
     kinds = dict(zip(KINDS, found, strict=True))
     for kind, result in kinds.items():
         assert result.attrs["kind"] == kind
         prism.save(result, folder / f"{kind}.nc")
     return folder, kinds
+
+
+def kernel_of(folder):
+    """What the command writes about a product."""
+    sizes = (word for name in "mnk" for word in (f"--{name}", "4096"))
+    assert not entry.main(["kernel", "gemm", "--device", "h100", *sizes, "-o", f"{folder}/gemm"])
+    return prism.load(folder / "gemm")
 
 
 def figures_of(answer):

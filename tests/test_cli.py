@@ -62,7 +62,7 @@ def test_every_command_takes_the_common_options_and_says_what_has_no_effect(run)
         assert status == 0 and all(f"--{x}" in text for x in ("json", "seed", "threads", "quiet"))
         said[name] = " ".join(text.partition("--seed INTEGER")[2].partition("  --")[0].split())
     drawing_nothing = {name for name in commands if said[name] == said["show"]}
-    assert drawing_nothing == {"import", "replay", "report", "schedule", "show"}
+    assert drawing_nothing == {"import", "kernel", "replay", "report", "schedule", "show"}
 
 
 def test_version(run):

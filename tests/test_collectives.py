@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from prism import load_job, load_library
+from prism import kernel, load_job, load_library
 from prism.cluster.devices import HOPS_S
 from prism.cluster.machine import OPS, Link, build_cluster
 
@@ -51,6 +51,17 @@ def seconds(cluster, op_kind, n_bytes):
 def test_inside_a_domain_as_measured(device, op_kind, ranks, n_bytes, measured_us):
     found = seconds(make_cluster(ranks, device), op_kind, n_bytes)
     assert found == pytest.approx(measured_us * 1e-6, rel=2e-3)
+
+
+@pytest.mark.parametrize("op_kind", OPS)
+@pytest.mark.parametrize(("device", "each"), [("a100", 8), ("h100", 8), ("gb200", 4)])
+@pytest.mark.parametrize("nodes", [1, 2, 48])
+def test_a_job_s_collective_is_what_the_command_gives(op_kind, device, each, nodes):
+    domain = 8 if each == 8 else 72 if nodes < 18 else 64
+    cluster = make_cluster(nodes * each, device, domain)
+    for n_bytes in (4096.0, 2.0**24, 2.0**31):
+        found = kernel("collective", device=device, op=op_kind, bytes=n_bytes, nodes=nodes)
+        assert found["mean"] == pytest.approx(seconds(cluster, op_kind, n_bytes))
 
 
 def test_a_job_s_own_figures_replace_the_table():

@@ -48,6 +48,7 @@ COMMANDS = {
     "schedule": (
         "schedule", "interleaved", "--stages", "2", "--microbatches", "4", "--chunks", "2",
     ),
+    "kernel": ("kernel", "gemm", "--device", "h100", "--m", "4096", "--n", "4096", "--k", "8192"),
     "show, job": ("show", "llama3-70b-fsdp-512"),
     "show, trace": ("show", TRACE),
 }  # fmt: skip

@@ -46,6 +46,8 @@ COMMANDS = [
     "fit experiments/samples/kineto --seed 0",
     "fit experiments/samples/hta_kernels.csv --seed 0",
     "timeline experiments/samples/kineto",
+    "kernel gemm --device h100 --m 8192 --n 8192 --k 8192",
+    "kernel collective --device h100 --op all_gather --bytes 1GiB --nodes 16",
     "schedule dualpipe-v --stages 4 --microbatches 8",
     "show llama3-405b-16k",
     "show h100-healthy",

@@ -2,6 +2,6 @@
 
 # modules that rooms above may import
 FACE = (
-    "devices", "groups", "linkcongestion", "machine", "nodemap", "nodes.hosts",
+    "devices", "groups", "linkcongestion", "machine", "nccl", "nodemap", "nodes.hosts",
     "nodes.inventory", "power", "wiring",
 )  # fmt: skip

@@ -89,6 +89,19 @@ class Path(NamedTuple):
         return min(each)
 
 
+def bus_factor(op: str, ranks: int) -> float:
+    """Bytes that a link carries over those of the message, as nccl-tests counts them.
+
+    Examples
+    --------
+    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("p2p", 2)
+    (1.5, 0.75, 1.0)
+    """
+    if op == "p2p":
+        return 1.0
+    return (2.0 if op == "all_reduce" else 1.0) * (ranks - 1) / ranks
+
+
 def measured_time(table: KernelTable, op_kind: str, n_bytes: float, n_ranks: int) -> float:
     """Duration of a collective inside a domain [s], from a table of rates by ranks and bytes.
 

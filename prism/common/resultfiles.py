@@ -57,6 +57,7 @@ KINDS = {
     "comparison": Kind("compare", "compare:compare_answer"),
     "class_comparison": Kind("compare", "classes:classes_answer"),
     "watch": Kind("watch", "watch:watch_answer"),
+    "kernel": Kind("kernel", "kernel:kernel_answer"),
 }  # fmt: skip
 """Every kind of result and model, by the ``kind`` of its dataset, in the order of work."""
 

@@ -6,5 +6,5 @@
 
 # modules that rooms above may import
 FACE = (
-    "command", "step", "tinymodel",
+    "collectives", "command", "step", "tinymodel",
 )  # fmt: skip

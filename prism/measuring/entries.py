@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from prism.cluster.devices import DEVICES, device_key
+from prism.cluster.nccl import bus_factor
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.distributions.distribution import Distribution
@@ -27,7 +28,6 @@ from prism.distributions.kerneltables import KernelTable
 from prism.distributions.library import Entry, Library, library_names, load_library
 from prism.distributions.ranges import TABLE_AXES
 from prism.distributions.samples import sample_law
-from prism.measuring.collectives import bus_factor
 from prism.measuring.samples import Array, Case, Samples
 from prism.workload.kernelcost import GEMM_LARGE_S
 from prism.workload.kernels import MESSAGE_BYTES

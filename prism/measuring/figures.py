@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.cluster.nccl import bus_factor
 from prism.common.agreement import effective_n
 from prism.common.text import percent_change
-from prism.measuring.collectives import bus_factor
 from prism.measuring.samples import Array, Case, Samples
 
 ENOUGH = 1_000

@@ -2,6 +2,6 @@
 
 # modules that rooms above may import
 FACE = (
-    "build", "energy", "experts", "kernelcost", "kernels", "memory", "modelsize", "opgraph",
-    "stepgraph", "transformer", "work",
+    "build", "collectivecost", "energy", "experts", "kernelcost", "kernels", "memory", "modelsize",
+    "opgraph", "stepgraph", "transformer", "work",
 )  # fmt: skip

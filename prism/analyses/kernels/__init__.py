@@ -1,0 +1,1 @@
+"""What a question about one kernel is made of: see `prism.analyses.kernel`."""

@@ -1,0 +1,135 @@
+"""Nominal duration of one collective between the GPUs of some hosts, as a job's would take.
+
+Bytes are those that nccl-tests prints: of an all-gather what a rank receives, of a reduce-scatter
+and an all-to-all what it sends, of the others its buffer. That is how `Cluster.collective_time`
+counts them too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from prism.cluster.machine import Cluster, build_cluster
+from prism.common.errors import PrismError
+from prism.common.text import format_share
+from prism.distributions.library import Library
+from prism.jobs.job import job_from_dict
+from prism.jobs.jobspec.blocks import ClusterBlock
+from prism.workload.kernelcost import CARRIED, KernelCost
+from prism.workload.kernels import collective_law
+
+OPS = {
+    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all", "all_to_all": "all_to_all", "sendrecv": "p2p", "p2p": "p2p",
+}  # fmt: skip
+"""Collectives by their names here and in nccl-tests; p2p is every rank to the next."""
+
+OP_NAMES = {kind: name for name, kind in reversed(OPS.items())}
+"""As answers name them, nccl-tests' own."""
+
+TRANSPORTS = ("infiniband", "roce")
+"""Networks whose hosts send over a network card of each GPU."""
+
+GIGABIT = 1e9 / 8.0  # byte
+_HOST_GPUS = {"gb200": 4, "gb300": 4}  # NVL72: 18 trays of 4 (NVIDIA data sheets)
+_EACH = 8  # GPUs of other hosts
+
+
+class Hosts(NamedTuple):
+    """GPUs that take part, and how they are joined."""
+
+    ranks: int
+    nodes: int
+    nvlink_domain_gpus: int
+    """GPUs of an NVLink domain, those included that take no part."""
+    network_gbit: float
+    """Of a GPU, one direction [Gbit/s]."""
+
+
+def lay_hosts(
+    library: Library, device: str, ranks: int = 0, nodes: int = 0, nvlink_domain_gpus: int = 0,
+    network_gbit: float = 0.0,
+) -> tuple[Hosts, Cluster]:  # fmt: skip
+    """Spread ranks evenly over hosts; 0 is a default, as many full hosts as hold the ranks.
+
+    Raises
+    ------
+    PrismError
+        Neither ranks nor nodes, fewer than 2 ranks, or they do not go evenly into the hosts.
+    """
+    each = _HOST_GPUS.get(device, _EACH)
+    if not ranks and not nodes:
+        raise PrismError("collective: no ranks; expected ranks or nodes")
+    ranks = ranks or nodes * each
+    least = math.ceil(ranks / each)
+    nodes = nodes or least
+    if ranks < 2:
+        raise PrismError(f"collective: ranks is {ranks}, expected 2 or more")
+    if nodes < least:
+        raise PrismError(
+            f"collective: {ranks} ranks on {nodes} nodes, but a host has {each} {device} GPUs; "
+            f"give nodes of {least} or more"
+        )
+    if ranks % nodes:
+        raise PrismError(
+            f"collective: {ranks} ranks do not go evenly into {nodes} nodes; give nodes that "
+            "divide the ranks"
+        )
+    own = ranks // nodes  # ranks of a host
+    domain = (
+        nvlink_domain_gpus
+        or ClusterBlock.model_validate(
+            {"nodes": nodes, "gpus_per_node": each, "device": device}
+        ).nvlink_domain_gpus
+    )
+    block = {
+        "nodes": nodes, "gpus_per_node": own, "device": device,
+        "nvlink_domain_gpus": max(1, domain * own // each),
+    }  # fmt: skip
+    if network_gbit:
+        network = {"bandwidth_gbytes_per_s": network_gbit * GIGABIT / 1e9}
+        block["links"] = {"network": network}
+    job = job_from_dict(
+        {
+            "model": {"durations": {"forward_s": 1.0, "backward_s": 1.0}},
+            "parallelism": {"dp": ranks},
+            "cluster": block,
+        },
+        "collective",
+    )
+    cluster = build_cluster(job, library)
+    gbit = network_gbit or cluster.device.network_bytes_per_s / GIGABIT
+    return Hosts(ranks, nodes, domain, gbit), cluster
+
+
+def collective_cost(library: Library, cluster: Cluster, op: str, n_bytes: float) -> KernelCost:
+    """Duration of one of `OPS` between all ranks of a cluster."""
+    kind, group = OPS[op], cluster.group("world")
+    inside = cluster.tier(group) == "nvlink"
+    if kind == "p2p":
+        rank = np.arange(group.n_ranks)
+        hops = cluster.hops(group.n_ranks, rank, np.roll(rank, -1), 1)
+        seconds = float(cluster.hop_time(n_bytes, hops).max())
+        return KernelCost(
+            seconds, 0.0, n_bytes, _of_link(library, inside), True, "residual/p2p"
+        )  # fmt: skip
+    seconds = cluster.collective_time(kind, n_bytes, group)
+    residual = collective_law(cluster, n_bytes, group)
+    table = cluster.measured.get(kind) if inside else None
+    if table is None:
+        source = f"tuning model of NCCL 2.27, {_of_link(library, inside)}"
+        return KernelCost(seconds, 0.0, n_bytes, source, True, residual)
+    covered = table.covers(ranks=float(group.n_ranks), bytes=n_bytes)
+    extrapolated = not covered or table.source.startswith(CARRIED)
+    return KernelCost(seconds, 0.0, n_bytes, table.source, extrapolated, residual)
+
+
+def _of_link(library: Library, inside: bool) -> str:
+    """Source of a link's rate: of its bandwidth, and of the share that is reached."""
+    tier = "nvlink" if inside else "network"
+    entry = f"nominal/{tier}_efficiency"
+    share = format_share(library.value(entry), 2)
+    return f"{share} of the {tier}'s bandwidth ({library.source(entry)})"
