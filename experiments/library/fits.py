@@ -120,7 +120,7 @@ def node_share(data: Path) -> Fit:
 
 
 def gemm_points(data: Path) -> pd.DataFrame:
-    """Profiled matrix products with M, N, K, flop, throughput [flop/s] and cv."""
+    """Profiled matrix products with n, k, flop, throughput [flop/s] and cv."""
     gemm = _read(data / "kernel_profiles" / "gemm_ops.parquet")
     head = gemm.n_embd / gemm.n_head
     columns = {
@@ -137,6 +137,7 @@ def gemm_points(data: Path) -> pd.DataFrame:
     }
     which = [gemm.op == op for op in columns]
     n, k = np.select(which, list(columns.values())), np.select(which, list(depth.values()))
+    gemm["n"], gemm["k"] = n, k
     gemm["flop"] = 2.0 * gemm.num_tokens.astype(float) * n * k
     gemm = gemm[(gemm.flop > 0) & (gemm.median_ms > 0)].copy()
     gemm["throughput"] = gemm.flop / (gemm.median_ms.astype(float) * 1e-3)

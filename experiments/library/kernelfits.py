@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import kernelrows
 import numpy as np
 import pandas as pd
 from kernelrows import ATTENTION_SIZES
-from tables import BACK_TO_BACK, grid
+from tables import BACK_TO_BACK, gemm_tables, grid
 
 from prism.cluster.devices import DEVICES
 from prism.distributions.kerneltables import (
@@ -100,12 +100,12 @@ class Group:
     rows: pd.DataFrame  # sizes, seconds
     fit: Callable[[pd.DataFrame], KernelFit]
     folds: str  # column whose values are left out one after the other
-    layers: bool = False  # whether rows are whole layers of experts
+    fastest: float = 0.0  # of rows that are whole layers of experts: no product's rate is above
 
     def predict(self, known: pd.DataFrame, rows: pd.DataFrame) -> np.ndarray:
         """Durations of rows by a fit of others [s]."""
-        if self.layers:
-            fit, rest = _fit_layers(self.gpu, known, "")
+        if self.fastest:
+            fit, rest = _fit_layers(self.gpu, known, "", self.fastest)
             return np.asarray(_both_products(fit, rows) + rest(rows))
         return predicted(self.fit(known), rows)
 
@@ -163,6 +163,7 @@ class Kernels:
         self.shape = cache(self._shape)
         self.attention = cache(self._attention)
         self.groups = cache(self._groups)
+        self.singles = cache(lambda gpu: gemm_tables(folder, gpu)[0])
 
     # shape dependence from inference kernels
 
@@ -338,7 +339,8 @@ class Kernels:
         even = "power_law_1.01" if gpu == "a100" else "balanced"
         out = []
         for dtype, rows in every[every.distribution == even].groupby("dtype"):
-            kept, left = self._tuned(gpu, rows)
+            fastest = self._fastest(gpu, str(dtype))
+            kept, left = self._tuned(gpu, rows, fastest)
             source = (
                 f"fitted: {len(kept)} layers of two products on {gpu.upper()}, moving tokens and "
                 f"activation taken out, {100 * left:.0f} % with untuned kernels left out; "
@@ -347,18 +349,21 @@ class Kernels:
             if gpu == "a100":
                 source = f"{source}; experts of unequal load (power law 1.01)"
 
-            def fit(rows: pd.DataFrame, source: str = source, gpu: str = gpu) -> KernelFit:
-                return _fit_layers(gpu, rows, source)[0]
-
+            fit = partial(_fit_one, gpu, source, fastest)
             name = f"grouped_gemm/{dtype}/forward"
-            out.append(Group(gpu, name, kept, fit, "model", layers=True))
+            out.append(Group(gpu, name, kept, fit, "model", fastest))
         return out
 
-    def _tuned(self, gpu: str, rows: pd.DataFrame) -> tuple[pd.DataFrame, float]:
+    def _fastest(self, gpu: str, dtype: str) -> float:
+        """Rate that one of a hundred single products is above [flop/s]."""
+        own = {"gemm/bf16": a100_products(self.folder)} if gpu == "a100" else self.singles(gpu)
+        return float(np.quantile(own[f"gemm/{dtype}"].rate, 0.99))
+
+    def _tuned(self, gpu: str, rows: pd.DataFrame, fastest: float) -> tuple[pd.DataFrame, float]:
         """Rows without the sweeps that run on a kernel far slower than all others of the kind."""
         keep = np.ones(len(rows), bool)
         for _ in range(4):
-            fit, rest = _fit_layers(gpu, rows[keep], "")
+            fit, rest = _fit_layers(gpu, rows[keep], "", fastest)
             error = np.log(rows.seconds / (_both_products(fit, rows) + rest(rows)))
             slow = error.groupby(rows.sweep).transform("median") > SLOW_SWEEP
             keep = ~slow.to_numpy()
@@ -376,6 +381,10 @@ def _products_of(rows: pd.DataFrame) -> tuple[dict[str, np.ndarray], dict[str, n
     return up, down
 
 
+def _fit_one(gpu: str, source: str, fastest: float, rows: pd.DataFrame) -> KernelFit:
+    return _fit_layers(gpu, rows, source, fastest)[0]
+
+
 def _both_products(fit: KernelFit, rows: pd.DataFrame) -> np.ndarray:
     powers, factors = [t.powers for t in fit.terms], [t.coefficient for t in fit.terms]
     up, down = (term_values(powers, each, len(rows)) for each in _products_of(rows))
@@ -383,9 +392,13 @@ def _both_products(fit: KernelFit, rows: pd.DataFrame) -> np.ndarray:
 
 
 def _fit_layers(
-    gpu: str, rows: pd.DataFrame, source: str
+    gpu: str, rows: pd.DataFrame, source: str, fastest: float
 ) -> tuple[KernelFit, Callable[[pd.DataFrame], np.ndarray]]:
-    """Fit of one product, and what else a layer takes: fixed, by tokens, and bytes moved."""
+    """Fit of one product, and what else a layer takes: fixed, by tokens, and bytes moved.
+
+    No product is faster than the `fastest` single one [flop/s]: what was collected with small or
+    equal numbers as operands draws less power, and runs faster than training does.
+    """
     up, down = _products_of(rows)
     design = term_values(GROUPED_TERMS, up, len(rows)) + term_values(GROUPED_TERMS, down, len(rows))
     moved = _moved(gpu, rows)
@@ -394,7 +407,9 @@ def _fit_layers(
     octave = np.round(np.log2(rows.m)).astype(int)
     share = 1.0 / octave.map(octave.value_counts()).to_numpy()  # each octave of m the same
     alone = np.maximum(seconds - moved, 0.3 * seconds)
-    found = fit_terms(np.c_[design, rest], alone, share)
+    least = np.zeros(design.shape[1] + rest.shape[1])
+    least[0] = 1.0 / fastest  # of the flop
+    found = fit_terms(np.c_[design, rest], alone, share, least)
     terms = tuple(
         Term(float(f"{c:.6g}"), dict(p))
         for c, p in zip(found[: len(GROUPED_TERMS)], GROUPED_TERMS, strict=True)

@@ -220,6 +220,22 @@ def streamed(folder: Path, gpu: str, kind: str) -> pd.DataFrame:
 
 
 DISTURBED = {"gb200": ["Qwen/Qwen3.5-4B"]}  # 1.7 times as long as a model of the same sizes
+
+
+def a100_linear(folder: Path) -> pd.DataFrame:
+    """Linear layers of A100 by estimate-train-time: backward (both gradients), m, n, k."""
+    sides = {  # output and input width over hidden; which of them tensor parallelism divides
+        "linear1": (3.0, 1.0, "n"), "linear2": (1.0, 1.0, "k"), "linear3": (4.0, 1.0, "n"),
+        "linear4": (1.0, 4.0, "k"),
+    }  # fmt: skip
+    out = []
+    for kind, (n, k, split) in sides.items():
+        rows = streamed(folder, "a100", kind)
+        rows = rows.assign(m=rows.rows, n=n * rows.dim, k=k * rows.dim)
+        out.append(rows.assign(**{split: rows[split] / rows.mp}))
+    return pd.concat(out)
+
+
 RECURRENT = {"gated_delta": "gdn", "kda": "kda", "mamba2": "mamba2"}
 
 

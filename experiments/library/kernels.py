@@ -14,10 +14,13 @@ from pathlib import Path
 import kernelrows
 import numpy as np
 import pandas as pd
+from fits import gemm_points
 from kernelfits import Carried, Group, a100_products, predicted
 from tables import FILES, gemm_tables
 
 from prism.distributions.kerneltables import KernelTable
+from prism.distributions.library import load_library
+from prism.workload.kernelcost import kernel_cost
 
 HERE = Path(__file__).resolve().parent
 DEVICES = ("a100", "h100", "h200", "b200", "gb200", "mi300x")
@@ -90,6 +93,42 @@ def check_carried(data: Carried) -> list[dict[str, object]]:
     return out
 
 
+def check_others(folder: Path) -> list[dict[str, object]]:
+    """Rows of products by sources that no table rests on."""
+    series = pd.read_parquet(folder / "h100_device" / "kernel_series.parquet")
+    series = series[(series.kind == "gemm") & (series.call % 64 != 0) & (series.data == "normal")]
+    keys = ["gpu", "m", "n", "k", "dtype"]
+    long = series.groupby(keys, observed=True).duration_us.median().reset_index()
+    long = long[long.m >= 2048].assign(seconds=long.duration_us * 1e-6)
+    points = gemm_points(folder).rename(columns={"num_tokens": "m"})
+    points = points[(points.flop >= 1e10) & (points[["m", "n", "k"]].min(axis=1) >= 128)]
+    points = points.assign(seconds=points.median_ms * 1e-3).iloc[::STRIDE]
+    checks = [
+        ("h100", f"gemm/{dtype}", False, own, "none: sustained at the power limit (h100_device)")
+        for dtype, own in long.groupby("dtype", observed=True)
+    ]
+    checks += [
+        (gpu, "gemm/bf16", False, points[points.gpu == gpu], "none: fp16 (kernel_profiles)")
+        for gpu in ("h100", "a100")
+    ]
+    linear = kernelrows.a100_linear(folder)
+    checks += [
+        ("a100", f"gemm/bf16{'/backward' if backward else ''}", bool(backward), own.iloc[::STRIDE],
+         "none: fp16 (estimate-train-time)")
+        for backward, own in linear.groupby("backward")
+    ]  # fmt: skip
+    out = []
+    for gpu, name, backward, rows, what in checks:
+        library, dtype = load_library(f"{gpu}-healthy"), name.split("/")[1]
+        error = np.array([
+            np.log(kernel_cost(library, "gemm", m=float(m), n=float(n), k=float(k), dtype=dtype,
+                               backward=backward).seconds / seconds)
+            for m, n, k, seconds in zip(rows.m, rows.n, rows.k, rows.seconds, strict=True)
+        ])  # fmt: skip
+        out.append(_row(gpu, name, what, error, 0.0))
+    return out
+
+
 def uneven(data: Carried) -> pd.DataFrame:
     """Time of experts with unequal load over equal, median by tokens an expert; no ep."""
     keys = ["sweep", "num_tokens", "dtype", "m", "moe_ep_size"]
@@ -114,7 +153,7 @@ def main() -> int:
         for name, table in gemm_tables(data.folder, gpu)[0].items():
             rows += check_grid(gpu, name, table)
     rows += check_grid("a100", "gemm/bf16", a100_products(data.folder))
-    rows += check_carried(data)
+    rows += check_carried(data) + check_others(data.folder)
     table = pd.DataFrame(rows).round({"fitted_sd": 3, "mean": 3, "sd": 3})
     table.to_csv(HERE / "kernels.csv", index=False)
     print(table.to_string(index=False))

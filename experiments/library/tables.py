@@ -17,7 +17,8 @@ from prism.workload.transformer import ATTENTION_BACKWARD_FLOP
 Array = NDArray[np.float64]
 
 SOURCE = "ai-dynamo/aiconfigurator 095f58a (Apache-2.0)"
-BACK_TO_BACK = "back to back, about at the power limit"
+BACK_TO_BACK = "back to back in short loops"
+SUSTAINED = {"h100": "; sustained at its limit of 700 W 1.14 times as long (h100_device)"}
 RELEASE = "trtllm__1.3.0rc20"
 FILES = {"h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "gb200": "gb200"}
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
@@ -90,7 +91,7 @@ def gemm_tables(folder: Path, gpu: str) -> tuple[dict[str, KernelTable], dict[st
             inside = inside.assign(seconds=np.maximum(alone, flop / (flop / alone)[wide].max()))
             what = f", less quantizing ({fixed * 1e6:.1f} us and {each * 1e12:.2f} ps per number)"
         even = inside[inside.m % 2 == 0]
-        device = f"{gpu.upper()}, {BACK_TO_BACK}"
+        device = f"{gpu.upper()}, {BACK_TO_BACK}{SUSTAINED.get(gpu, '')}"
         work = 2.0 * (even.m.astype(float) * even.n * even.k).to_numpy()
         axes, rate = grid(even, ("m", "n", "k"), work)
         tables[f"gemm/{precision}"] = KernelTable(

@@ -162,24 +162,30 @@ def term_values(powers: Sequence[Mapping[str, float]], sizes: Mapping[str, Array
     return out
 
 
-def fit_terms(design: Array, seconds: Array, share: ArrayLike | None = None) -> Array:
-    """Coefficients, 0 or more, with the least squared logarithm of predicted over measured.
+def fit_terms(
+    design: Array, seconds: Array, share: ArrayLike | None = None, least: ArrayLike = 0.0
+) -> Array:
+    """Coefficients, `least` or more, with the least squared logarithm of predicted over measured.
 
-    Weights of later rounds turn the relative error into that of the logarithm.
+    Weights of later rounds turn the relative error into that of the logarithm, whose mean is 0
+    unless a coefficient stands at its `least`.
     """
     from scipy.optimize import nnls
 
     scale = np.maximum(design.max(axis=0), 1e-300)
     counts = np.sqrt(np.ones_like(seconds) if share is None else np.asarray(share, np.float64))
-    weights, found = 1.0 / seconds, np.zeros(design.shape[1])
+    low = np.broadcast_to(np.asarray(least, np.float64), design.shape[1:]) * scale
+    known = design / scale @ low
+    weights, found = 1.0 / seconds, low
     for _ in range(_ROUNDS):
         of_row = weights * counts
-        found, _ = nnls(design / scale * of_row[:, None], seconds * of_row)
+        found = low + nnls(design / scale * of_row[:, None], (seconds - known) * of_row)[0]
         ratio = np.maximum(design / scale @ found / seconds, 1e-3)
         off = np.abs(ratio - 1.0) > 1e-6
         weights = np.where(off, np.log(ratio) / np.where(off, ratio - 1.0, 1.0), 1.0) / seconds
     error = np.log(np.maximum(design / scale @ found / seconds, 1e-3))
-    return np.asarray(found / scale * np.exp(-np.average(error, weights=counts**2)))
+    centre = float(np.exp(-np.average(error, weights=counts**2)))
+    return np.asarray(np.maximum(found * centre, low) / scale)
 
 
 def _rounded(value: float) -> float:
