@@ -440,7 +440,7 @@ def _moved(gpu: str, rows: pd.DataFrame) -> np.ndarray:
 # carried over from relatives
 
 ASSUMED = "assumption, carried over from"
-STEPS_MHZ, FULL_MHZ = 1500.0, 1980.0  # locked in the 18 steps; of short runs of attention
+STEPS_MHZ, FULL_MHZ = 1500.0, 1850.0  # locked in the 18 steps; of short runs of attention, as in cluster.power
 UNMEASURED_BACKWARD = 2.5  # of recurrent layers, over the forward
 
 
