@@ -237,8 +237,8 @@ class Kernels:
             both = self._deterministic(rows, backend, dtype) if backward and not latent else None
             if both is not None:
                 found = fit(own)
-                told = f"{found.source}; deterministic {both[0]:.2f} times, {both[1]}"
-                fixed[name.replace("backward", "deterministic")] = found.scaled(both[0], told)
+                note = f"{found.source}; deterministic {both[0]:.2f} times, {both[1]}"
+                fixed[name.replace("backward", "deterministic")] = found.scaled(both[0], note)
         return groups, fixed
 
     @staticmethod
@@ -447,8 +447,8 @@ UNMEASURED_BACKWARD = 2.5  # of recurrent layers, over the forward
 def _carry(table: KernelFit, owner: str, ratio: float, how: str) -> KernelFit:
     """Return a relative's fit, `ratio` times as long."""
     text = table.source.removeprefix("measured: ").removeprefix("fitted: ")
-    told = f"{ASSUMED} {owner.upper()}: {text}; {how}, {ratio:.3g} times as long"
-    return table.scaled(ratio, told)
+    note = f"{ASSUMED} {owner.upper()}: {text}; {how}, {ratio:.3g} times as long"
+    return table.scaled(ratio, note)
 
 
 def _by_memory(owner: str, gpu: str) -> tuple[float, str]:
@@ -533,21 +533,21 @@ class Carried(Kernels):
             for name, fit in flash.items():
                 kind, backend, *rest = name.split("/")
                 if (kind, backend) == ("attention", "fa2") and "deterministic" not in rest:
-                    told = f"{ASSUMED} FlashAttention-2, {factor:.2f} times as long, from {n} steps"
-                    told += " of a job on H200; " + fit.source
-                    out["/".join([kind, "efficient", *rest])] = fit.scaled(factor, told)
+                    note = f"{ASSUMED} FlashAttention-2, {factor:.2f} times as long, from {n} steps"
+                    note += " of a job on H200; " + fit.source
+                    out["/".join([kind, "efficient", *rest])] = fit.scaled(factor, note)
         ratio, how = _by_memory("b200", gpu)
         for name, fit in self.own("b200").items():
             if "/math/" in name:
                 if gpu != "b200":
                     out[name] = _carry(fit, "b200", ratio, how)
                 half = fit.scaled(1.0, f"{ASSUMED} the causal mask, which it computes in full: ")
-                told = half.source + (out[name].source if name in out else fit.source)
+                note = half.source + (out[name].source if name in out else fit.source)
                 terms = tuple(
                     replace(t, coefficient=t.coefficient * ratio * (0.5 if t.powers else 1.0))
                     for t in fit.terms
                 )
-                out[name.replace("causal", "full")] = replace(fit, terms=terms, source=told)
+                out[name.replace("causal", "full")] = replace(fit, terms=terms, source=note)
         return out
 
     def _h100_over_h200(self) -> tuple[float, float]:
@@ -614,8 +614,8 @@ class Carried(Kernels):
             times = row.seconds / fit.seconds(
                 rows=float(row["rows"]), columns=float(row["columns"])
             )
-            told = f"{ASSUMED} RMSNorm on {owner.upper()}, {times:.2f} times as long by one kernel"
-            out[f"layer_norm/{name}"] = fit.scaled(times * ratio, f"{told}; {fit.source}")
+            note = f"{ASSUMED} RMSNorm on {owner.upper()}, {times:.2f} times as long by one kernel"
+            out[f"layer_norm/{name}"] = fit.scaled(times * ratio, f"{note}; {fit.source}")
         for name, fit in self.own("a100").items():
             if name.startswith("rms_norm/unfused") and gpu != "a100":
                 out[name] = _carry(fit, "a100", *_by_memory("a100", gpu))
@@ -630,11 +630,11 @@ class Carried(Kernels):
         rate = n_bytes / (seconds - fixed.coefficient)
         share = rate / DEVICES["h100"].memory_bytes_per_s
         rate = share * DEVICES[gpu].memory_bytes_per_s
-        told = f"measured: copy of 8,192 x 16,384 on {OWN}; fixed time of a norm on H200"
+        note = f"measured: copy of 8,192 x 16,384 on {OWN}; fixed time of a norm on H200"
         if gpu != "h100":
-            told = f"{ASSUMED} H100: {100 * share:.0f} % of the memory bandwidth"
+            note = f"{ASSUMED} H100: {100 * share:.0f} % of the memory bandwidth"
         terms = fixed, Term(float(f"{1.0 / rate:.6g}"), {"bytes": 1.0})
-        return {"memory/copy": KernelFit(terms, a100.ends, told, len(rows))}
+        return {"memory/copy": KernelFit(terms, a100.ends, note, len(rows))}
 
     # experts, recurrent layers
 
@@ -656,16 +656,16 @@ class Carried(Kernels):
             ).rows
             ratio = _mean_ratio(pd.Series(predicted(fp8, rows)), predicted(bf16, rows))
             back = own["grouped_gemm/bf16/backward"]
-            told = f"{ASSUMED} bf16, {ratio:.2f} times as long as the forwards; {back.source}"
-            return {"grouped_gemm/fp8/backward": back.scaled(ratio, told)}
+            note = f"{ASSUMED} bf16, {ratio:.2f} times as long as the forwards; {back.source}"
+            return {"grouped_gemm/fp8/backward": back.scaled(ratio, note)}
         rows = next(g for g in self.groups("mi300x") if g.name == "grouped_gemm/bf16/backward").rows
         forward = amd["grouped_gemm/bf16/forward"]
         turned = replace(forward, terms=_turned(forward))
         ratio = _mean_ratio(rows.seconds, predicted(turned, rows))
         for name, fit in own.items():
-            told = f"{ASSUMED} MI300X: both gradients are two forwards of their shapes, "
-            told += f"{ratio:.2f} times as long; {fit.source}"
-            both = replace(fit, terms=_turned(fit)).scaled(ratio, told)
+            note = f"{ASSUMED} MI300X: both gradients are two forwards of their shapes, "
+            note += f"{ratio:.2f} times as long; {fit.source}"
+            both = replace(fit, terms=_turned(fit)).scaled(ratio, note)
             ends = {k: v for k, v in fit.ends.items() if k not in ("n", "k", "m")}
             out[name.replace("forward", "backward")] = replace(both, ends={**fit.ends, **ends})
         return out
@@ -696,8 +696,8 @@ class Carried(Kernels):
                 powers["state"] = 1.0
                 term = Term(float(f"{term.coefficient / 128.0:.6g}"), powers)
             terms.append(term)
-        told = "assumption: the scan as the gated delta rule's, per element of the state; "
-        return KernelFit(tuple(terms), conv.ends, told + delta.source, len(rows), conv.sd)
+        note = "assumption: the scan as the gated delta rule's, per element of the state; "
+        return KernelFit(tuple(terms), conv.ends, note + delta.source, len(rows), conv.sd)
 
     def _own(self, gpu: str) -> dict[str, KernelFit]:
         found = {group.name: group.fit(group.rows) for group in self.groups(gpu)}

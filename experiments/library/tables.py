@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from prism.cluster.devices import DEVICES
 from prism.distributions.kerneltables import KernelTable
-from prism.workload.kernels import QUANTIZED_BYTES, SCALE_BYTES
-from prism.workload.transformer import ATTENTION_BACKWARD_FLOP
+from prism.workload.kernelcost import NUMBER_BYTES
+from prism.workload.kernels import SCALE_BYTES
+ATTENTION_BACKWARD_FLOP = 2.5
 
 Array = NDArray[np.float64]
 
@@ -27,7 +28,7 @@ WIDE = 4096  # from here on quantizing an operand takes little time beside the p
 # What the collected quantization moves per number [byte]: per tensor it reads twice, to find the
 # largest magnitude first.
 QUANTIZATION_BYTES = {
-    p: (4.0 if p == "fp8" else 2.0) + QUANTIZED_BYTES[p] + SCALE_BYTES.get(p, 0.0)
+    p: (4.0 if p == "fp8" else 2.0) + NUMBER_BYTES[p] + SCALE_BYTES.get(p, 0.0)
     for p in ("fp8", "fp8_block", "nvfp4")
 }
 
@@ -65,7 +66,7 @@ def quantization(rows: pd.DataFrame, dtype: str) -> tuple[float, float]:
         subset=[dtype, "bfloat16"]
     )
     numbers = (wide.index.get_level_values("m") * wide.index.get_level_values("k")).to_numpy(float)
-    reading = 0.5 * QUANTIZED_BYTES[DTYPES[dtype]] * wide["bfloat16"].to_numpy()
+    reading = 0.5 * NUMBER_BYTES[DTYPES[dtype]] * wide["bfloat16"].to_numpy()
     seconds = wide[dtype].to_numpy() - reading
     design = np.c_[np.ones_like(numbers), numbers] / seconds[:, None]
     fixed, each = np.linalg.lstsq(design, np.ones_like(numbers), rcond=None)[0]

@@ -291,14 +291,14 @@ def _find(
     names = _candidates(library, kind, backend, dtype, mask, backward)
     device = DEVICES.get(device_key(library.device))
     for name, d in names.items():
-        table, factor, told = _table(library, name, kind), 1.0, ""
+        table, factor, note = _table(library, name, kind), 1.0, ""
         if table is None:
             continue
         if kind == "attention":
             if deterministic and backward:
                 own = library.kernels.get(name.replace("/backward", "/deterministic"))
                 if own is None:
-                    factor, told = (
+                    factor, note = (
                         DETERMINISTIC,
                         f"{CARRIED}, deterministic {DETERMINISTIC} times: ",
                     )
@@ -307,13 +307,13 @@ def _find(
         if d != dtype and kind.endswith("gemm") and device is not None:
             factor *= device.flop_per_s(d) / device.flop_per_s(dtype)
         if name != next(iter(names)):
-            told = f"{CARRIED}, {name} stands in: {told}"
-        source = told + table.source
+            note = f"{CARRIED}, {name} stands in: {note}"
+        source = note + table.source
         stands_in = source.startswith(CARRIED)
         if kind == "gemm" and backward:
             own = library.kernels.get(f"{name}/backward")
             if own is not None:
-                return (_Part(own, told + own.source, stands_in, factor),)
+                return (_Part(own, note + own.source, stands_in, factor),)
             return tuple(
                 _Part(table, source, stands_in, factor, 0.5, turn) for turn in (_DGRAD, _WGRAD)
             )
@@ -366,5 +366,5 @@ def _from_sheet(
         flop / (SHEET_FLOP * peak),
         n_bytes / (SHEET_BYTES * device.memory_bytes_per_s),
     )
-    told = f"{CARRIED}: {100 * SHEET_FLOP:.0f} % of the peak, {100 * SHEET_BYTES:.0f} % of the "
-    return SHEET_S + max(compute, memory), f"{told}memory bandwidth of the data sheet"
+    note = f"{CARRIED}: {100 * SHEET_FLOP:.0f} % of the peak, {100 * SHEET_BYTES:.0f} % of the "
+    return SHEET_S + max(compute, memory), f"{note}memory bandwidth of the data sheet"
