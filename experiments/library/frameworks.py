@@ -2,8 +2,8 @@
 
     python experiments/library/frameworks.py     # needs h100_device of the measured data; 20 s
 
-A pass is one read or write of an op's values in bfloat16 at the rate of a copy, so that a kernel
-whose access is slower than a copy's has more. Prints what the profile of a training step says beside
+A pass is one read or write of an op's values in bfloat16 at the rate of a copy: a kernel
+whose access is slower has more. Prints what the profile of a training step says beside
 the record, and writes passes.csv.
 """
 
@@ -41,7 +41,8 @@ def activities():
         if event.get("cat") == "kernel" and op is not None:
             shapes = op["args"].get("Input Dims") or [[]]
             shape = shapes[0][0] if shapes[0] and isinstance(shapes[0][0], list) else shapes[0]
-            yield op["name"][6:], tuple(shape), op["tid"] != forward, event["name"], event["dur"] * 1e-6
+            backward = op["tid"] != forward
+            yield op["name"][6:], tuple(shape), backward, event["name"], event["dur"] * 1e-6
 
 
 def kind_of(op, shape, backward, name, model):

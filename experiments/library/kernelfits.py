@@ -18,6 +18,7 @@ from kernelrows import ATTENTION_SIZES
 from tables import BACK_TO_BACK, gemm_tables, grid
 
 from prism.cluster.devices import DEVICES
+from prism.cluster.power import SILICON
 from prism.distributions.kerneltables import (
     KernelFit,
     KernelTable,
@@ -440,7 +441,7 @@ def _moved(gpu: str, rows: pd.DataFrame) -> np.ndarray:
 # carried over from relatives
 
 ASSUMED = "assumption, carried over from"
-STEPS_MHZ, FULL_MHZ = 1500.0, 1850.0  # locked in the 18 steps; of short runs of attention, as in cluster.power
+STEPS_MHZ, FULL_MHZ = 1500.0, SILICON["h200"].attention_mhz  # locked in the 18 steps; short runs
 UNMEASURED_BACKWARD = 2.5  # of recurrent layers, over the forward
 
 

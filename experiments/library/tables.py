@@ -13,6 +13,7 @@ from prism.cluster.devices import DEVICES
 from prism.distributions.kerneltables import KernelTable
 from prism.workload.kernelcost import NUMBER_BYTES
 from prism.workload.kernels import SCALE_BYTES
+
 ATTENTION_BACKWARD_FLOP = 2.5
 
 Array = NDArray[np.float64]
