@@ -3,11 +3,10 @@
     python experiments/public-jobs/fit.py     # then experiments/library/build.py reads fitted.csv
 
 One after the other: how far GPUs differ (rank effect), from a burn-in and from growth with size;
-what all ranks share in a step (step effect) and in a run (run effect), from MLPerf; what GEMMs
-and attention reach in training over what they reach alone (derate), and what eager PyTorch adds,
-from step times; what is still wrong then
-(model error). Needs kernel_tables in the folder PRISM_DATA, or in ../shared/data beside the
-checkout.
+what all ranks share in a step (step effect) and in a run (run effect), from MLPerf; how fast
+products and attention are in training over their tables, one figure per device and one per older
+release, from step times; what is still wrong then (model error). Needs kernel_tables in the folder
+PRISM_DATA, or in ../shared/data beside the checkout.
 """
 
 import os
@@ -26,6 +25,7 @@ from scipy.stats import norm, spearmanr
 
 from prism.distributions.library import load_library, save_library
 from prism.simulation.variability import model_error_kind
+from prism.workload.frameworks import family
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("PRISM_DATA", HERE.parents[2] / "shared" / "data"))
@@ -34,12 +34,9 @@ STEADY = (f"{EFFECT}rank.lemon_fraction=0", f"{EFFECT}microbatch.cv=0", f"{EFFEC
 BODIES = (0.002, 0.006, 0.010, 0.014)  # CV of the rank effect [1]
 CONTENT = 0.01  # trial CV between microbatches [1]
 # Figures of kernels in training, where they start, and (trial, what it changes them by).
-START = {"derate": 1.0, "attention": 1.0, "traffic": 1.0, "overlap_cost": 0.0}
-TRIALS = {"derate": (1.0 / 1.1, 0.1), "attention": (1.0 / 1.1, 0.1), "traffic": (1.5, 0.5),
-          "overlap_cost": (0.5, 0.5)}  # fmt: skip
-FITTED = {"eager": ("attention", "traffic", "overlap_cost")}  # beside the derate
-SHARED = ("traffic", "overlap_cost")  # by all devices of a framework
-UNIQUE = ("overlap_cost", "expert_layer_s")  # one for all frameworks
+START = {"derate": 1.0, "overlap_cost": 0.0}
+TRIALS = {"derate": (1.0 / 1.1, 0.1), "overlap_cost": (0.5, 0.5)}
+RELEASES = ("eager-2023", "compiled-2024")  # with a speed of their own, on all devices
 DEVICES = ("h100", "a100", "gb200", "b200", "gb300")  # with dense jobs of their own
 EXPERT_TRIAL = 1e-3  # added to a pass of a layer with experts [s]
 LEAST_MODELS = 3  # that tell the error of a class
@@ -143,7 +140,8 @@ def fit_step(table, content=False):
 
     grid = np.linspace(np.log(1e-5), np.log(0.1), 400)
     start = grid[np.argmin([loss(x) for x in grid])]
-    return float(np.exp(minimize_scalar(loss, (start - 0.05, start, start + 0.05)).x))
+    near = (start - 0.05, start + 0.05)
+    return float(np.exp(minimize_scalar(loss, bounds=near, method="bounded").x))
 
 
 def fit_run(table):
@@ -208,20 +206,18 @@ def content_instead(systems, body):
     judge("content fitted in place of the step effect", h100, 0.0, fit_step(h100, content=True))
 
 
-# ------------------------------------------------------------------------------- derate and errors
+# ------------------------------------------------------------------------------- speeds and errors
 class Steps:
     """Predicted steps of a device and framework, and what each figure changes in them [s]."""
 
     def __init__(self, device, framework, folder, quiet):
         self.device, self.framework = device, framework
-        own = ("derate", "overlap_cost", *FITTED.get(framework, ()))
         groups = [f"{device} {framework} {precision}" for precision in PRECISIONS]
         chosen = [entry for entry in run.published() if entry.group in groups]
         self.entries = chosen
 
         def ideal(**figures):
-            figures = {key: v for key, v in (START | figures).items() if key in own}
-            library = _library(folder, device, framework, figures)
+            library = _library(folder, device, START | figures)
             rows = run.ideal_steps(chosen, (*quiet, f"variability.library={library}"))
             return np.array([row["ideal_s"] for row in rows])
 
@@ -229,7 +225,7 @@ class Steps:
         over_ideal = self.column("mean_s") / self.column("ideal_s")
         self.base = ideal() * over_ideal
         self.change = {
-            name: (ideal(**{name: trial}) * over_ideal - self.base) / step if name in own else 0.0
+            name: (ideal(**{name: trial}) * over_ideal - self.base) / step
             for name, (trial, step) in TRIALS.items()
         }
         self.measured = self.column("measured_s")
@@ -237,123 +233,135 @@ class Steps:
         self.sources = np.array([row["source"] for row in self.rows])
         self.held = self.column("held_out").astype(bool)
 
+    @property
+    def name(self):
+        """Class of jobs."""
+        return f"{self.device} {self.framework}"
+
     def column(self, key):
         """One figure of every row."""
         return np.array([row[key] for row in self.rows])
 
-    def logs(self, figures):
+    def logs(self, speed, overlap_cost):
         """Logarithms of predicted over published."""
-        derate, attention = figures["derate"], figures["attention"]
-        part = self.change["attention"]
         seconds = (
             self.base
-            + (self.change["derate"] - part) * (1.0 / derate - 1.0)
-            + part * (1.0 / (derate * attention) - 1.0)
-            + self.change["traffic"] * (figures["traffic"] - 1.0)
-            + self.change["overlap_cost"] * figures["overlap_cost"]
+            + self.change["derate"] * (1.0 / speed - 1.0)
+            + self.change["overlap_cost"] * overlap_cost
         )
         return np.log(seconds / self.measured)
 
 
-def _library(folder, device, framework, figures):
-    """Write a device's library with figures of a framework; those not given are its own."""
+def _library(folder, device, figures):
+    """Write a device's library with other figures; older releases are as fast as the tables."""
     library = load_library(f"{device}-healthy")
+    given = {f"nominal/{key}": value for key, value in figures.items()}
+    given |= {name: 1.0 for name in library.entries if name.startswith("nominal/speed_")}
+    like = library.entry("nominal/overlap_cost")
     changed = {
-        name: replace(library.entry(name), number=value)
-        for key, value in figures.items()
-        for name in [f"nominal/{key}" + f"_{framework}" * (key not in UNIQUE)]
+        name: replace(library.entries.get(name, like), name=name, number=value)
+        for name, value in given.items()
     }
-    path = folder / f"{device}-{framework}-{'-'.join(map(str, figures.values()))}.nc"
+    path = folder / f"{device}-{'-'.join(map(str, figures.values()))}.nc"
     save_library(replace(library, entries={**library.entries, **changed}), path)
     return path
 
 
 class Fit:
-    """Figures of a framework on all of its devices, fitted to the logarithms of step times."""
+    """One speed per device, one per older release, and one cost: fitted to logarithms of steps."""
 
-    def __init__(self, parts, known):
-        self.parts, self.known = parts, known
-        self.framework = parts[0].framework
-        own = FITTED.get(self.framework, ())
-        self.names = [(key, None) for key in own if key in SHARED]
-        self.names += [(key, part.device) for part in parts for key in ("derate", *own)
-                       if key not in SHARED]  # fmt: skip
+    def __init__(self, parts):
+        self.parts = parts
+        self.names = [("derate", part.device) for part in parts if part.framework == "megatron"]
+        self.names += [("speed", name) for name in RELEASES]
+        self.names += [("overlap_cost", "")]
 
-    def figures(self, x, device):
-        """Give what a vector says of a device."""
-        found = {key: v for (key, of), v in zip(self.names, x, strict=True) if of in (None, device)}
-        return START | self.known | {key: float(np.exp(v)) for key, v in found.items()}
+    def figures(self, x, part):
+        """Speed of products over the tables, and cost beside compute, that a vector says."""
+        found = dict(zip(self.names, np.exp(x), strict=True))
+        speed = found["derate", part.device] * found.get(("speed", part.framework), 1.0)
+        return speed, found["overlap_cost", ""]
+
+    def logs(self, x, part):
+        """Logarithms of predicted over published of a class."""
+        return part.logs(*self.figures(x, part))
 
     def solve(self, chosen):
-        """Fit to some rows of each part; a device without any has what it starts with."""
+        """Fit to some rows of each part, every class counting as its number of models."""
 
         def errors(x):
-            parts = zip(self.parts, chosen, strict=True)
-            return np.concatenate([p.logs(self.figures(x, p.device))[rows] for p, rows in parts])
+            found = [np.log(1.0)]
+            for part, rows in zip(self.parts, chosen, strict=True):
+                if rows.any():
+                    weight = np.sqrt(np.unique(part.models[rows]).size / rows.sum())
+                    found.append(weight * self.logs(x, part)[rows])
+            # a figure that no row tells stays where it starts
+            return np.concatenate([np.atleast_1d(v) for v in found] + [1e-6 * (x - start)])
 
-        start = [np.log(0.5 if key == "overlap_cost" else 0.9) for key, _ in self.names]
+        start = np.array([np.log(0.5 if key == "overlap_cost" else 0.95) for key, _ in self.names])
         return least_squares(errors, start, method="trf").x
 
     def leave_out(self, chosen, names_of):
-        """Leave each name out in turn: vectors, and logarithms of those left out by device."""
+        """Leave each name out in turn: vectors, and logarithms of those left out by class."""
         names = np.unique(
             np.concatenate([names_of(p)[c] for p, c in zip(self.parts, chosen, strict=True)])
         )
-        vectors, left = [], {part.device: [] for part in self.parts}
+        vectors, left = [], {part.name: [] for part in self.parts}
         for name in names:
             rest = [c & (names_of(p) != name) for p, c in zip(self.parts, chosen, strict=True)]
             x = self.solve(rest)
+            vectors.append(x)
             for part, rows, kept in zip(self.parts, chosen, rest, strict=True):
-                if kept.any() and (rows & ~kept).any():
-                    vectors.append((part.device, name, x))
-                    left[part.device].append(part.logs(self.figures(x, part.device))[rows & ~kept])
-        return vectors, {d: np.concatenate(v) if v else np.empty(0) for d, v in left.items()}
+                told = any(
+                    k.any() and p.device == part.device
+                    for p, k in zip(self.parts, rest, strict=True)
+                )
+                if told and (rows & ~kept).any():
+                    left[part.name].append(self.logs(x, part)[rows & ~kept])
+        found = {name: np.concatenate(v) if v else np.empty(0) for name, v in left.items()}
+        return np.array(vectors), found
 
 
 def in_training(table, folder, body, step):
-    """Fit what kernels reach in training, by framework; leave each model and source out in turn."""
-    errors, hits, largest, found = {}, [], {}, {}
-    known = {}
-    for framework in ("eager", "compiled", "megatron"):
-        parts = []
+    """Fit speeds in training; leave each model, source and class out in turn."""
+    parts = []
+    for framework in ("megatron", "eager", "eager-2023", "compiled-2024"):
         for device in DEVICES:
             effects = step.get(device, step["gb200"])
             quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={effects}")
             if any(entry.row["device"] == device and entry.row["framework"] == framework
                    and " moe" not in entry.group for entry in run.published()):  # fmt: skip
                 parts.append(Steps(device, framework, folder, quiet))
-        fit = Fit(parts, known)
-        own = [~part.held for part in parts]
-        x = fit.solve(own)
-        vectors, left = fit.leave_out(own, lambda part: part.models)
-        _, apart = fit.leave_out(own, lambda part: part.sources)
-        for part, rows in zip(parts, own, strict=True):
-            logs = part.logs(fit.figures(x, part.device))
-            show(f"{part.device} {framework}, fitted", logs[rows])
-            for text, some in (("models left out", left), ("sources left out", apart)):
-                if some[part.device].size:
-                    show(f"  {text}", some[part.device])
-            if part.held.any():
-                show("  held out", logs[part.held])
-        record(table, fit, x, vectors, own)
-        found |= {(part.device, framework): fit.figures(x, part.device) for part in parts}
-        if framework == "eager":
-            shared = fit.figures(x, parts[0].device)["overlap_cost"]
-            known = {"overlap_cost": shared}
-        for part, rows in zip(parts, own, strict=True):
-            hits.append(covered(left[part.device], part.models[rows]))
-            most = max(part.column("gpus"))
-            largest[part.device, framework] = most
-            alike = part.held & [in_class(entry) for entry in part.entries]
-            logs = part.logs(fit.figures(x, part.device))[alike]
-            n_models = np.unique(part.models[rows | alike]).size
-            logs = np.concatenate([left[part.device], logs])
-            errors.setdefault(framework, []).append((part.device, logs, n_models))
-            if (part.device, framework) == ("h100", "megatron"):
-                quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={step['h100']}")
-                beyond(table, folder, quiet, found["h100", "compiled"], left["h100"], most)
-    without_jobs(table, found)
-    errors["experts"] = experts(table, folder, body, step, found, largest)
+    fit = Fit(parts)
+    own = [~part.held for part in parts]
+    x = fit.solve(own)
+    vectors, left = fit.leave_out(own, lambda part: part.models)
+    _, apart = fit.leave_out(own, lambda part: part.sources)
+    _, classes = fit.leave_out(own, lambda part: np.full(part.models.size, part.name))
+    record(table, fit, x, vectors, own)
+    errors, hits, largest = {}, [], {}
+    for part, rows in zip(parts, own, strict=True):
+        logs = fit.logs(x, part)
+        if rows.any():
+            show(f"{part.name}, fitted", logs[rows])
+        ways = (("models", left), ("sources", apart), ("whole classes", classes))
+        for text, some in ways:
+            if some[part.name].size:
+                show(f"  {text} left out", some[part.name])
+        if part.held.any():
+            show("  held out", logs[part.held])
+        hits.append(covered(left[part.name], part.models[rows]))
+        kind, alike = family(part.framework), part.held & [in_class(e) for e in part.entries]
+        largest[part.device, kind] = max(
+            largest.get((part.device, kind), 0.0), *part.column("gpus")
+        )
+        n_models = np.unique(part.models[rows | alike]).size
+        found = np.concatenate([left[part.name], logs[alike]])
+        errors.setdefault(kind, []).append((part.device, found, n_models))
+    h100 = next(part for part in parts if part.name == "h100 megatron")
+    quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={step['h100']}")
+    beyond(table, folder, quiet, fit, x, left[h100.name], max(h100.column("gpus")))
+    errors["experts"] = experts(table, folder, body, step, fit, x, largest)
     model_errors(table, errors, largest)
     hits = np.concatenate(hits)
     print(f"80 % intervals, models left out of mean and spread: hold {hits.sum()} of {hits.size} "
@@ -362,25 +370,20 @@ def in_training(table, folder, body, step):
 
 def record(table, fit, x, vectors, own):
     """Put fitted figures into the table, with the jackknife's interval over models."""
-    for i, (key, device) in enumerate(fit.names):
-        parts = [p for p in fit.parts if device in (None, p.device)]
-        drawn = [v[i] for d, _, v in dict((name, (d, name, v)) for d, name, v in vectors
-                                          if device in (None, d)).values()]  # fmt: skip
-        value, interval = float(np.exp(x[i])), None
-        if len(drawn) > 1:
-            error = np.sqrt((len(drawn) - 1) * np.var(drawn)) * LEVEL / 2.0
-            interval = tuple(np.exp([x[i] - error, x[i] + error]))
-        n = sum(int(rows.sum()) for p, rows in zip(fit.parts, own, strict=True) if p in parts)
-        told = f"{n} published steps of {max(1, len(drawn))} models, {fit.framework}"
-        suffix = "" if key in UNIQUE else f"_{fit.framework}"
-        devices = [device] if device else DEVICES
-        table.add(devices, f"nominal/{key}{suffix}", value, interval, n, told)
-    if fit.framework != "eager":
-        told = "assumption: all that can be is fused"
-        table.add(DEVICES, f"nominal/traffic_{fit.framework}", 1.0, None, 0, told)
+    for i, (key, of) in enumerate(fit.names):
+        parts = [(p, rows) for p, rows in zip(fit.parts, own, strict=True)
+                 if key == "overlap_cost" or of in (p.device, p.framework)]  # fmt: skip
+        drawn, value = vectors[:, i], float(np.exp(x[i]))
+        error = np.sqrt((len(drawn) - 1) * np.var(drawn)) * LEVEL / 2.0
+        interval = tuple(np.exp([x[i] - error, x[i] + error]))
+        n = sum(int(rows.sum()) for _, rows in parts)
+        told = f"{n} published steps of {len({m for p, r in parts for m in p.models[r]})} models"
+        devices = [of] if key == "derate" else DEVICES
+        name = f"nominal/{key}" + f"_{of}" * (key == "speed")
+        table.add(devices, name, value, interval, n, told)
 
 
-def experts(table, folder, body, step, found, largest):
+def experts(table, folder, body, step, fit, x, largest):
     """Fit by what a host without CUDA graphs holds up a layer with experts; leave each model out.
 
     Give (no device, errors of models left out, held out and with CUDA graphs, number of models), as
@@ -390,13 +393,14 @@ def experts(table, folder, body, step, found, largest):
     for device in (*DEVICES, "b300"):
         groups = [f"{device} megatron {precision} moe" for precision in PRECISIONS]
         chosen = [entry for entry in run.published() if entry.group in groups]
-        owner = device if (device, "megatron") in found else "gb200"  # as build.py carries over
-        figures = {key: found[owner, "megatron"][key] for key in ("derate", "overlap_cost")}
+        owner = device if ("derate", device) in fit.names else "b200"  # as build.py carries over
+        part = next(part for part in fit.parts if part.name == f"{owner} megatron")
+        figures = dict(zip(START, fit.figures(x, part), strict=True))
         effects = step.get(owner, step["gb200"])
         quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={effects}")
         ideal = []
         for value in (0.0, EXPERT_TRIAL):
-            library = _library(folder, device, "megatron", figures | {"expert_layer_s": value})
+            library = _library(folder, device, figures | {"expert_layer_s": value})
             own = run.ideal_steps(chosen, (*quiet, f"variability.library={library}"))
             ideal.append(np.array([row["ideal_s"] for row in own]))
         own = run.predict(quiet, groups)
@@ -445,43 +449,11 @@ def experts(table, folder, body, step, found, largest):
     return [("", left, np.unique(models).size)]
 
 
-def geometric(values):
-    """Give the geometric mean of some values; 1 of none."""
-    return float(np.exp(np.mean(np.log([*values] or [1.0]))))
-
-
-def carried(found, device, framework):
-    """Give a framework without jobs on a device what it has on others; and which they are.
-
-    Eager's derate over Megatron's as there; compiled PyTorch has eager's, the same products.
-    """
-    if framework == "compiled":
-        own = found.get((device, "eager")) or carried(found, device, "eager")[0]
-        return {"derate": own["derate"], "attention": 1.0}, device.upper()
-    others = {d: v for (d, f), v in found.items() if f == framework and d != device}
-    over = {d: found[d, "megatron"]["derate"] if framework == "eager" else 1.0 for d in others}
-    derate = geometric(v["derate"] / over[d] for d, v in others.items())
-    if framework == "eager":
-        derate *= found[device, "megatron"]["derate"]
-    attention = geometric(v["attention"] for v in others.values())
-    return {"derate": derate, "attention": attention}, ", ".join(others).upper()
-
-
-def without_jobs(table, found):
-    """Give eager PyTorch without jobs on a device what `carried` gives it."""
-    for device in dict.fromkeys(d for d, _ in found):
-        if (device, "eager") not in found:
-            figures, names = carried(found, device, "eager")
-            told = f"assumption: eager over Megatron as on {names}"
-            table.add([device], "nominal/derate_eager", figures["derate"], None, 0, told)
-            told = f"assumption: as on {names}"
-            table.add([device], "nominal/attention_eager", figures["attention"], None, 0, told)
-
-
-def beyond(table, folder, quiet, figures, left, most):
+def beyond(table, folder, quiet, fit, x, left, most):
     """Say how the error grows on more GPUs than any fitted job has."""
-    figures = {key: figures[key] for key in ("derate", "overlap_cost")}
-    own = f"variability.library={_library(folder, 'h100', 'compiled', figures)}"
+    part = next(part for part in fit.parts if part.name == "h100 compiled-2024")
+    figures = dict(zip(START, fit.figures(x, part), strict=True))
+    own = f"variability.library={_library(folder, 'h100', figures)}"
     rows = run.predict((*quiet, own), ("h100 own bf16",))
     logs = np.log([row["mean_s"] / row["measured_s"] for row in rows])
     show("  larger jobs", logs)
@@ -494,7 +466,7 @@ def beyond(table, folder, quiet, figures, left, most):
 
 def in_class(entry):
     """Whether a job is of its framework's class: which weights are gathered, layer by layer."""
-    return model_error_kind(run.job_of(entry)) == entry.row["framework"]
+    return model_error_kind(run.job_of(entry)) == family(entry.row["framework"])
 
 
 def model_errors(table, errors, largest):

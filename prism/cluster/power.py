@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from prism.cluster.devices import Device, find_device
@@ -144,6 +144,8 @@ def silicon(device: Device) -> Silicon:
     found = SILICON.get(device.name)
     if found is not None:
         return found
+    if device.name in BLACKWELL_TABLES:
+        return _blackwell(device)
     like, idle = SILICON["h100"], 0.2 * device.power_w
     flop = 1e12 * (device.power_w - idle) / (0.7 * device.bf16_flop_per_s)
     boost = BOOST_MHZ.get(device.name, SILICON["b200"].boost_mhz)
@@ -153,6 +155,25 @@ def silicon(device: Device) -> Silicon:
         idle, flop, over * like.fp8_pj, over * like.fp8_block_pj, 0.4 * flop,
         over * like.attention_pj, like.byte_pj, cap, like.table_phi, like.attention_phi,
         like.attention_mhz / like.boost_mhz * boost, boost,
+    )  # fmt: skip
+
+
+BLACKWELL_TABLES = {"b300": 1.0, "gb200": 1.056, "gb300": 1.056}
+"""Speed of products' tables over those of B200, whose chip these have: 27 shapes of GB200."""
+
+
+def _blackwell(device: Device) -> Silicon:
+    """Energy and clocks of B200's chip under another limit, which products back to back draw."""
+    like, share = SILICON["b200"], device.power_w / find_device("b200").power_w
+    faster = math.pow(share, 1.0 / _curve(device).exponent)
+    over = share / faster
+    return replace(
+        like, idle_w=share * like.idle_w, bf16_pj=over * like.bf16_pj, fp8_pj=over * like.fp8_pj,
+        fp8_block_pj=over * like.fp8_block_pj, fp4_pj=over * like.fp4_pj,
+        attention_pj=over * like.attention_pj,
+        gemm_mhz=min(faster * like.gemm_mhz, like.boost_mhz),
+        table_phi=BLACKWELL_TABLES[device.name] * like.table_phi / faster,
+        attention_phi=like.attention_phi / faster,
     )  # fmt: skip
 
 

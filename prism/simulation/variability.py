@@ -23,6 +23,7 @@ from prism.jobs.job import Job
 from prism.jobs.jobspec.hardware import HardwareScale
 from prism.jobs.jobspec.values import MAX_SLOWDOWN
 from prism.workload.build import build_workload, nominal_step
+from prism.workload.frameworks import family
 from prism.workload.kernels import COMPUTE_CLASSES, LOGNORMAL, MEMORY_CLASSES, is_compute
 from prism.workload.work import Workload
 
@@ -279,7 +280,7 @@ def model_error_kind(job: Job) -> str:
         return UNMEASURED
     if model.n_experts:
         return "experts" if megatron else UNMEASURED
-    return str(p.framework)
+    return family(p.framework)
 
 
 def model_error_entry(job: Job, library: Library) -> str:

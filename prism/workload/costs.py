@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from prism.cluster.devices import DEVICES, device_key
 from prism.common.errors import PrismError
-from prism.workload.frameworks import FRAMEWORKS, Framework
+from prism.workload.frameworks import FRAMEWORKS, HELPER_PASSES, Framework
 from prism.workload.kernelcost import NUMBER_BYTES, KernelCost, kernel_cost
 from prism.workload.kernels import SCALE_BYTES, Kernel
 from prism.workload.ops import Attention, Scan
@@ -83,20 +83,30 @@ class Costs:
         if self.precision == "bf16" or not values:
             return ()
         size = NUMBER_BYTES[self.precision] + SCALE_BYTES.get(self.precision, 0.0)
-        n_bytes = values * (2.0 + self.cast_copies * size)
+        reads = 4.0 if self.framework.casts_weights else 2.0
+        n_bytes = values * (reads + self.cast_copies * size)
         duration = n_bytes / self.cast_bytes_per_s * self.memory_factor
         return (Kernel(name, "memory", duration, 0.0, n_bytes, "residual/memory"),)
 
-    def attention(self, op: Attention, backward: bool = False) -> Kernel:
+    def attention(self, op: Attention, backward: bool = False) -> tuple[Kernel, ...]:
         """Fused causal attention; over cp each GPU has a part of the queries, as of the heads."""
         cost = kernel_cost(
             self.library, "attention", backend=self.backend, backward=backward, window=op.window,
             batch=op.sequences, heads=op.heads / op.cp, kv_heads=op.kv_heads / op.cp, seq=op.seq,
             head_dim=op.head_size, v_head_dim=op.v_head_size,
         )  # fmt: skip
-        name = f"{op.name}_backward" if backward else op.name
         launches = self._launches("attention", backward)
-        return self._compute(name, "attention", cost, cost.flop, launches)
+        if not backward:
+            return (self._compute(op.name, "attention", cost, cost.flop, launches),)
+        helpers = self.moved(HELPER_PASSES.get(self.backend, 0.0) * 2.0 * op.rows * op.out)
+        helpers = min(helpers / self.memory_factor, 0.5 * cost.seconds)
+        rest = replace(cost, seconds=cost.seconds - helpers)
+        kernel = self._compute(f"{op.name}_backward", "attention", rest, cost.flop, launches)
+        if not helpers:
+            return (kernel,)
+        n_bytes, law = 2.0 * op.rows * op.out, "residual/memory"
+        name, duration = f"{op.name}_backward_helpers", helpers * self.memory_factor
+        return kernel, Kernel(name, "memory", duration, 0.0, 5.0 * n_bytes, law)
 
     def scan(self, op: Scan, backward: bool = False) -> Kernel:
         """State-space scan."""
@@ -199,6 +209,9 @@ def build_costs(job: Job, library: Library) -> Costs:
     measured = DEVICES.get(device_key(library.device), device)
     compute = measured.bf16_flop_per_s / device.bf16_flop_per_s
     memory = measured.memory_bytes_per_s / device.memory_bytes_per_s
+    speed = library.value("nominal/derate") if "nominal/derate" in library else 1.0
+    own = f"nominal/speed_{layout.framework}"
+    speed *= library.value(own) if own in library else 1.0
     expert_s = 0.0 if layout.cuda_graphs else _optional(library, "expert_layer_s")
     cast = "nominal/cast_efficiency"
     efficiency = value(cast) if cast in library else 1.0
@@ -212,7 +225,7 @@ def build_costs(job: Job, library: Library) -> Costs:
         overlap_cost=_optional(library, "overlap_cost"),
         expert_layer_s=expert_s,
         gap_s=value("nominal/kernel_launch_s"),
-        compute_factor=compute * job.cluster.scale.compute.time,
+        compute_factor=compute / speed * job.cluster.scale.compute.time,
         memory_factor=memory * job.cluster.scale.memory.time,
     )
 

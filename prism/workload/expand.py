@@ -203,6 +203,7 @@ class Expander:
         cast: Kernels = ()
         if op.casts and not op.in_bf16:
             cast = self.costs.cast(f"{op.name}_cast", op.operand_rows * op.depth)
+            cast += self._weight_cast(op, f"{op.name}_weight_cast")
         return (*cast, *self._gather(op, op.enter, op.depth, op.name))
 
     def _product(self, op: Product) -> Kernels:
@@ -218,6 +219,7 @@ class Expander:
         parts = self._parts(op)
         rows = op.own if op.leave else op.rows
         cast = () if op.in_bf16 else self.costs.cast(f"{op.name}_backward_cast", rows * op.width)
+        cast += () if op.in_bf16 else self._weight_cast(op, f"{op.name}_backward_weight_cast")
         gathered = self._gather(op, op.leave, op.width, f"{op.leave}_backward")
         inputs = [
             self._gemm(op, part, f"{part.name}_dgrad", op.rows, op.depth, part.width)
@@ -252,6 +254,9 @@ class Expander:
         add = self.costs.memory(f"{op.name}_accumulate", each * op.parameters)
         return (replace(add, is_weight=True),)
 
+    def _weight_cast(self, op: Product, name: str) -> Kernels:
+        return self.costs.cast(name, op.parameters) if self.framework.casts_weights else ()
+
     def _parts(self, op: Product) -> tuple[Part, ...]:
         if self.framework.fused_products or len(op.parts) == 1:
             return (Part(op.name, op.width),)
@@ -278,12 +283,12 @@ class Expander:
     # ---------------------------------------------------------------------- attention, the rest
     def _attention(self, op: Attention) -> Kernels:
         gathered = self._keys(op, "attention_keys_all_gather", "all_gather")
-        return (*gathered, self.costs.attention(op))
+        return (*gathered, *self.costs.attention(op))
 
     def _attention_backward(self, op: Attention) -> Kernels:
         return (
             *self._keys(op, "attention_backward_keys_all_gather", "all_gather"),
-            self.costs.attention(op, backward=True),
+            *self.costs.attention(op, backward=True),
             *self._keys(op, "keys_reduce_scatter", "reduce_scatter"),
         )
 

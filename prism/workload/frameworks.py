@@ -9,8 +9,8 @@ References
 ----------
 .. [1] Megatron Core 0.14, ``fusions/``, and Transformer Engine 2.8: fused rotary positions, bias
    and SwiGLU, weight gradients added up in the product, cross entropy.
-.. [2] nanotron, ``nn/layer_norm.py``, ``nn/activations.py``, ``models/llama.py``, 2025: norms and
-   rotary positions of flash-attn, SwiGLU and residuals in eager PyTorch.
+.. [2] nanotron, ``nn/layer_norm.py``, ``nn/activations.py``, ``models/llama.py``, 2025:
+   norms of flash-attn; rotary positions, SwiGLU and residuals in eager PyTorch.
 .. [3] transformers 4.5x, ``models/llama/modeling_llama.py``: norms, rotary positions, repeated keys
    and values, and logits in float32, an eager kernel for each operation.
 """
@@ -18,7 +18,7 @@ References
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -60,6 +60,7 @@ class Framework:
     fused_products: bool = True  # q, k and v are one product, gate and up another
     fused_sums: bool = True  # the product adds to the weight gradients of earlier microbatches
     stops_early: bool = False  # recomputation ends before the last product
+    casts_weights: bool = False  # to 8 bits in every pass, scales found by reading once more
     saves: tuple[tuple[str, float], ...] = ()  # kind, bytes a value kept beside the least
     optimizer_rate: float = 1.0  # of the optimizer's traffic, over a copy's
     product_launches: tuple[float, float] = (1.0, 2.0)  # of one product's forward and backward
@@ -69,6 +70,10 @@ class Framework:
 _FLASH_2 = {"": "fa2"}
 _CUDNN = {"": "cudnn", "a100": "fa2", "v100": "efficient", "mi300x": "fa2"}
 """Transformer Engine takes cuDNN's attention from Hopper on, flash-attn's before."""
+
+HELPER_PASSES = {"cudnn": 7.6}
+"""Of the result's values, in kernels beside attention's backward that its time in the tables holds:
+the dot products with its gradient, and the queries' gradient from float32 (passes.csv)."""
 
 FUSED_LOSS_BYTES = 6.0, 6.0
 """Logits read twice and written once in bfloat16, and as much for the gradient."""
@@ -89,7 +94,8 @@ FRAMEWORKS = {
                 "attention": Passes(0.0, 0.0, 2, 4),
             },
             "compiled", (5.6, 5.7), _FLASH_2,
-            fused_products=False, fused_sums=False, stops_early=True, optimizer_rate=0.74,
+            fused_products=False, fused_sums=False, stops_early=True, casts_weights=True,
+            optimizer_rate=0.74,
             product_launches=(1.9, 3.7),
         ),
         Framework(
@@ -106,7 +112,10 @@ FRAMEWORKS = {
         ),
         Framework(
             "nanotron", "nanotron 0.4",
-            _FUSED | {"swiglu": Passes(4.75, 8.7, 2, 3), "residual": Passes(2.8, 3.1)},
+            _COMMON | {
+                "swiglu": Passes(4.75, 8.7, 2, 3), "rope": Passes(20.1, 24.2, 16, 24),
+                "layout": Passes(2.3, 5.0, 1, 3), "residual": Passes(2.8, 3.1),
+            },
             "te", (24.9, 27.6), _FLASH_2,
             fused_sums=False, stops_early=True, optimizer_rate=0.74, product_launches=(1.9, 3.7),
             saves=(("swiglu", 2.0),),
@@ -125,3 +134,18 @@ FRAMEWORKS = {
         ),
     )
 }  # fmt: skip
+FRAMEWORKS |= {
+    name: replace(FRAMEWORKS[name.partition("-")[0]], name=name, about=about, attention=attention)
+    for name, about, attention in (
+        ("eager-2023", "eager PyTorch 1.13 to 2.1 with Triton's attention", {"": "efficient"}),
+        ("compiled-2024", "torch.compile of PyTorch 2.5 to 2.8", _FLASH_2),
+    )
+}
+"""Older releases, whose products are slower by a factor that published jobs give
+(``nominal/speed_...`` of a library). Triton's attention has no kernels measured: PyTorch's
+memory-efficient one stands in."""
+
+
+def family(name: str) -> str:
+    """Name of a framework without its release."""
+    return name.partition("-")[0]

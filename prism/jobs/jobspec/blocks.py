@@ -232,7 +232,9 @@ class ParallelismBlock(Block):
         "32 and 16 numbers (B200 and later). Attention, router and logits stay in bf16.",
         "bf16",
     )
-    framework: Literal["megatron", "compiled", "eager", "nanotron", "transformers"] = key(
+    framework: Literal[
+        "megatron", "compiled", "compiled-2024", "eager", "eager-2023", "nanotron", "transformers"
+    ] = key(
         "How ops become kernels: megatron (Megatron-Core with Transformer Engine), compiled "
         "(torch.compile, as torchtitan), eager PyTorch, nanotron, or transformers (Hugging Face's "
         "modules) [compiled with fsdp and hsdp, else megatron].",
