@@ -165,6 +165,35 @@ def test_both_gradients_of_a_product_are_two_products():
     assert both.flop == sum(part.flop for part in parts)
 
 
+@pytest.mark.parametrize("gpu", ["a100", "h100", "b200", "mi300x"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_no_product_is_faster_than_a_kernel_can_be(gpu, backward):
+    library = load_library(f"{gpu}-healthy")
+    fixed = library.kernels["memory/copy"].terms[0].coefficient
+
+    def seconds(m, n, k):
+        return kernel_cost(library, "gemm", m=m, n=n, k=k, backward=backward).seconds
+
+    assert 1e-6 < fixed <= seconds(8.0, 8.0, 8.0) < 50e-6
+    for side in (8.0, 64.0, 128.0):  # a larger size takes as long or longer, without a jump
+        for other in (16.0, 512.0):
+            found = [seconds(s, other, 4096.0) for s in (side / 2.0, side, side * (1 + 1e-9))]
+            assert found[0] <= found[1] == pytest.approx(found[2], rel=1e-6)
+
+
+def test_attention_is_found_in_either_place():
+    axes = {"batch": np.array([1.0]), "heads": np.array([16.0]), "seq": np.array([1e3, 4e3]),
+            "head_dim": np.array([128.0])}  # fmt: skip
+    table = KernelTable(axes, np.full((1, 1, 2, 1), 1e14), source="measured: here")
+    named = {"attention/math/bf16/causal/forward": table}
+    sizes = ATTENTION | {"batch": 1.0, "kv_heads": 16.0}
+    for place in ("tables", "kernels"):
+        library = Library("made", "NVIDIA H100 SXM", {}, **{place: named})
+        cost = kernel_cost(library, "attention", **sizes)
+        assert cost.source == "measured: here"
+        assert cost.seconds == pytest.approx(cost.flop / 1e14)
+
+
 def test_deterministic_attention_takes_longer():
     for name in ("a100", "h100", "gb200", "mi300x"):
         library = load_library(f"{name}-healthy")

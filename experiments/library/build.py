@@ -18,17 +18,15 @@ from pathlib import Path
 import deepep
 import numpy as np
 import pandas as pd
-from collectives import FILES as MEASURED_LINKS
+from collectives import LINKS as MEASURED_LINKS
 from collectives import collective_tables, network_efficiency, nvlink_efficiency
 from fits import (
     Fit,
     back_to_back_gap,
-    burn_in_gemm,
     collective,
     content,
     dp_transfer,
     gemm_cv,
-    gemm_efficiency,
     gemm_points,
     kernel_shape,
     node_share,
@@ -38,13 +36,8 @@ from fits import (
     step_memory,
 )
 from kernelfits import Carried
-from tables import (
-    FILES,
-    attention_backward,
-    attention_table,
-    cast_efficiency,
-    gemm_tables,
-)
+from kernelrows import COLLECTED
+from tables import cast_efficiency, gemm_tables
 
 from prism.cluster.devices import DEVICES
 from prism.distributions.distribution import Distribution, bounded_body_lemons, lognormal, mixture
@@ -59,7 +52,7 @@ MODEL_CLASSES = {
     "megatron": "Megatron", "compiled": "torch.compile, sharded", "eager": "eager PyTorch, sharded",
     "experts": "Megatron with experts",
 }  # fmt: skip
-DATE = "2026-11-23"  # of the figures below; raise it with them
+DATE = "2026-11-28"  # of the figures below; raise it with them
 
 # Where a spread is assumed, its range and its origin are in the README of this folder.
 OSDI = "arXiv:2505.05713 (OSDI'25) traces"
@@ -73,31 +66,13 @@ SETS = {gpu: STATES if gpu in ("h100", "a100", "gb200") else STATES[:1] for gpu 
 # Whose figures a device without its own is given: fits of repeats, and what published jobs tell.
 REPEATS = {gpu: "a100" if gpu == "a100" else "h100" for gpu in NAMES}
 JOBS = {"h200": "h100", "mi300x": "h100", "b200": "gb200", "b300": "gb200", "gb300": "gb200"}
-GEMM_TABLES = {gpu: gpu for gpu in FILES} | {"b300": "b200", "gb300": "gb200"}
-ATTENTION_TABLES = {"h100": "h100", "h200": "h100"} | dict.fromkeys(
-    ("b200", "b300", "gb200", "gb300"), "b200"
-)
+PRODUCTS = {gpu: gpu for gpu in COLLECTED} | {"b300": "b200", "gb300": "gb200"}
 
-# Attention: best reported 740 of 989 TFLOP/s forward on H100 (FlashAttention-3, abstract; 614 at
-# sequence 8,192 and head size 128 in pytorch/benchmark pull request 2391) and 50-73 % of peak on
-# A100 (FlashAttention-2, abstract).
-ATTENTION = {
-    "h100": (0.60, "FlashAttention-3, arXiv:2407.08608, 75 % at best, 62 % at 8K"),
-    "a100": (0.60, "FlashAttention-2, arXiv:2307.08691, 50-73 %"),
-}
-
-# PyTorch's attention on Hopper, over the table's best 0.55 of peak.
-FLASH_2 = (
-    round(0.35 / 0.55, 2),
-    "FlashAttention-2 reaches 35 % of peak on H100 (arXiv:2407.08608, abstract), the table 55 %",
-)
-IN_TRAINING = {
-    "derate": "throughput of products and attention in training over alone",
-    "traffic": "bytes of memory-bound kernels over those that have to move",
-}
 # Slope of time over bytes, large 8-GPU all-reduces of kernel_profiles, over the data sheet's rate.
 NVLINK = {"a100": Fit(0.66, 0, "kernel_profiles, a100_dgx: slope 197 of 300 GB/s")}
+CAST = {"b300": "b200", "gb300": "gb200", "a100": "h100", "mi300x": "h100"}
 LINKS = {gpu: gpu for gpu in MEASURED_LINKS} | {"gb300": "gb200"}
+ASSUMED = {"nominal/derate": Fit(1.0, 0, "assumption: the tables' speed")}
 OTHER_NVLINK = Fit(0.80, 0, "assumption: a little below H100's 0.84")
 
 
@@ -136,16 +111,17 @@ class Data:
         self.content_bad, _, self.loading_bad = content(folder, "SE_first21", None)
         self.slow = slow_transfers(folder)
         self.tau = step_memory(folder)
-        found = {gpu: gemm_tables(folder, gpu) for gpu in FILES}
+        found = {gpu: gemm_tables(folder, gpu) for gpu in COLLECTED}
         self.gemms = {gpu: tables for gpu, (tables, _) in found.items()}
-        self.cast = {gpu: cast_efficiency(gpu, each) for gpu, (_, each) in found.items()}
+        self.cast = {gpu: cast_efficiency(gpu, each) for gpu, (_, each) in found.items() if each}
         self.kernels = Carried(folder)
-        self.attention = {gpu: attention_table(folder, gpu) for gpu in ("h100", "b200")}
 
 
 def from_jobs(data: Data, gpu: str, entry: str) -> Fit:
     """Return a figure that was fitted to published jobs, its interval in the source."""
-    owner = gpu if (gpu, entry) in data.jobs.index else JOBS[gpu]
+    owner = gpu if (gpu, entry) in data.jobs.index else JOBS.get(gpu, gpu)
+    if (owner, entry) not in data.jobs.index and entry in ASSUMED:
+        return ASSUMED[entry]
     row, carried = data.jobs.loc[owner, entry], ""
     if owner != gpu:
         carried = f"assumption, carried over from {owner.upper()}: "
@@ -360,31 +336,12 @@ def regime_entries(shared: bool) -> list[Entry]:
 
 
 def nominal_entries(data: Data, gpu: str) -> list[Entry]:
-    """Efficiencies behind nominal durations."""
-    base, device = REPEATS[gpu], DEVICES[gpu]
-    peak = DEVICES[base].bf16_flop_per_s
-    top, half = gemm_efficiency(data.gemm, base, peak)
-    carried = "" if base == gpu else f"assumption, carried over from {base.upper()}: "
-    told_top = carried + top.source
-    if gpu == "mi300x":
-        top = burn_in_gemm(data.folder, device.bf16_flop_per_s)
-        told_top = top.source
-    forward, attention = ATTENTION[base]
-    backward = attention_backward(data.folder)
-    share = "share of the BF16 peak"
-    size = half.number * device.bf16_flop_per_s / peak
-    told = f"{carried}{attention}"
+    """Figures behind nominal durations, beside the kernels' tables."""
     network, nvlink = network_efficiency(data.folder), NVLINK.get(gpu, OTHER_NVLINK)
     if gpu in LINKS:
         nvlink = nvlink_efficiency(data.folder, LINKS[gpu])
     rows = [
-        ("gemm_efficiency_max", top.number, "1", told_top, f"GEMM: {share}, large"),
-        ("gemm_half_flop", size, "flop", carried + half.source, "half of that"),
-        ("attention_efficiency", forward, "1", told, f"attention forward: {share}"),
-        ("attention_backward_efficiency", round(forward * backward.number, 3), "1",
-         f"{told}; {backward.source}", f"attention backward: {share}"),
-        ("memory_efficiency", 0.8, "1", "assumption", "share of the memory bandwidth"),
-        ("cast_efficiency", *data.cast[GEMM_TABLES.get(gpu, "h100")],
+        ("cast_efficiency", *data.cast[CAST.get(gpu, gpu)],
          "share of the memory bandwidth that quantizing reaches"),
         ("nvlink_efficiency", round(nvlink.number, 3), "1", nvlink.source,
          "share of the NVLink bandwidth"),
@@ -393,23 +350,8 @@ def nominal_entries(data: Data, gpu: str) -> list[Entry]:
         ("kernel_launch_s", round(data.gap.number, 7), "s", data.gap.source, "gap per kernel"),
         *deepep.figures(data.folder, gpu),
     ]  # fmt: skip
-    for framework in ("megatron", "compiled", "eager"):
-        for name, text in IN_TRAINING.items():
-            entry, told = f"nominal/{name}_{framework}", ""
-            if entry == "nominal/derate_compiled" and (gpu, entry) not in data.jobs.index:
-                entry, told = "nominal/derate_eager", "assumption: eager's, the same products; "
-            fit = from_jobs(data, gpu, entry)
-            source = told + fit.source
-            rows.append((f"{name}_{framework}", round(fit.number, 3), "1", source, text))
-        text = "attention's throughput over that of the table"
-        share, source = 1.0, "assumption: the implementation that the table measured"
-        if framework == "compiled" and gpu in ("h100", "h200"):
-            share, source = FLASH_2
-        if framework == "eager":
-            fit = from_jobs(data, gpu, "nominal/attention_eager")
-            share, source = round(fit.number, 3), fit.source
-        rows.append((f"attention_{framework}", share, "1", source, text))
     for name, units, text in (
+        ("derate", "1", "speed of products and attention in training over the tables"),
         ("overlap_cost", "1", "share of hidden transfers by which compute beside is longer"),
         ("expert_layer_s", "s", "a pass of a layer with experts, beyond its kernels"),
     ):
@@ -421,11 +363,8 @@ def nominal_entries(data: Data, gpu: str) -> list[Entry]:
 def kernel_tables(data: Data, gpu: str) -> dict[str, KernelTable]:
     """Measured tables by size, its own or those of a device of the same chip."""
     out = {}
-    if gpu in GEMM_TABLES:
-        out |= _carry(data.gemms[GEMM_TABLES[gpu]], GEMM_TABLES[gpu], gpu)
-    if gpu in ATTENTION_TABLES:
-        own = {"attention/bf16": data.attention[ATTENTION_TABLES[gpu]]}
-        out |= _carry(own, ATTENTION_TABLES[gpu], gpu)
+    if gpu in PRODUCTS:
+        out |= _carry(data.gemms[PRODUCTS[gpu]], PRODUCTS[gpu], gpu)
     if gpu in LINKS:
         out |= _carry(collective_tables(data.folder, LINKS[gpu]), LINKS[gpu], gpu)
     return out

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from fits import Fit
+from kernelrows import COLLECTOR, collected
 from numpy.typing import NDArray
 
 from prism.cluster.devices import DEVICES
@@ -15,9 +16,8 @@ from prism.distributions.kerneltables import KernelTable
 
 Array = NDArray[np.float64]
 
-SOURCE = "ai-dynamo/aiconfigurator 095f58a (Apache-2.0), NCCL 2.29.2"
-FILES = {"h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "b300": "b300_sxm",
-         "gb200": "gb200"}  # fmt: skip
+SOURCE = f"{COLLECTOR}, NCCL 2.29.2"
+LINKS = ("h100", "h200", "b200", "b300", "gb200")
 OPS = {"all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce",
        "alltoall": "all_to_all"}  # fmt: skip
 # Whose ranks beyond those of its own file a device is given: the same GPU on the same NVLink.
@@ -27,12 +27,11 @@ LARGE = 64 * 2**20  # bytes from which on time is a rate and little else
 
 def read(folder: Path, gpu: str) -> pd.DataFrame:
     """Return the runtimes of one device: op, dtype, ranks, bytes of the whole buffer, seconds."""
-    name = f"{FILES[gpu]}__comm__nccl__2.29.2__nccl_perf.parquet"
-    rows = pd.read_parquet(folder / "kernel_tables" / name)
+    rows = collected(folder, gpu, "nccl")
     size = rows.nccl_dtype.map({"half": 2, "int8": 1})  # message_size counts elements
     return pd.DataFrame({
         "op": rows.op_name.map(OPS), "dtype": rows.nccl_dtype, "ranks": rows.num_gpus,
-        "bytes": rows.message_size * size, "seconds": rows.latency * 1e-3,
+        "bytes": rows.message_size * size, "seconds": rows.seconds,
     })  # fmt: skip
 
 
@@ -138,7 +137,7 @@ if __name__ == "__main__":
     import os
 
     data = Path(os.environ.get("PRISM_DATA", "../shared/data"))
-    for gpu in FILES.keys() & DEVICES.keys():
+    for gpu in LINKS:
         told = {k: round(100.0 * v, 2) for k, v in errors(data, gpu).items()}
         print(gpu, told, "% rms;", nvlink_efficiency(data, gpu).source)
     network = network_efficiency(data)

@@ -145,46 +145,6 @@ def gemm_points(data: Path) -> pd.DataFrame:
     return gemm
 
 
-def gemm_efficiency(gemm: pd.DataFrame, gpu: str, peak: float) -> tuple[Fit, Fit]:
-    """Fit eff = max * flop / (flop + half) on medians per size bin.
-
-    Bins are a third of a decade; a bin counts with 8 points or more, from 1e9 flop up: smaller
-    products are limited by launch and memory, not by the tensor cores.
-    """
-    from scipy.optimize import least_squares
-
-    points = gemm[(gemm.gpu == gpu) & (gemm.flop >= 1e9)]
-    index = np.floor(np.log10(points.flop) * 3.0)
-    bins = points.groupby(index).agg(
-        flop=("flop", "median"), rate=("throughput", "median"), n=("flop", "size")
-    )
-    bins = bins[bins.n >= 8]
-    flop, rate = bins.flop.to_numpy(), bins.rate.to_numpy()
-
-    def error(log: Array) -> Array:
-        top, half = np.exp(log)
-        return np.asarray(np.log(top * flop / (flop + half) * peak / rate))
-
-    fit = least_squares(error, np.log([0.7, 5e9]), loss="soft_l1", f_scale=0.05)
-    top, half = np.exp(fit.x)
-    rms = float(np.sqrt(np.mean(fit.fun**2)))
-    source = (
-        f"fitted: {len(points)} profiled FP16 GEMM points on {gpu.upper()} (kernel_profiles), "
-        f"medians of {len(flop)} size bins, rms error {100 * rms:.1f} %"
-    )
-    return Fit(float(top), len(points), source), Fit(float(half), len(points), source)
-
-
-def burn_in_gemm(data: Path, peak: float) -> Fit:
-    """Share of the BF16 peak that products of 8,192 cubed reach in a burn-in of MI3xx GPUs."""
-    rows = pd.read_csv(data / "kernel_tables" / "primus_mi3xx_nodes.csv")
-    source = (
-        f"measured: 8,192 cubed on {len(rows)} nodes of 8 MI3xx, median (AMD-AGI/Primus, MIT), "
-        "over MI300X's peak; the model is not stated"
-    )
-    return Fit(1e12 * float(rows.gemm_med.median()) / peak, 8 * len(rows), source)
-
-
 def gemm_cv(gemm: pd.DataFrame, gpu: str, low_ms: float, high_ms: float) -> Fit:
     """Median over shapes of the CV between about 20 repetitions of one product.
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import kernelrows
 import numpy as np
 import pandas as pd
-from kernelrows import ATTENTION_SIZES
-from tables import BACK_TO_BACK, gemm_tables, grid
+from kernelrows import ATTENTION_SIZES, COLLECTOR
+from tables import gemm_tables
 
 from prism.cluster.devices import DEVICES
 from prism.cluster.power import SILICON
@@ -29,7 +29,6 @@ from prism.distributions.kerneltables import (
 )
 
 CUDNN = "NVIDIA/cudnn-frontend (MIT), short runs near the full clock"
-COLLECTOR = "ai-dynamo/aiconfigurator 095f58a (Apache-2.0)"
 TURBO = "AMD-AGI/Primus-Turbo 221d75f (MIT)"
 ETT = "DebarghaG/estimate-train-time 1ac4d5e (MIT)"
 OWN = "H100 at its limit of 700 W (h100_device)"
@@ -323,6 +322,10 @@ class Kernels:
             return replace(found, terms=(fixed, *found.terms))
 
         out.append(Group("a100", "memory/copy", rows, fit, "dim"))
+        every = kernelrows.a100_unfused(self.folder, self.singles("a100")["gemm/bf16"], fit(rows))
+        for backward, own in every.groupby("backward"):
+            name = f"attention/math/bf16/causal/{'backward' if backward else 'forward'}"
+            out.append(Group("a100", name, own, _fit_unfused, "seq"))
         return out
 
     def _fixed(self) -> Term:
@@ -357,8 +360,7 @@ class Kernels:
 
     def _fastest(self, gpu: str, dtype: str) -> float:
         """Rate that one of a hundred single products is above [flop/s]."""
-        own = {"gemm/bf16": a100_products(self.folder)} if gpu == "a100" else self.singles(gpu)
-        return float(np.quantile(own[f"gemm/{dtype}"].rate, 0.99))
+        return float(np.quantile(self.singles(gpu)[f"gemm/{dtype}"].rate, 0.99))
 
     def _tuned(self, gpu: str, rows: pd.DataFrame, fastest: float) -> tuple[pd.DataFrame, float]:
         """Rows without the sweeps that run on a kernel far slower than all others of the kind."""
@@ -369,6 +371,17 @@ class Kernels:
             slow = error.groupby(rows.sweep).transform("median") > SLOW_SWEEP
             keep = ~slow.to_numpy()
         return rows[keep], 1.0 - float(keep.mean())
+
+
+def _fit_unfused(rows: pd.DataFrame) -> KernelFit:
+    """Fit of A100's attention kernel by kernel; each softmax is in the rows of two head sizes."""
+    n = len(rows) // rows.head_dim.nunique()
+    source = (
+        f"measured: {n} of Megatron's fused scale, mask and softmax on A100 in fp16; {ETT}; "
+        "with batched products over all scores by the table of products"
+    )
+    terms: Powers = ({}, {"scores": 1.0}, {"flop": 1.0})
+    return replace(_plain(terms, ATTENTION_SIZES, source)(rows), n=n)
 
 
 def _products_of(rows: pd.DataFrame) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -491,8 +504,6 @@ class Carried(Kernels):
         out: dict[str, Table] = dict(self.own(gpu))
         for part in (self._attentions, self._norms, self._copy, self._grouped, self._recurrent):
             out |= {name: fit for name, fit in part(gpu).items() if name not in out}
-        if gpu == "a100":
-            out["gemm/bf16"] = a100_products(self.folder)
         return dict(sorted(out.items()))
 
     # attention
@@ -540,15 +551,14 @@ class Carried(Kernels):
         ratio, how = _by_memory("b200", gpu)
         for name, fit in self.own("b200").items():
             if "/math/" in name:
-                if gpu != "b200":
-                    out[name] = _carry(fit, "b200", ratio, how)
-                half = fit.scaled(1.0, f"{ASSUMED} the causal mask, which it computes in full: ")
-                note = half.source + (out[name].source if name in out else fit.source)
+                own = self.own(gpu).get(name)
+                own = out[name] = own or _carry(fit, "b200", ratio, how)
+                note = f"{ASSUMED} the causal mask, which it computes in full: {own.source}"
                 terms = tuple(
-                    replace(t, coefficient=t.coefficient * ratio * (0.5 if t.powers else 1.0))
-                    for t in fit.terms
+                    replace(t, coefficient=t.coefficient * (0.5 if t.powers else 1.0))
+                    for t in own.terms
                 )
-                out[name.replace("causal", "full")] = replace(fit, terms=terms, source=note)
+                out[name.replace("causal", "full")] = replace(own, terms=terms, source=note)
         return out
 
     def _h100_over_h200(self) -> tuple[float, float]:
@@ -715,13 +725,3 @@ def _again(fit: KernelFit, owner: str) -> KernelFit:
     if fit.source.startswith("assumption"):
         return fit
     return _carry(fit, owner, 1.0, "the same")
-
-
-def a100_products(folder: Path) -> KernelTable:
-    """A100's products in bf16 by m, n, k."""
-    rows = kernelrows.collected(folder, "a100", "gemm")
-    rows = rows[(rows.gemm_dtype == "bfloat16") & (rows[["m", "n", "k"]].min(axis=1) >= 128)]
-    work = 2.0 * (rows.m.astype(float) * rows.n * rows.k).to_numpy()
-    axes, rate = grid(rows, ("m", "n", "k"), work)
-    source = f"measured: {len(rows)} products on A100, {BACK_TO_BACK}; {COLLECTOR}"
-    return KernelTable(axes, rate, source=source)

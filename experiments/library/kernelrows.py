@@ -12,28 +12,27 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from prism.distributions.kerneltables import KernelFit, KernelTable
+
 Array = NDArray[np.float64]
 
-COLLECTED = {
-    "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "gb200": "gb200",
-    "a100": "a100_sxm",
-}  # fmt: skip
+COLLECTOR = "ai-dynamo/aiconfigurator 095f58a (Apache-2.0)"
+COLLECTED = ("h100", "h200", "b200", "gb200", "a100")  # products and layers of experts
 BACKENDS = {
     "cudnn": "cudnn", "pyt_cudnn": "cudnn", "flash_attention": "fa2",
     "pyt_flash_attention": "fa2", "flash_attention_4": "fa4", "pyt_math": "math",
 }  # fmt: skip
 NORMS = {"pytorch": "eager", "torch_compile": "compiled", "cudnn": "te"}
-DTYPES = {"bfloat16": "bf16"}
+DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 ATTENTION_SIZES = ("batch", "heads", "kv_heads", "seq", "head_dim", "v_head_dim")
 BACKWARD_FLOP = 2.5
 STEPS_LAYERS, STEPS_HEADS, STEPS_KV, STEPS_DIM = 16, 32, 8, 64  # of llama32_1b_h200_steps.csv
 
 
 def collected(folder: Path, gpu: str, kind: str) -> pd.DataFrame:
-    """Return what ai-dynamo/aiconfigurator collected of one kind; empty where there is none."""
-    found = sorted(
-        (folder / "kernel_tables").glob(f"{COLLECTED.get(gpu, gpu)}__*__{kind}*.parquet")
-    )
+    """Return what `COLLECTOR` holds of one kind, such as gemm; empty where there is none."""
+    name = gpu if gpu == "gb200" else f"{gpu}_sxm"
+    found = sorted((folder / "kernel_tables").glob(f"{name}__*__{kind}*_perf.parquet"))
     if not found:
         return pd.DataFrame()
     table = pd.read_parquet(found[0])
@@ -207,6 +206,31 @@ def norms(folder: Path, gpu: str) -> pd.DataFrame:
     return rows.assign(norm=rows.norm_type, backend=rows.backend.map(NORMS))
 
 
+SCORE_BYTES = 2.0  # of the score matrix that an unfused product writes or reads
+UNFUSED_PRODUCTS = {False: 2.0, True: 4.0}  # forward, backward
+
+
+def a100_unfused(folder: Path, products: KernelTable, copy: KernelFit) -> pd.DataFrame:
+    """Causal attention of A100 kernel by kernel: Megatron's softmax as measured, and products.
+
+    A batched product has the rate of one whose rows are those of all heads, and moves the scores.
+    """
+    rows = streamed(folder, "a100", "ScaledUpperTriangMaskedSoftmax")
+    rows = rows.rename(columns={"b": "batch", "h": "heads", "l": "seq"})
+    both = [rows.assign(head_dim=float(dim), v_head_dim=float(dim)) for dim in (64, 128)]
+    rows = pd.concat(both).assign(kv_heads=lambda x: x.heads, window=0.0, full=False)
+    byte_s = next(term.coefficient for term in copy.terms if term.powers)
+    seconds = [
+        UNFUSED_PRODUCTS[r.backward]
+        * max(
+            products.seconds(m=r.batch * r.heads * r.seq, n=r.seq, k=r.head_dim),
+            SCORE_BYTES * byte_s * r.batch * r.heads * r.seq**2,
+        )
+        for r in rows.itertuples()
+    ]
+    return add_work(rows.assign(softmax=rows.seconds, seconds=rows.seconds + seconds))
+
+
 def streamed(folder: Path, gpu: str, kind: str) -> pd.DataFrame:
     """estimate-train-time's memory-bound kernels of A100: backward, rows, columns."""
     who = {"a100": "Perlmutter__NVIDIAA100-SXM4-80GB", "gh200": "Vista__NVIDIAGH200120GB"}[gpu]
@@ -216,7 +240,7 @@ def streamed(folder: Path, gpu: str, kind: str) -> pd.DataFrame:
         for name in ("F", "B")
     ]
     rows = pd.concat(both)
-    return rows.assign(rows=rows.b * rows.l, columns=rows.dim)
+    return rows.assign(rows=rows.b * rows.l, columns=rows.dim) if "dim" in rows else rows
 
 
 DISTURBED = {"gb200": ["Qwen/Qwen3.5-4B"]}  # 1.7 times as long as a model of the same sizes

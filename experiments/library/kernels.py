@@ -15,8 +15,7 @@ import kernelrows
 import numpy as np
 import pandas as pd
 from fits import gemm_points
-from kernelfits import Carried, Group, a100_products, predicted
-from tables import FILES, gemm_tables
+from kernelfits import Carried, Group, predicted
 
 from prism.distributions.kerneltables import KernelTable
 from prism.distributions.library import load_library
@@ -149,10 +148,9 @@ def uneven(data: Carried) -> pd.DataFrame:
 def main() -> int:
     data = Carried(Path(os.environ.get("PRISM_DATA", HERE.parents[2] / "shared" / "data")))
     rows = [check(group) for gpu in DEVICES for group in data.groups(gpu)]
-    for gpu in FILES:
-        for name, table in gemm_tables(data.folder, gpu)[0].items():
+    for gpu in kernelrows.COLLECTED:
+        for name, table in data.singles(gpu).items():
             rows += check_grid(gpu, name, table)
-    rows += check_grid("a100", "gemm/bf16", a100_products(data.folder))
     rows += check_carried(data) + check_others(data.folder)
     table = pd.DataFrame(rows).round({"fitted_sd": 3, "mean": 3, "sd": 3})
     table.to_csv(HERE / "kernels.csv", index=False)

@@ -1,4 +1,7 @@
-"""Tables of kernels by size from collected runtimes: matrix products, attention."""
+"""Tables of matrix products by size, and what quantizing their operands takes.
+
+`python experiments/library/tables.py` prints their errors.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from fits import Fit
+from kernelrows import COLLECTED, COLLECTOR, DTYPES, collected
 from numpy.typing import NDArray
 
 from prism.cluster.devices import DEVICES
@@ -14,16 +17,10 @@ from prism.distributions.kerneltables import KernelTable
 from prism.workload.kernelcost import NUMBER_BYTES
 from prism.workload.kernels import SCALE_BYTES
 
-ATTENTION_BACKWARD_FLOP = 2.5
-
 Array = NDArray[np.float64]
 
-SOURCE = "ai-dynamo/aiconfigurator 095f58a (Apache-2.0)"
 BACK_TO_BACK = "back to back in short loops"
 SUSTAINED = {"h100": "; sustained at its limit of 700 W 1.14 times as long (h100_device)"}
-RELEASE = "trtllm__1.3.0rc20"
-FILES = {"h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "gb200": "gb200"}
-DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 SMALLEST = 128  # rows, columns and depth of the smallest product kept: training has none below
 WIDE = 4096  # from here on quantizing an operand takes little time beside the product
 # What the collected quantization moves per number [byte]: per tensor it reads twice, to find the
@@ -32,13 +29,6 @@ QUANTIZATION_BYTES = {
     p: (4.0 if p == "fp8" else 2.0) + NUMBER_BYTES[p] + SCALE_BYTES.get(p, 0.0)
     for p in ("fp8", "fp8_block", "nvfp4")
 }
-
-
-def read(folder: Path, gpu: str, kind: str) -> pd.DataFrame:
-    """Return the collected runtimes of one device and kind of kernel, in seconds."""
-    name = f"{FILES[gpu]}__{kind.removeprefix('context_')}__{RELEASE}__{kind}_perf.parquet"
-    table = pd.read_parquet(folder / "kernel_tables" / name)
-    return table.assign(seconds=table.latency * 1e-3)
 
 
 def grid(rows: pd.DataFrame, axes: tuple[str, ...], work: Array) -> tuple[dict[str, Array], Array]:
@@ -77,7 +67,8 @@ def quantization(rows: pd.DataFrame, dtype: str) -> tuple[float, float]:
 
 def gemm_tables(folder: Path, gpu: str) -> tuple[dict[str, KernelTable], dict[str, float]]:
     """Products by m, n, k, and what quantizing takes per number [s], by precision."""
-    rows = read(folder, gpu, "gemm")
+    rows = collected(folder, gpu, "gemm")
+    rows = rows[rows.gemm_dtype.isin(DTYPES)]
     tables, casts = {}, {}
     for dtype, own in rows.groupby("gemm_dtype"):
         precision = DTYPES[str(dtype)]
@@ -99,27 +90,9 @@ def gemm_tables(folder: Path, gpu: str) -> tuple[dict[str, KernelTable], dict[st
         tables[f"gemm/{precision}"] = KernelTable(
             axes,
             rate,
-            source=f"measured: {len(even)} products on {device}{what}; {SOURCE}",
+            source=f"measured: {len(even)} products on {device}{what}; {COLLECTOR}",
         )
     return tables, casts
-
-
-def attention_table(folder: Path, gpu: str) -> KernelTable:
-    """Causal forward attention by batch, heads, sequence and head size; median over key heads."""
-    rows = read(folder, gpu, "context_attention")
-    rows = rows[
-        (rows.attn_dtype == "bfloat16") & (rows.kv_cache_dtype == "bfloat16")
-        & (rows.window_size == 0) & (rows.isl >= 512) & rows.head_dim.isin([64, 128, 256])
-        & (rows.batch_size <= 16)
-    ]  # fmt: skip
-    short = {"batch_size": "batch", "num_heads": "heads", "isl": "seq", "head_dim": "dim"}
-    rows = rows.rename(columns=short)
-    names = ("batch", "heads", "seq", "dim")
-    median = rows.groupby(list(names)).seconds.median().reset_index()
-    work = 2.0 * (median.batch * median.heads * median.dim * median.seq.astype(float) ** 2)
-    axes, rate = grid(median, names, work.to_numpy())
-    source = f"measured: {len(rows)} forwards on {gpu.upper()}; {SOURCE}"
-    return KernelTable(axes, rate, source=source)
 
 
 def cast_efficiency(gpu: str, each: dict[str, float]) -> tuple[float, str, str]:
@@ -128,27 +101,16 @@ def cast_efficiency(gpu: str, each: dict[str, float]) -> tuple[float, str, str]:
     shares = [QUANTIZATION_BYTES[p] / s / device.memory_bytes_per_s for p, s in each.items()]
     told = ", ".join(f"{p} {s * 1e12:.2f}" for p, s in each.items())
     source = (
-        f"measured: ps per number quantized before a product on {gpu.upper()}, {told}; {SOURCE}"
+        f"measured: ps per number quantized before a product on {gpu.upper()}, {told}; {COLLECTOR}"
     )
     return round(float(np.mean(shares)), 2), "1", source
-
-
-def attention_backward(folder: Path) -> Fit:
-    """Throughput of attention's backward over its forward, on A100 (the other file is corrupt)."""
-    name = "Perlmutter__NVIDIAA100-SXM4-80GB_flash_atten_fp16.csv"
-    rows = pd.read_csv(folder / "kernel_tables" / "ett" / name)
-    rows = rows[(rows.mp == 1) & (rows.dim / rows.h).between(64, 128)]
-    ratio = ATTENTION_BACKWARD_FLOP * rows["F_dur(us)"] / rows["B_dur(us)"]
-    source = (
-        f"backward {ratio.median():.2f} of it, median of {len(rows)} on A100 (estimate-train-time)"
-    )
-    return Fit(float(ratio.median()), len(rows), source)
 
 
 def compression(folder: Path, gpu: str) -> dict[str, float]:
     """Error of the tables on everything collected in their range: rms of the logarithm."""
     tables, casts = gemm_tables(folder, gpu)
-    rows = read(folder, gpu, "gemm")
+    rows = collected(folder, gpu, "gemm")
+    rows = rows[rows.gemm_dtype.isin(DTYPES)]
     out = {}
     for dtype, own in rows.groupby("gemm_dtype"):
         precision, table = DTYPES[str(dtype)], tables[f"gemm/{DTYPES[str(dtype)]}"]
@@ -169,5 +131,5 @@ if __name__ == "__main__":
     import os
 
     data = Path(os.environ.get("PRISM_DATA", "../shared/data"))
-    for gpu in FILES:
+    for gpu in COLLECTED:
         print(gpu, {k: round(100.0 * v, 2) for k, v in compression(data, gpu).items()}, "% rms")

@@ -53,9 +53,7 @@ FACTOR = Range(1e-3, 1e3)  # as slowdowns of nodes, which the engine holds in 32
 KINDS = {
     "nominal/*efficiency*": Range(1e-9, 1.0),  # what is slower than that is broken
     "nominal/overlap_cost": SHARE,
-    "nominal/*derate*": FACTOR,
-    "nominal/traffic_*": FACTOR,
-    "nominal/attention_*": FACTOR,
+    "nominal/derate": FACTOR,
     "nominal/*_factor": FACTOR,
     "nominal/*_ratio": FACTOR,
     "run/model_error*": SHARE,

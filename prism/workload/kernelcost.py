@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from prism.cluster.devices import DEVICES, device_key
 from prism.common.errors import PrismError
+from prism.common.text import format_share
 from prism.distributions.kerneltables import KernelFit, KernelTable
 from prism.distributions.library import Library
 
@@ -58,6 +59,10 @@ between 1.14 and 1.18 of cuDNN on H200 and GB200."""
 
 SHEET_FLOP, SHEET_BYTES, SHEET_S = 0.6, 0.8, 2e-6
 """Shares of the data sheet's rates and fixed time of a kernel without any table: assumptions."""
+
+TILE = 128.0
+"""Rows, columns and depth of a product below which it takes no less time: half-filled tiles. The
+smallest in the tables."""
 
 Table = KernelTable | KernelFit
 
@@ -214,7 +219,7 @@ def kernel_cost(
     seconds, source, extrapolated = 0.0, "", False
     for part in _parts(library, kind, backend, dtype, mask, backward, deterministic, latent):
         own = s if part.turn is None else {name: s[part.turn[name]] for name in part.turn}
-        seconds += part.factor * part.table.seconds(**own, flop=part.share * flop)
+        seconds += part.factor * _part_seconds(part, own, part.share * flop)
         extrapolated |= part.stands_in or not part.table.covers(**own)
         source = source or part.source
     if not source:
@@ -224,6 +229,18 @@ def kernel_cost(
     if not residual:
         residual = f"residual/gemm_{'large' if seconds >= GEMM_LARGE_S else 'small'}"
     return KernelCost(seconds, flop, n_bytes, source, extrapolated, residual)
+
+
+def _part_seconds(part: _Part, sizes: Mapping[str, float], flop: float) -> float:
+    """Duration [s]; of a product no less than of a tile, nor than a kernel's fixed time."""
+    if not part.least_s:
+        return part.table.seconds(**sizes, flop=flop)
+    if isinstance(part.table, KernelTable):
+        for name in ("m", "n", "k"):
+            if sizes[name] < TILE:
+                flop *= TILE / sizes[name]
+        sizes = {name: max(size, TILE) for name, size in sizes.items()}
+    return max(part.least_s, part.table.seconds(**sizes, flop=flop))
 
 
 def _complete(kind: str, about: Kind, sizes: Mapping[str, float]) -> dict[str, float]:
@@ -262,6 +279,7 @@ class _Part:
     factor: float = 1.0
     share: float = 1.0  # of the flop
     turn: Mapping[str, str] | None = None  # sizes of the table by sizes of the kernel
+    least_s: float = 0.0  # duration of the smallest product; 0 of other kinds [s]
 
 
 _DGRAD = {"m": "m", "n": "k", "k": "n"}
@@ -291,7 +309,7 @@ def _find(
     names = _candidates(library, kind, backend, dtype, mask, backward)
     device = DEVICES.get(device_key(library.device))
     for name, d in names.items():
-        table, factor, note = _table(library, name, kind), 1.0, ""
+        table, factor, note = _table(library, name), 1.0, ""
         if table is None:
             continue
         if kind == "attention":
@@ -310,13 +328,14 @@ def _find(
             note = f"{CARRIED}, {name} stands in: {note}"
         source = note + table.source
         stands_in = source.startswith(CARRIED)
-        if kind == "gemm" and backward:
-            own = library.kernels.get(f"{name}/backward")
+        if kind == "gemm":
+            least = _fixed_s(library)
+            own = library.kernels.get(f"{name}/backward") if backward else None
             if own is not None:
-                return (_Part(own, note + own.source, stands_in, factor),)
-            return tuple(
-                _Part(table, source, stands_in, factor, 0.5, turn) for turn in (_DGRAD, _WGRAD)
-            )
+                return (_Part(own, note + own.source, stands_in, factor, least_s=least),)
+            turns = (_DGRAD, _WGRAD) if backward else (None,)
+            share = 1.0 / len(turns)
+            return tuple(_Part(table, source, stands_in, factor, share, t, least) for t in turns)
         return (_Part(table, source, stands_in, factor),)
     return ()
 
@@ -345,12 +364,21 @@ def _candidates(
 
 def _measured(library: Library, kind: str, backend: str) -> bool:
     """Whether a library has a table of a backend."""
-    return any(name.startswith(f"{kind}/{backend}/") for name in library.kernels)
+    start = f"{kind}/{backend}/"
+    return any(name.startswith(start) for name in (*library.kernels, *library.tables))
 
 
-def _table(library: Library, name: str, kind: str) -> Table | None:
-    """Return a table by name; products may be among a library's older tables."""
-    return (library.tables.get(name) if kind == "gemm" else None) or library.kernels.get(name)
+def _table(library: Library, name: str) -> Table | None:
+    """Return a table by name, from either of the two places of a library."""
+    return library.tables.get(name) or library.kernels.get(name)
+
+
+def _fixed_s(library: Library) -> float:
+    """Fixed time of a kernel [s]: that of a copy."""
+    copy = library.kernels.get("memory/copy")
+    if not isinstance(copy, KernelFit):
+        return SHEET_S
+    return sum(term.coefficient for term in copy.terms if not term.powers) or SHEET_S
 
 
 def _from_sheet(
@@ -366,5 +394,5 @@ def _from_sheet(
         flop / (SHEET_FLOP * peak),
         n_bytes / (SHEET_BYTES * device.memory_bytes_per_s),
     )
-    note = f"{CARRIED}: {100 * SHEET_FLOP:.0f} % of the peak, {100 * SHEET_BYTES:.0f} % of the "
+    note = f"{CARRIED}: {format_share(SHEET_FLOP)} of the peak, {format_share(SHEET_BYTES)} of the "
     return SHEET_S + max(compute, memory), f"{note}memory bandwidth of the data sheet"
