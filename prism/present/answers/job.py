@@ -78,10 +78,12 @@ def job_answer(job: Job) -> Answer:
 def _step_rows(step: Json, device: str) -> list[tuple[str, Cell]]:
     """Say what a step is made with."""
     framework, attention, power = step["framework"], step["attention"], step.get("power")
+    whose = "" if attention["named"] else f" (the framework's on {device})"
     rows: list[tuple[str, Cell]] = [
-        ("framework", framework_text(framework)), ("release", framework["release"]),
-        ("attention", attention["backend"] + ("" if attention["named"] else f" (the framework's on {device})")),
-    ]  # fmt: skip
+        ("framework", framework_text(framework)),
+        ("release", framework["release"]),
+        ("attention", f"{attention['backend']}{whose}"),
+    ]
     if power is not None:
         text = f"{power['watts']:.0f} of {power['limit_w']:.0f} W; products at "
         text += f"{format_share(power['gemm_speed'])} of the speed in their tables, attention at "
