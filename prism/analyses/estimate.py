@@ -33,6 +33,7 @@ from prism.simulation.steps import (
 )
 from prism.simulation.summary import summarize_simulation
 from prism.traces.growing import Reading, read_log
+from prism.workload.described import framework_figures
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -193,6 +194,8 @@ def estimate_job(
     if (calibrated := calibration_of(job)) is not None:
         attrs["data_error"] = json.dumps(calibrated.error(communication_share(dataset)))
         warnings += [f"calibration: {text}" for text in calibrated.report["warnings"]]
+    if (framework := framework_figures(job, step.workload)) is not None:
+        attrs["framework"] = json.dumps(framework)
     attrs["warnings"] = json.dumps(warnings)
     attrs["wall_seconds"] = time.perf_counter() - begin
     thresholds = call["slowdown_thresholds"]
@@ -286,7 +289,8 @@ def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> "xr.Dataset"
     call = json.loads(dataset.attrs["call"])
     again = estimate(job_of(dataset), threads=threads, **call)
     # a job that is rebuilt has no file that its values came from
-    return again.assign_attrs({k: v for k, v in dataset.attrs.items() if k == "job_sources"})
+    of_file = ("job_sources", "framework")
+    return again.assign_attrs({k: v for k, v in dataset.attrs.items() if k in of_file})
 
 
 def parse_deadline(value: float | str | datetime.datetime) -> float | datetime.datetime:

@@ -1,6 +1,10 @@
-"""What a limit on a GPU's power or clock costs: speed, the spread between GPUs, what they draw.
+"""What a GPU's power and clock make of a step: speed, the spread between GPUs, what they draw.
 
-One unknown, phi: how fast compute is over its speed in matrix products back to back at the TDP.
+Always part of a step: without `cluster.power_limit_w` the limit is the device's TDP, without
+`cluster.clock_mhz` the clock is free. One unknown, phi: how fast compute is over its speed in
+matrix products back to back at the TDP. Tables of products are short runs, of phi 1 or more, and so
+are attention's (`Silicon.table_phi`, `attention_phi`); a step of the same kernels, one after the
+other, runs at the phi that its mix leaves, and its nominal durations are stretched by the ratio.
 Products draw what `PowerCurve` says at a phi: above the knee the voltage follows the clock, and
 dynamic power is a power of the speed; below it the voltage is at its least, and power is
 proportional to the speed. Kernels bound by memory and links neither slow down nor draw less, and
@@ -120,12 +124,13 @@ SILICON = {
 }
 """Measured: card A of h100_device, and kernel_power; H100's idle draw is H200's (cold it is 76 W),
 its fp8 by block and H200's fp8 are the other's. B200's bytes are H100's and its clock at the cap
-H100's share of the boost clock; its fp8 is H100's share of bf16, since the products measured have
-at most 2,560 columns, and fp4 lies between half of that and the 0.25 of those. A100: products at
-262 TFLOP/s draw 400 W, attention costs H100's ratio; bytes by BabelStream on A100 for PCIe (228 W
-at 1.75 TB/s); idle and clock at the cap from stages under Perseus (arXiv:2312.06902). Tables of products over the
-same back to back: H100 1.14 (8 shapes), H200 1.11 and B200 1.125 (400 and 332 shapes within 5 % of
-the limit, sd .07 and .08). H100's attention is stated at the clock of its own steps."""
+H100's share of the boost clock; its fp8 is H100's share of bf16, since the products measured
+have at most 2,560 columns, and fp4 lies between half of that and the 0.25 of those. A100:
+products at 262 TFLOP/s draw 400 W, attention costs H100's ratio; bytes by BabelStream on A100
+for PCIe (228 W at 1.75 TB/s); idle and clock at the cap from stages under Perseus
+(arXiv:2312.06902). Tables of products over the same back to back: H100 1.14 (8 shapes), H200
+1.11 and B200 1.125 (400 and 332 shapes within 5 % of the limit, sd .07 and .08). H100's
+attention is stated at the clock of its own steps."""
 
 BOOST_MHZ = {"v100": 1530.0, "mi300x": 2100.0}
 """Of data sheets; of others with no entry above, B200's."""
@@ -298,8 +303,8 @@ def power_state(
 ) -> PowerState:  # fmt: skip
     """Speed of a step's compute under a job's power limit and locked clock.
 
-    Phi is the largest, up to what the clock allows or the tables have, at which the mean draw of the mix
-    is within the limit.
+    Phi is the largest, up to what the clock allows or the tables have, at which the mean draw of
+    the mix is within the limit.
 
     Parameters
     ----------

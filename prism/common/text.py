@@ -244,6 +244,18 @@ def format_energy(joules: float) -> str:
     return f"{float(f'{joules / scale:.4g}'):,.10g} {unit}"
 
 
+def format_parameters(n: float) -> str:
+    """Write a number of parameters, of large ones in millions (M) or billions (B).
+
+    Examples
+    --------
+    >>> format_parameters(405.85e9), format_parameters(124.44e6), format_parameters(12_345)
+    ('405.9B', '124.4M', '12,345')
+    """
+    unit, scale = next((pair for pair in (("B", 1e9), ("M", 1e6)) if n >= pair[1]), ("", 1.0))
+    return f"{float(f'{n / scale:.4g}'):,.10g}{unit}" if unit else f"{n:,.0f}"
+
+
 def time_unit(seconds: float) -> tuple[str, float]:
     """Choose the unit of an axis whose values are about this long.
 

@@ -9,7 +9,9 @@ from prism.jobs.importing.settings import FORMATS
 from prism.jobs.jobspec.blocks import BLOCKS
 from prism.present.answer import Answer, Column, Finding, Table
 from prism.present.answers.job import plain_text
+from prism.present.answers.runs import parameters_text
 from prism.present.jobtemplate import flow
+from prism.workload.described import parameter_figures
 
 if TYPE_CHECKING:
     from prism.jobs.importing.imported import Imported
@@ -40,9 +42,11 @@ def imported_yaml(found: Imported) -> str:
     for assumed in found.assumed:
         place = f"{source.place(assumed.line)}, " if assumed.line else ""
         comments[assumed.key] = f"assumed: {place}{assumed.why}"
+    size = parameter_figures(found.job)
     lines = [
-        f"# {format_count(found.job.world_size, 'GPU')}, from {source.name}, "
-        f"{FORMATS[source.format]}.",
+        f"# {format_count(found.job.world_size, 'GPU')}"
+        + (f", {parameters_text(size)}" if size is not None else "")
+        + f", from {source.name}, {FORMATS[source.format]}.",
         "# Behind each value: the line it comes from, or why it is assumed.",
         "# Check this file with: prism show THIS_FILE",
     ]
@@ -96,9 +100,11 @@ def import_answer(found: Imported) -> Answer:
     sizes = f"{format_count(len(given), 'value')} from the file, {len(assumed)} assumed"
     left = f"Settings not in the job: {len(unmodelled)} that change the step time, "
     left += f"{len(unknown)} not understood, {found.n_ignored} without effect on it"
+    size = parameter_figures(job)
     figures: dict[str, Any] = {
         "kind": "import", "source": found.source.name, "format": found.source.format,
-        "job": job.name, "world_size": job.world_size, "values": dict(found.values),
+        "job": job.name, "world_size": job.world_size, "parameters": size,
+        "values": dict(found.values),
         "understood": [{"key": g.key, "value": g.value, "setting": g.shown, "line": g.line}
                        for g in found.given],
         "assumed": [a._asdict() for a in found.assumed],
@@ -119,7 +125,8 @@ def import_answer(found: Imported) -> Answer:
     )
     return Answer(
         title="Import", subject=found.source.name,
-        head=f": {FORMATS[found.source.format]}, {format_count(job.world_size, 'GPU')}",
+        head=f": {FORMATS[found.source.format]}, {format_count(job.world_size, 'GPU')}"
+        + (f", {parameters_text(size)}" if size is not None else ""),
         findings=(Finding("imported", f"{sizes}.", "answer"), Finding("left", f"{left}.")),
         tables=tuple(table for table in tables if table.rows), figures=figures, warnings=warnings,
     )  # fmt: skip

@@ -38,9 +38,15 @@ def job_doubts(job: Job) -> Iterator[str]:
             "as with ddp; set "
             "parallelism.shard_size"
         )
-    limited, device = job.cluster.power_limit_w or job.cluster.throttled_share, job.cluster.device
-    if limited and device not in CURVES:
-        yield f"cluster.power_limit_w: no curve of {device} is published; A100's is used"
+    cluster, device = job.cluster, job.cluster.device
+    limits = {
+        "power_limit_w": cluster.power_limit_w,
+        "clock_mhz": cluster.clock_mhz,
+        "throttled_power_w": cluster.throttled_share,
+    }
+    given = [f"cluster.{key}" for key, value in limits.items() if value]
+    if given and device not in CURVES:
+        yield f"{', '.join(given)}: no power curve of {device} is published; A100's is used"
     for name, tier in job.cluster.tiers.items():
         if tier.gpus >= job.world_size:
             yield (

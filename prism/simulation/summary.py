@@ -167,7 +167,7 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
         out["memory"] = job["memory"]
     if "time_to_train" in dataset:
         out |= _run_summary(dataset, call)
-    out |= {k: json.loads(dataset.attrs[k]) for k in ("model_error", "data_error")
+    out |= {k: json.loads(dataset.attrs[k]) for k in ("framework", "model_error", "data_error")
             if k in dataset.attrs}  # fmt: skip
     out["warnings"] = json.loads(dataset.attrs.get("warnings", "[]"))
     out["engine"] = json.loads(dataset.attrs["engine"])

@@ -2,6 +2,6 @@
 
 # modules that rooms above may import
 FACE = (
-    "build", "collectivecost", "energy", "experts", "kernelcost", "kernels", "memory", "modelsize",
-    "opgraph", "stepgraph", "transformer", "work",
+    "build", "collectivecost", "described", "energy", "kernelcost", "kernels", "memory",
+    "modelsize", "opgraph", "stepgraph", "work",
 )  # fmt: skip

@@ -1,9 +1,10 @@
-"""A step under a power limit or a locked clock, and the energy of a job's GPUs."""
+"""A step under its power limit and clock, and the energy of a job's GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from prism.cluster.devices import find_device
@@ -29,17 +30,19 @@ def under_power(
 ) -> Workload:
     """Return a workload of nominal durations as the job's power limit and clock leave it.
 
-    Unchanged where the job gives neither. Bubbles and what gathers and reductions expose are not
-    known here, so that the step waits less, and computes slower, than it may.
+    Without a limit that of the device, its TDP. Bubbles and what gathers and reductions expose are
+    not known here, so that the step waits less, and computes slower, than it may.
 
     Parameters
     ----------
     memory_time : callable
         Time that a kernel's bytes take [s]: no product is faster than its bytes.
     """
+    memory_time = None if memory_time is None else cache(memory_time)  # layers are alike
     state = power_state(job, *_step(job, workload), memory_time)
     slowdowns = {"gemm": state.gemm_slowdown, "attention": state.attention_slowdown}
 
+    @cache
     def slowed(kernel: Kernel) -> Kernel:
         factor = (
             slowdowns.get(kind_of(kernel, memory_time)) if is_compute(kernel.kernel_class) else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", metavar="JOB.yaml", type=click.Path(),
               help="The job file.  [default: it is printed]")  # fmt: skip
 @click.option("--from", "format_", metavar="FORMAT",
-              help="megatron, nemo, bridge, torchtitan, deepspeed or huggingface.  "
+              help="megatron, nemo, bridge, torchtitan, nanotron, deepspeed or huggingface.  "
               "[default: found by content]")  # fmt: skip
 @click.option("--gpus", type=click.IntRange(min=1), metavar="N",
               help="GPUs of the job.  [default: as the file says]")  # fmt: skip

@@ -1,12 +1,14 @@
-"""What a step computes and how: recomputation, number formats, kernels, experts; and the run."""
+"""What a step computes and how: recomputation, formats, kernels, optimizer, experts; the run."""
 
 from prism.jobs.importing.draft import Draft
 from prism.jobs.importing.model import MEGATRON, n_layers, preset_of
+from prism.jobs.importing.settings import Setting
 from prism.jobs.jobspec.othernames import KEYS, plain
 
 UNMODELLED = {
     "tp_comm_overlap ub_tp_comm_overlap": "tensor-parallel collectives are exposed in prism",
     "enable_async_tensor_parallel": "tensor-parallel collectives are exposed in prism",
+    "tp_linear_async_communication": "tensor-parallel collectives are exposed in prism",
     "cpu_offloading cpu_offload optimizer_cpu_offload enable_cpu_offload": "offloading to the CPU",
     "activation_offload fine_grained_activation_offloading": "offloading to the CPU",
     "mtp_num_layers num_nextn_predict_layers": "multi-token prediction, about a layer each",
@@ -20,6 +22,10 @@ UNMODELLED = {
     "lora peft lora_rank": "adapters: only part of the weights has gradients",
 }
 """Settings that change the step time and are not modelled, each with what it does."""
+_ENGINE = {"NVTE_FUSED_ATTN": "cudnn", "NVTE_FLASH_ATTN": "fa2", "NVTE_UNFUSED_ATTN": "math"}
+"""Variables by which Transformer Engine's attention is switched off, and what each stands for."""
+_BF16 = ("bf16", "bfloat16", "torchbfloat16")
+_OTHER_OPTIMIZERS = ("adafactor", "lion", "lamb", "lars", "sophia", "soap", "shampoo")
 _OFF = (False, 0, None, "none", "None", "off", "disabled", "")
 
 
@@ -90,11 +96,14 @@ def _read_gradients(d: Draft) -> None:
     key = "parallelism.gradient_dtype"
     short, long = d.find("grad_reduce_in_bf16"), d.find("grad_reduce_in_fp32")
     named = d.find("mixed_precision_reduce", "reduce_dtype", "communication_data_type",
-                   "grad_sync_dtype", "grad_reduce_dtype")  # fmt: skip
+                   "grad_sync_dtype", "grad_reduce_dtype", "main_grads_dtype")  # fmt: skip
     if short is not None and d.is_set("grad_reduce_in_bf16"):
         d.give(key, "bf16", short)
     elif d.is_set("accumulate_allreduce_grads_in_fp32"):
         d.give(key, "fp32", d.find("accumulate_allreduce_grads_in_fp32"))
+    elif d.is_set("accumulate_grad_in_fp32") is not None:
+        on = d.is_set("accumulate_grad_in_fp32")
+        d.give(key, "fp32" if on else "bf16", d.find("accumulate_grad_in_fp32"))
     elif long is not None:
         d.give(key, "fp32" if d.is_set("grad_reduce_in_fp32") else "bf16", long)
     elif named is not None:
@@ -117,11 +126,24 @@ def read_kernels(d: Draft) -> None:
             d.give(key, "compiled" if on else "eager", compiled)
         else:
             d.assume(key, "eager", "torchtitan's default: compile is not set")
-    elif d.source.format in ("deepspeed", "huggingface"):
+    elif d.source.format == "nanotron":
+        d.assume(key, "nanotron", "a nanotron configuration")
+    elif (trainer := _trainer(d)) is not None:
+        whole = d.find("torch_compile")
+        if whole is not None and d.is_set("torch_compile"):
+            d.give(key, "compiled", whole)
+        else:
+            d.give(key, "transformers", trainer)
+    elif d.source.format == "huggingface":
+        d.assume(key, "transformers", "the model's own modules; --set parallelism.framework=eager")
+    elif d.source.format == "deepspeed":
         d.assume(key, "eager", "PyTorch without a compiler")
     elif d.values.get("parallelism.data_parallel") in ("fsdp", "hsdp"):
-        d.values[key] = "megatron"
+        d.assume(key, "megatron", "Megatron's modules, with fsdp too")
     found = d.find("sequence_parallel", "disable_sequence_parallel")
+    mode = d.find("tp_mode")
+    if d.source.format == "nanotron" and mode is not None and d.values.get("parallelism.tp"):
+        d.give("parallelism.sequence_parallel", plain(str(mode.value)) == "reducescatter", mode)
     if d.source.format in MEGATRON and d.values.get("parallelism.tp", 1) != 1:
         if found is not None:
             on = found.value not in _OFF
@@ -134,6 +156,54 @@ def read_kernels(d: Draft) -> None:
             found = d.find(name)
             if found is not None and found.value not in _OFF:
                 d.leave(found, why)
+
+
+def _trainer(d: Draft) -> Setting | None:
+    """Give a setting that only the Trainer of Hugging Face's transformers has."""
+    found = d.find("per_device_train_batch_size")
+    if found is not None or d.source.format != "deepspeed":
+        return found
+    return next((s for s in d.source.settings if s.value == "auto"), None)
+
+
+def read_attention(d: Draft) -> None:
+    """Find the implementation of attention."""
+    key, choices = "parallelism.attention", ("cudnn", "fa2", "fa3", "fa4", "math")
+    off = {name for name in _ENGINE if d.value(name) == 0}
+    found = d.of_key(key)
+    if found is not None:
+        word = "flash" if found.value is True else found.value
+        value = d.choice("attention", word, choices)
+        if value == "fa2" and d.values["cluster.device"] in ("h100", "h200") and word == "flash":
+            d.assume(key, "fa2", "flash; with FlashAttention 3 installed: --set " + key + "=fa3",
+                     found)  # fmt: skip
+        elif value is not None:
+            d.give(key, value, found)
+    elif off and d.source.format in MEGATRON:
+        left = next((_ENGINE[name] for name in _ENGINE if name not in off), None)
+        if left is not None:
+            d.give(key, left, *(d.find(name) for name in _ENGINE if name in off))
+
+
+def read_optimizer(d: Draft) -> None:
+    """Find the optimizer, and the number format of its states."""
+    key, dtype = "parallelism.optimizer", "parallelism.optimizer_dtype"
+    found = d.find(*KEYS[key], "optim.config.optimizer", "optimizer", "optim")
+    word = plain(str(found.value)) if found is not None else "adam"
+    if "muon" in word or word == "sgd":
+        d.give(key, "muon" if "muon" in word else "sgd", found)
+        if word == "sgd" and d.value("sgd_momentum", "momentum"):
+            d.leave(d.find("sgd_momentum", "momentum"), "momentum is one more state")
+    elif found is not None and isinstance(found.value, str) and word in _OTHER_OPTIMIZERS:
+        d.assume(key, "adamw", f"nearest to {found.value}, which is not modelled", found)
+    states = d.of_key(dtype)
+    if states is not None and (states.value is True or plain(str(states.value)) in _BF16):
+        if states.value is True:
+            d.give(dtype, "bf16", states)
+        else:
+            d.assume(dtype, "bf16", "nearest: without a master copy of the weights", states)
+    elif d.source.format == "torchtitan" and plain(str(d.value("training.dtype"))) in _BF16:
+        d.give(dtype, "bf16", d.find("training.dtype"))
 
 
 def read_dispatch(d: Draft) -> None:
@@ -171,7 +241,8 @@ def read_dispatch(d: Draft) -> None:
 
 def read_run(d: Draft) -> None:
     """Find how long the run is, and its checkpoints."""
-    steps = d.find("train_iters", "max_steps", "training.steps", "training_steps", "iterations")
+    steps = d.find("train_iters", "max_steps", "training.steps", "training_steps", "train_steps",
+                   "iterations")  # fmt: skip
     samples = d.find("train_samples")
     length = d.values.get("model.seq_len") or preset_of(d).get("seq_len", 0)
     if steps is not None and isinstance(steps.value, int | float) and steps.value > 0:

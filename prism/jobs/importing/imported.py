@@ -8,8 +8,10 @@ from typing import Any
 
 from prism.common.errors import PrismError
 from prism.jobs.importing.compute import (
+    read_attention,
     read_dispatch,
     read_kernels,
+    read_optimizer,
     read_precision,
     read_recompute,
     read_run,
@@ -134,6 +136,8 @@ def import_job(
     read_recompute(draft)
     read_precision(draft)
     read_kernels(draft)
+    read_attention(draft)
+    read_optimizer(draft)
     read_dispatch(draft)
     read_run(draft)
     if "model.n_layers" in draft.values and not (

@@ -113,6 +113,8 @@ def _world(d: Draft, each: int, per_node: int) -> tuple[int | None, list[Setting
         copies = d.count("data_parallel_replicate_degree")
         if shard is not None and shard.value > 0:
             return each * shard.value * (copies.value if copies else 1), [shard, copies]
+    if d.source.format == "nanotron" and (copies := d.count("parallelism.dp")) is not None:
+        return each * copies.value, [copies]
     whole, size, steps = (d.count(x) for x in ("train_batch_size", "train_micro_batch_size_per_gpu",
                                                "gradient_accumulation_steps"))  # fmt: skip
     if whole and size and steps and size.value * steps.value > 0:
@@ -124,14 +126,16 @@ def read_batch(d: Draft) -> None:
     """Find the sequences of a step and of a microbatch."""
     dp = d.values.get("parallelism.dp", 1)
     whole = d.count("global_batch_size", "train_batch_size", "gbs")
-    size, steps = d.count("micro_batch_size", "train_micro_batch_size_per_gpu", "mbs"), None
+    size, steps = d.count("micro_batch_size", "train_micro_batch_size_per_gpu", "mbs",
+                          "per_device_train_batch_size"), None  # fmt: skip
     if d.source.format == "torchtitan":
         local = d.count("local_batch_size", "training.batch_size")
         size = d.count("pipeline_parallel_microbatch_size") if _pp(d) > 1 else local
         if (whole is None or whole.value < 1) and local is not None:
             d.give("parallelism.global_batch", local.value * dp, local)
     else:
-        steps = d.count("gradient_accumulation_steps", "accumulate_grad_batches", "gas")
+        steps = d.count("gradient_accumulation_steps", "accumulate_grad_batches", "gas",
+                        "batch_accumulation_per_replica")  # fmt: skip
     if size is not None and size.value > 0:
         d.give("parallelism.microbatch_size", size.value, size)
     each = d.values.get("parallelism.microbatch_size", 1)

@@ -26,6 +26,7 @@ FORMATS = {
     "nemo": "a NeMo recipe",
     "bridge": "a Megatron Bridge recipe",
     "torchtitan": "a torchtitan configuration",
+    "nanotron": "a nanotron configuration",
     "deepspeed": "a DeepSpeed configuration",
     "huggingface": "a model's config.json",
 }
@@ -188,7 +189,8 @@ def _script(name: str, text: str) -> tuple[tuple[Setting, ...], tuple[tuple[int,
 def _setting(argument: Argument) -> Setting:
     flag, words, line = argument
     value = True if not words else scalar(words[0]) if len(words) == 1 else " ".join(words)
-    return Setting((flag,), value, line, " ".join((f"--{flag}", *words)))
+    shown = f"{flag}={words[0]}" if flag.isupper() else " ".join((f"--{flag}", *words))
+    return Setting((flag,), value, line, shown)
 
 
 def _tree(name: str, text: str, format: str | None) -> Source:
@@ -228,6 +230,8 @@ def _tree_format(values: Mapping[str, Any], text: str) -> str:
         return "deepspeed"
     if "parallelism" in values and "training" in values:
         return "torchtitan"
+    if "parallelism" in values and "tokens" in values:
+        return "nanotron"
     return "megatron"
 
 

@@ -367,7 +367,8 @@ def commands_of(source: str) -> list[list[Argument]]:
     Returns
     -------
     list of list of Argument
-        The first is what ``#SBATCH`` lines say, empty without any; the last, what variables hold.
+        The first is what ``#SBATCH`` lines say and the variables that Transformer Engine reads,
+        empty without any; the last, what variables hold.
     """
     batch = list(batch_options(source))
     known = {name: values[0] for name, values, _ in batch}
@@ -377,6 +378,9 @@ def commands_of(source: str) -> list[list[Argument]]:
             given = {"SLURM_NNODES": known[name], "SLURM_JOB_NUM_NODES": known[name]}
     shell = Shell(given)
     shell.run(source)
+    for name, fields in shell.variables.items():
+        if name.startswith("NVTE_") and fields and fields[0]:
+            batch.append((name, [plain(fields[0])], fields[0][0][1]))
     # last a script that another one reads: what its variables hold
     held = [field for fields in shell.variables.values() for field in fields]
     return [batch, *(list(arguments(command)) for command in (*shell.commands, held))]

@@ -235,18 +235,21 @@ class ParallelismBlock(Block):
     framework: Literal[
         "megatron", "compiled", "compiled-2024", "eager", "eager-2023", "nanotron", "transformers"
     ] = key(
-        "How ops become kernels: megatron (Megatron-Core with Transformer Engine), compiled "
-        "(torch.compile, as torchtitan), eager PyTorch, nanotron, or transformers (Hugging Face's "
-        "modules) [compiled with fsdp and hsdp, else megatron].",
+        "What makes kernels of a layer's ops, which are fused and in what precision: megatron "
+        "(Megatron Core with Transformer Engine), compiled (torch.compile, as torchtitan), eager "
+        "PyTorch, nanotron, or transformers (Hugging Face's modules), each of 2026 or as of the "
+        "year named [compiled with fsdp and hsdp, else megatron].",
         "megatron",
     )
     attention: Literal["cudnn", "fa2", "fa3", "fa4", "efficient", "math"] | None = key(
         "Implementation of attention: cuDNN's, FlashAttention's 2 to 4, PyTorch's "
-        "memory-efficient one, or plain products [the framework's on the device]."
+        "memory-efficient one, or plain products (math) [the framework's on the device: megatron "
+        "cudnn from H100 on, else fa2; on v100 efficient with megatron]."
     )
     optimizer: Literal["adamw", "sgd", "muon"] = key(
-        "Optimizer: AdamW, SGD without momentum, or Muon, which makes matrices' updates "
-        "orthogonal.",
+        "Optimizer, whose states are read, written and kept: AdamW two for each parameter, SGD "
+        "without momentum none, Muon one; it makes matrices' updates orthogonal by five "
+        "Newton-Schulz steps.",
         "adamw",
     )
     optimizer_dtype: Literal["fp32", "bf16"] = key(
@@ -371,11 +374,12 @@ class ClusterBlock(Block):
     )
     power_limit_w: Positive | None = key(
         "Power limit of each GPU, up to its thermal design power: a step's compute is as fast as "
-        "its mix of kernels leaves room for, and GPUs less alike [no such effect; W]."
+        "its mix of kernels leaves room for; below that power GPUs are less alike [the thermal "
+        "design power; W]."
     )
     clock_mhz: Positive | None = key(
-        "Clock to which each GPU is locked; the power limit, or the thermal design power, goes "
-        "before it [not locked; MHz]."
+        "Clock to which each GPU is locked; where its power limit leaves less, that decides [not "
+        "locked: as fast as the limit leaves; MHz]."
     )
     throttled_share: Share = key(
         "Share of nodes that throttle for heat, evenly spread; needs throttled_power_w.", 0.0

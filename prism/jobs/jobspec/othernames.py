@@ -1,4 +1,4 @@
-"""What other frameworks call the keys and values of a job: Megatron, NeMo, torchtitan, DeepSpeed.
+"""What other frameworks call a job's keys and values: Megatron, NeMo, torchtitan, DeepSpeed ...
 
 `prism import`, hints for unknown words and the table in docs/job-file.md are made of `KEYS` and
 `VALUES`, by spellings without case, dashes, underscores and the dots between sections.
@@ -26,15 +26,17 @@ _KEYS = {
     "zero_optimization.stage sharding_strategy data_parallel_sharding_strategy use_torch_fsdp2 "
     "use_megatron_fsdp use_custom_fsdp fsdp optim.name",
     "parallelism.reshard_after_forward": "fsdp_reshard_after_forward",
-    "parallelism.schedule": "pipeline_parallel_schedule pipeline_schedule",
+    "parallelism.schedule": "pipeline_parallel_schedule pipeline_schedule pp_engine",
     "parallelism.p2p": "overlap_p2p_comm overlap_p2p_communication",
     "parallelism.global_batch": "global_batch_size train_batch_size gbs",
-    "parallelism.microbatches": "gradient_accumulation_steps num_microbatches gas",
+    "parallelism.microbatches": "gradient_accumulation_steps num_microbatches gas "
+    "batch_accumulation_per_replica",
     "parallelism.microbatch_size": "micro_batch_size train_micro_batch_size_per_gpu "
+    "per_device_train_batch_size "
     "local_batch_size training.batch_size pipeline_parallel_microbatch_size mbs",
     "parallelism.recompute": "recompute_granularity activation_checkpoint "
     "activation_checkpointing activations_checkpoint_granularity recompute_activations "
-    "checkpoint_activations activation_checkpoint.mode",
+    "checkpoint_activations activation_checkpoint.mode recompute_layer",
     "parallelism.overlap": "overlap_grad_reduce overlap_param_gather overlap_comm "
     "overlap_grad_sync",
     "parallelism.layer_split": "pipeline_model_parallel_layout module_fqns_per_model_part "
@@ -42,10 +44,15 @@ _KEYS = {
     "num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage",
     "parallelism.precision": "mixed_precision mixed_precision_param dtype trainer.precision fp8 "
     "fp8_format fp8_hybrid fp8_recipe fp4 fp4_format fp4_recipe model.converters",
-    "parallelism.framework": "compile.enable training.compile",
+    "parallelism.framework": "compile.enable training.compile torch_compile",
+    "parallelism.attention": "attention_backend attn_implementation _attn_implementation "
+    "use_flash_attn",
+    "parallelism.optimizer": "optimizer.name optimizer.type optimizer_factory.name",
+    "parallelism.optimizer_dtype": "exp_avg_dtype exp_avg_sq_dtype bf16_optimizer_states "
+    "bf16_master_weights_and_grads",
     "parallelism.gradient_dtype": "grad_reduce_in_fp32 accumulate_allreduce_grads_in_fp32 "
     "grad_reduce_in_bf16 mixed_precision_reduce reduce_dtype communication_data_type "
-    "grad_sync_dtype",
+    "grad_sync_dtype main_grads_dtype accumulate_grad_in_fp32",
     "parallelism.fused_loss": "cross_entropy_loss_fusion cross_entropy_fusion_impl "
     "te_parallel_cross_entropy",
     "parallelism.expert_node_limit": "moe_router_group_topk",
@@ -90,7 +97,7 @@ _KEYS = {
     "cluster.nodes": "num_nodes nnodes",
     "cluster.gpus_per_node": "nproc_per_node num_gpus_per_node npernode devices num_gpus ngpu gres",
     "cluster.device": "constraint",
-    "run.steps": "train_iters max_steps training_steps iterations",
+    "run.steps": "train_iters max_steps training_steps train_steps iterations",
     "run.tokens": "train_tokens train_samples",
     "run.checkpoint": "save_interval checkpoint_interval checkpoint.enable "
     "checkpoint.enable_checkpoint async_save async_mode",
@@ -124,6 +131,16 @@ _VALUES = {
         "mxfp8": "mxfp8_1d2d",
         "nvfp4": "e2m1",
     },
+    "attention": {
+        "cudnn": "fused",
+        "fa2": "flash flash_attention_2 flash_attn flash_attn_2",
+        "fa3": "flash_attention_3 flash_attn_3",
+        "math": "unfused local eager",
+    },
+    "optimizer": {
+        "adamw": "adam fused_adam adamw_torch adamw_torch_fused",
+        "muon": "dist_muon",
+    },
     "p2p": {
         "blocking": "sync false",
         "async": "true",
@@ -148,6 +165,7 @@ NOTES = {
     "use_distributed_optimizer": "zero1",
     "moe_layer_freq": "a list of first layers without experts is model.n_dense_layers",
     "train_samples": "it is samples * seq_len",
+    "exp_avg_dtype": "bf16 has no master copy here",
     "untie_embeddings_and_output_weights": "the opposite",
 }
 """What to mind, where a name and its key do not count the same."""

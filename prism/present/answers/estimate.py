@@ -32,7 +32,7 @@ from prism.present.answer import (
     share,
     words,
 )
-from prism.present.answers.runs import departure_finding, failure_findings
+from prism.present.answers.runs import departure_finding, failure_findings, framework_text
 from prism.present.answers.times import (
     READING,
     TITLES,
@@ -141,7 +141,16 @@ def _findings(numbers: Json, result: xr.Dataset) -> list[Finding]:
         against = f"p50 the same within {format_share(half, 2)}"
     text = f"Half of the steps take at most {p50}, 95 % at most {p95}; the ideal step takes {ideal}"
     out.append(Finding("step_time", f"{text} ({against}).", "answer"))
-    return [*out, *failure_findings(numbers), *_checkpoint_advice(numbers)]
+    return [*out, *_framework(numbers), *failure_findings(numbers), *_checkpoint_advice(numbers)]
+
+
+def _framework(numbers: Json) -> list[Finding]:
+    """Name the framework that was assumed, and what another one would make of the step."""
+    found = numbers.get("framework")
+    if found is None or found["named"]:
+        return []
+    text = f"Framework: {framework_text(found)}; parallelism.framework sets it."
+    return [Finding("framework", text)]
 
 
 def _ideal(numbers: Json) -> float:

@@ -12,11 +12,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from prism.cluster.machine import build_cluster
-from prism.common.text import format_count, format_duration
+from prism.common.text import format_count, format_duration, format_share
 from prism.distributions.library import load_library
 from prism.jobs.job import flatten, layer_split, provenance
-from prism.present.answer import Answer, Column, Figure, Table, count
+from prism.present.answer import Answer, Cell, Column, Figure, Table, count, pairs_table
+from prism.present.answers.runs import framework_text, parameters_text
 from prism.workload.build import nominal_library
+from prism.workload.described import parameter_figures, step_figures
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job
@@ -53,7 +55,12 @@ def job_answer(job: Job) -> Answer:
     if split:
         runs = ", ".join(f"{n} of {layers}" for layers, n in _runs(split))
         given = replace(given, notes=(f"model chunks by layers, in virtual-stage order: {runs}",))
-    tables = [given]
+    tables, size = [given], parameter_figures(job)
+    if size is not None:
+        figures["parameters"] = size
+    if (step := step_figures(job)) is not None:
+        figures |= step
+        tables.append(pairs_table("Step", _step_rows(step, job.cluster.device)))
     if job.model.durations is None:
         figures["links"] = describe_links(job)
         tables.append(_links_table(figures["links"]))
@@ -61,10 +68,27 @@ def job_answer(job: Job) -> Answer:
         title="Job",
         subject=job.name,
         head=f": {format_count(job.world_size, 'GPU')}"
+        + (f", {parameters_text(size)}" if size is not None else "")
         + (f", {source}" if os.sep in source else ""),
         tables=(*tables, *(defaults,) * bool(defaults.rows)),
         figures=figures,
     )
+
+
+def _step_rows(step: Json, device: str) -> list[tuple[str, Cell]]:
+    """Say what a step is made with."""
+    framework, attention, power = step["framework"], step["attention"], step.get("power")
+    whose = "" if attention["named"] else f" (the framework's on {device})"
+    rows: list[tuple[str, Cell]] = [
+        ("framework", framework_text(framework)),
+        ("release", framework["release"]),
+        ("attention", f"{attention['backend']}{whose}"),
+    ]
+    if power is not None:
+        text = f"{power['watts']:.0f} of {power['limit_w']:.0f} W; products at "
+        text += f"{format_share(power['gemm_speed'])} of the speed in their tables, attention at "
+        rows.append(("power of a GPU", f"{text}{format_share(power['attention_speed'])}"))
+    return rows
 
 
 def _short(sources: Mapping[str, str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from prism import plots
-from prism.common.text import format_count, format_duration, format_share
+from prism.common.text import format_count, format_duration, format_parameters, format_share
 from prism.measuring.command import summarize_measurement
 from prism.measuring.step import summarize_step
 from prism.present.answer import (
@@ -160,7 +160,7 @@ def step_answer(result: xr.Dataset) -> Answer:
         title="Measured training step",
         subject=layout,
         head=f", {format_count(job['microbatches'], 'microbatch')}, "
-        f"{format_count(job['parameters'], 'parameter')}, "
+        f"{format_parameters(job['parameters'])} parameters, "
         f"{format_count(time['n'], 'step')}, seed {numbers['seed']}",
         question=f"How long does a step on {layout} take, and how do its ops vary?",
         tables=(

@@ -1,11 +1,17 @@
-"""What answers say of a run: what is assumed of its failures, whether its last steps depart."""
+"""What answers say of a job and its run: parameters, framework, failures, departing steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from prism.common.text import format_count, format_duration, format_share, percent_change
+from prism.common.text import (
+    format_count,
+    format_duration,
+    format_parameters,
+    format_share,
+    percent_change,
+)
 from prism.present.answer import Finding
 
 Json = Mapping[str, Any]
@@ -59,3 +65,19 @@ def failure_findings(numbers: Json) -> list[Finding]:
     assumed = ", ".join(texts[name] for name in found["assumed"])
     how = "--gpus sets their number" if "world_size" not in numbers else ASSUMED
     return [Finding("failures", f"Assumed: {assumed}; {how}.")] if assumed else []
+
+
+def framework_text(found: Json) -> str:
+    """Name a job's framework; where it is assumed, with the steps of the others over its own."""
+    text = str(found["name"]) + " (assumed)" * (not found["named"])
+    others = [f"{ratio:.2f} with {name}" for name, ratio in found["others"].items()]
+    if not others:
+        return text
+    others[0] = others[0].replace(" with", " times as long with")
+    return f"{text}; the step would take {', '.join(others)}"
+
+
+def parameters_text(found: Json) -> str:
+    """Write the parameters of a model, and those that a token passes where they are fewer."""
+    total, active = (format_parameters(found[key]) for key in ("total", "active"))
+    return f"{total} parameters" + f", {active} active" * (active != total)

@@ -45,7 +45,10 @@ LEAST_SURE = 0.9
 KEY = "varied"
 """Group of the columns of varied keys, until they stand in a table."""
 CHOICES = {"fastest": "p50", "robust": "p95"}
-POWER_KEYS = {"cluster.power_limit_w", "cluster.throttled_share", "cluster.throttled_power_w"}
+POWER_KEYS = {
+    f"cluster.{key}"
+    for key in ("power_limit_w", "clock_mhz", "throttled_share", "throttled_power_w")
+}
 
 
 def sweep_answer(result: xr.Dataset) -> Answer:

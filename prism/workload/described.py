@@ -1,0 +1,96 @@
+"""What a job's step is made with, and how long it would be with another framework."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from prism.cluster.power import gpu_power
+from prism.common.errors import PrismError
+from prism.distributions.library import load_library
+from prism.jobs.job import provenance
+from prism.workload.build import build_workload
+from prism.workload.costs import attention_backend
+from prism.workload.frameworks import FRAMEWORKS
+from prism.workload.modelsize import count_parameters
+from prism.workload.work import Workload, nominal_step
+
+if TYPE_CHECKING:
+    from prism.distributions.library import Library
+    from prism.jobs.job import Job
+
+
+def parameter_figures(job: Job) -> dict[str, float] | None:
+    """Parameters of a job's model, all and those that a token passes; None without sizes."""
+    if not job.model.n_layers or job.model.durations is not None:
+        return None
+    return {
+        "total": count_parameters(job.model),
+        "active": count_parameters(job.model, active=True),
+    }
+
+
+def framework_figures(job: Job, workload: Workload | None = None) -> dict[str, Any] | None:
+    """Say which framework a job's step is made with, and whether the job names it.
+
+    Where it does not, `others` are the nominal steps of the other frameworks over its own; one that
+    cannot run the job is left out. None of jobs whose durations are given or fitted.
+
+    Parameters
+    ----------
+    workload : Workload, optional
+        The job's own, if it is at hand.
+    """
+    if job.model.durations is not None or job.variability.model is not None:
+        return None
+    layout = job.parallelism
+    named, others = "parallelism.framework" in _named(job), dict[str, float]()
+    if not named:
+        library = _library(job)
+        own = nominal_step(workload or build_workload(job, library), layout)
+        for name in FRAMEWORKS:
+            if name != layout.framework:
+                try:
+                    other = job.replace({"parallelism": {"framework": name}})
+                    step = nominal_step(build_workload(other, library), other.parallelism)
+                except PrismError:
+                    continue
+                others[name] = step / own
+    return {"name": layout.framework, "named": named, "others": others}
+
+
+def step_figures(job: Job) -> dict[str, Any] | None:
+    """Say what a job's step is made with: framework, attention, and the power of its GPUs.
+
+    None of jobs whose durations are given or fitted. `power` has the speed of products and of
+    attention over that of their tables [1], the mean draw of a GPU at nominal durations and its
+    limit [W].
+    """
+    if job.model.durations is not None or job.variability.model is not None:
+        return None
+    workload = build_workload(job, _library(job))
+    found = framework_figures(job, workload) or {}
+    state = workload.power
+    figures: dict[str, Any] = {
+        "framework": found | {"release": FRAMEWORKS[job.parallelism.framework].about},
+        "attention": {
+            "backend": attention_backend(job), "named": job.parallelism.attention is not None
+        },
+    }  # fmt: skip
+    if state is not None:
+        figures["power"] = {
+            "gemm_speed": 1.0 / state.gemm_slowdown,
+            "attention_speed": 1.0 / state.attention_slowdown,
+            "watts": state.watts,
+            "limit_w": gpu_power(job).limit_w,
+        }
+    return figures
+
+
+def _named(job: Job) -> set[str]:
+    """Keys that a job, or a file below it, gives."""
+    return {key for key, source in provenance(job).items() if source not in ("default", "preset")}
+
+
+def _library(job: Job) -> Library | None:
+    name = job.variability.library
+    return None if name is None else load_library(name)
