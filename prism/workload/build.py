@@ -35,8 +35,7 @@ from prism.workload.modelsize import (
     mixing_flop,
     slot_ops,
 )
-from prism.workload.ops import Product
-from prism.workload.optimizers import update_seconds
+from prism.workload.optimizers import orthogonal_matrices, update_seconds
 from prism.workload.work import Collective, PerChunk, Workload, nominal_step, scaled
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     shared = cluster, mode, gradient_bytes, size
     dense = _Sharing(*shared, "shard" if mode == "hsdp" else "dp_cp")
     experts = _Sharing(*shared, "expert_dp", "expert_")
-    weights = [[chunk_weights(job, slot) for slot in row] for row in slots]
+    weights = chunk_weights(job, slots)
     held = [[(w.others, w.routed) for w in row] for row in weights]
     of_stage = [[sum(n) for n in zip(*row, strict=True)] for row in held]
 
@@ -81,11 +80,10 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         return tuple(tuple(found(dense, a) + found(experts, b) for a, b in row) for row in held)
 
     def update(row: list[Slot], a: float, b: float) -> Collective:
-        ops = [op for slot in row for op in slot_ops(job, slot)]
-        apart = [layout.ep > 1 and isinstance(op, Product) and op.routed for op in ops]
-        routed = [op for op, own in zip(ops, apart, strict=True) if own]
-        others = [op for op, own in zip(ops, apart, strict=True) if not own]
-        parts = [(others, a, dense.n_shards), (routed, b, experts.n_shards)]
+        matrices = orthogonal_matrices(
+            layout, lambda: (op for slot in row for op in slot_ops(job, slot))
+        )
+        parts = zip((a, b), (dense.n_shards, experts.n_shards), matrices, strict=True)
         found = [update_seconds(layout, costs, *part) for part in parts]
         seconds, n_bytes = (sum(values) for values in zip(*found, strict=True))
         law = "residual/optimizer"

@@ -34,7 +34,7 @@ from prism.workload.frameworks import FRAMEWORKS
 from prism.workload.kernelcost import NUMBER_BYTES
 from prism.workload.kernels import SCALE_BYTES
 from prism.workload.layers import Layer, layer_ops, model_layers, share_of, share_sizes
-from prism.workload.modelsize import DTYPE_BYTES, Slot, chunk_weights, lay_slots
+from prism.workload.modelsize import DTYPE_BYTES, Slot, Weights, chunk_weights, lay_slots
 from prism.workload.ops import BF16_BYTES, Attention, Pointwise, Product
 from prism.workload.optimizers import state_bytes
 
@@ -237,10 +237,15 @@ def _chunks(job: Job) -> list[list[_Chunk]]:
     """Lay out the model's chunks [stage][chunk]; without a pipeline a layer is one."""
     counts = layer_split(job) if job.parallelism.pp > 1 else [1] * job.model.n_layers
     kinds = {layer: _layer_bytes(job, layer) for layer in set(model_layers(job.model))}
-    return [[_chunk(job, slot, kinds) for slot in row] for row in lay_slots(job, counts)]
+    slots = lay_slots(job, counts)
+    weights = chunk_weights(job, slots)
+    return [
+        [_chunk(job, slot, held, kinds) for slot, held in zip(row, of, strict=True)]
+        for row, of in zip(slots, weights, strict=True)
+    ]
 
 
-def _chunk(job: Job, slot: Slot, kinds: dict[Layer, _LayerBytes]) -> _Chunk:
+def _chunk(job: Job, slot: Slot, held: Weights, kinds: dict[Layer, _LayerBytes]) -> _Chunk:
     """Add up what a chunk has."""
     s = share_sizes(job.model, share_of(job.parallelism))
     layers = [kinds[layer] for layer in slot.layers]
@@ -253,7 +258,6 @@ def _chunk(job: Job, slot: Slot, kinds: dict[Layer, _LayerBytes]) -> _Chunk:
         kept += logit * s.tokens * s.vocab + 4.0 * s.hidden * s.resident
         workspace = max(workspace, beside * s.tokens * s.vocab)
         late += 2.0 * s.tokens * s.vocab + 2.0 * s.hidden * s.resident
-    held = chunk_weights(job, slot)
     n = held.total
     gradients = DTYPE_BYTES[job.parallelism.gradient_dtype] * n
     return _Chunk(n, held.routed, _weight_bytes(job) * n, gradients, kept, workspace, late)

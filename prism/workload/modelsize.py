@@ -111,19 +111,23 @@ def slot_ops(job: Job, slot: Slot) -> tuple[Op, ...]:
     return ops
 
 
-def chunk_weights(job: Job, slot: Slot) -> Weights:
-    """Parameters of one chunk on one GPU; a tied matrix counts once per stage.
+def chunk_weights(job: Job, slots: Sequence[Sequence[Slot]]) -> list[list[Weights]]:
+    """Parameters of chunks on one GPU [stage][chunk]; a tied matrix counts once per stage.
 
     Routed experts count as such where ep ranks hold them between them, else among the others.
     """
     p, model, share = job.parallelism, job.model, share_of(job.parallelism)
-    found = [weigh(layer_ops(model, share, layer)) for layer in slot.layers]
-    if slot.embedding:
-        found.append(weigh(embedding_ops(model, share)))
-    if slot.loss:
-        met = model.tied_embeddings and p.ends_meet
-        found.append(weigh([op for op in loss_ops(model, share) if not met or op.name != "logits"]))
-    others, routed, resident = (sum(part[i] for part in found) for i in range(3))
-    if p.ep == 1:
-        others, routed = others + routed, 0.0
-    return Weights(others, routed, resident)
+    kinds = {layer: weigh(layer_ops(model, share, layer)) for layer in set(model_layers(model))}
+    met = model.tied_embeddings and p.ends_meet
+    loss = weigh([op for op in loss_ops(model, share) if not met or op.name != "logits"])
+    embedding = weigh(embedding_ops(model, share))
+
+    def add_up(slot: Slot) -> Weights:
+        found = [kinds[layer] for layer in slot.layers]
+        found += [embedding] * slot.embedding + [loss] * slot.loss
+        others, routed, resident = (sum(part[i] for part in found) for i in range(3))
+        if p.ep == 1:
+            others, routed = others + routed, 0.0
+        return Weights(others, routed, resident)
+
+    return [[add_up(slot) for slot in row] for row in slots]

@@ -17,12 +17,14 @@ from prism.workload.modelsize import DTYPE_BYTES
 from prism.workload.ops import BF16_BYTES, Op, Product
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from prism.jobs.jobspec.blocks import ParallelismBlock
     from prism.workload.costs import Costs
 
 NEWTON_SCHULZ_STEPS = 5
+Matrices = Counter[tuple[float, float]]
+"""How many matrices there are of each shape, the shorter side first."""
 
 
 class Optimizer(NamedTuple):
@@ -53,21 +55,28 @@ def traffic_bytes(layout: ParallelismBlock) -> float:
 
 
 def update_seconds(
-    layout: ParallelismBlock, costs: Costs, ops: Iterable[Op], n: float, n_shards: float
+    layout: ParallelismBlock, costs: Costs, n: float, n_shards: float, matrices: Matrices
 ) -> tuple[float, float]:
-    """Duration [s] and traffic [byte] of updating a rank's part of n parameters of some ops."""
+    """Duration [s] and traffic [byte] of updating a rank's part of n parameters."""
     n_bytes = traffic_bytes(layout) * n / n_shards
     seconds = costs.memory("optimizer", n_bytes / costs.framework.optimizer_rate).duration
-    if OPTIMIZERS[layout.optimizer].orthogonal:
-        matrices = Counter(
-            (min(op.depth, part.width), max(op.depth, part.width))
-            for op in ops if isinstance(op, Product) and op.name != "logits"
-            for part in op.parts
-            for _ in range(round(op.groups))
-        )  # fmt: skip
-        products = sum(k * _newton_schulz(costs, *shape) for shape, k in matrices.items())
-        seconds += products / n_shards
-    return seconds, n_bytes
+    products = sum(k * _newton_schulz(costs, *shape) for shape, k in matrices.items())
+    return seconds + products / n_shards, n_bytes
+
+
+def orthogonal_matrices(
+    layout: ParallelismBlock, ops: Callable[[], Iterable[Op]]
+) -> tuple[Matrices, Matrices]:
+    """Count weights whose updates are made orthogonal, by shape: others, and of ep's experts."""
+    others: Matrices = Counter()
+    routed: Matrices = Counter()
+    for op in ops() if OPTIMIZERS[layout.optimizer].orthogonal else ():
+        if isinstance(op, Product) and op.name != "logits":
+            found = routed if op.routed and layout.ep > 1 else others
+            for part in op.parts:
+                sides = min(op.depth, part.width), max(op.depth, part.width)
+                found[sides] += round(op.groups)
+    return others, routed
 
 
 def _newton_schulz(costs: Costs, rows: float, columns: float) -> float:
