@@ -36,7 +36,11 @@ CONTENT = 0.01  # trial CV between microbatches [1]
 # Figures of kernels in training, where they start, and (trial, what it changes them by).
 START = {"derate": 1.0, "overlap_cost": 0.0}
 TRIALS = {"derate": (1.0 / 1.1, 0.1), "overlap_cost": (0.5, 0.5)}
-RELEASES = ("eager-2023", "compiled-2024")  # with a speed of their own, on all devices
+RELEASES = (
+    "megatron-2022",
+    "eager-2023",
+    "compiled-2024",
+)  # with a speed of their own, on all devices
 DEVICES = ("h100", "a100", "gb200", "b200", "gb300")  # with dense jobs of their own
 EXPERT_TRIAL = 1e-3  # added to a pass of a layer with experts [s]
 LEAST_MODELS = 3  # that tell the error of a class
@@ -272,7 +276,7 @@ class Fit:
 
     def __init__(self, parts):
         self.parts = parts
-        self.names = [("derate", part.device) for part in parts if part.framework == "megatron"]
+        self.names = [("derate", device) for device in dict.fromkeys(part.device for part in parts)]
         self.names += [("speed", name) for name in RELEASES]
         self.names += [("overlap_cost", "")]
 
@@ -287,16 +291,14 @@ class Fit:
         return part.logs(*self.figures(x, part))
 
     def solve(self, chosen):
-        """Fit to some rows of each part, every class counting as its number of models."""
+        """Fit to some rows of each part."""
 
         def errors(x):
-            found = [np.log(1.0)]
-            for part, rows in zip(self.parts, chosen, strict=True):
-                if rows.any():
-                    weight = np.sqrt(np.unique(part.models[rows]).size / rows.sum())
-                    found.append(weight * self.logs(x, part)[rows])
+            parts = zip(self.parts, chosen, strict=True)
             # a figure that no row tells stays where it starts
-            return np.concatenate([np.atleast_1d(v) for v in found] + [1e-6 * (x - start)])
+            return np.concatenate(
+                [*(self.logs(x, p)[rows] for p, rows in parts), 1e-6 * (x - start)]
+            )
 
         start = np.array([np.log(0.5 if key == "overlap_cost" else 0.95) for key, _ in self.names])
         return least_squares(errors, start, method="trf").x
@@ -325,7 +327,7 @@ class Fit:
 def in_training(table, folder, body, step):
     """Fit speeds in training; leave each model, source and class out in turn."""
     parts = []
-    for framework in ("megatron", "eager", "eager-2023", "compiled-2024"):
+    for framework in ("megatron", "eager", *RELEASES):
         for device in DEVICES:
             effects = step.get(device, step["gb200"])
             quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={effects}")
@@ -394,7 +396,7 @@ def experts(table, folder, body, step, fit, x, largest):
         groups = [f"{device} megatron {precision} moe" for precision in PRECISIONS]
         chosen = [entry for entry in run.published() if entry.group in groups]
         owner = device if ("derate", device) in fit.names else "b200"  # as build.py carries over
-        part = next(part for part in fit.parts if part.name == f"{owner} megatron")
+        part = SimpleNamespace(device=owner, framework="megatron")
         figures = dict(zip(START, fit.figures(x, part), strict=True))
         effects = step.get(owner, step["gb200"])
         quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={effects}")

@@ -28,7 +28,7 @@ from prism.simulation.steps import default_threads, run_blocks
 HERE = Path(__file__).resolve().parent
 SEED, REPLICATES = 1, 1024  # 16 cluster draws
 FOUR_A_NODE = ("gb200", "gb300")
-FRAMEWORKS = ("megatron", "compiled-2024", "eager", "eager-2023")
+FRAMEWORKS = ("megatron", "megatron-2022", "compiled-2024", "eager", "eager-2023")
 FAR = 0.15  # share beyond which a row is listed
 TEXT = {"job", "class", "model", "source", "release", "precision", "system", "round", "device"}
 WHOLE = {"gpus", "held_out"}

@@ -274,7 +274,8 @@ def model_error_kind(job: Job) -> str:
     compiled PyTorch do; experts are Megatron's, and there is no hybrid model
     (``experiments/public-jobs``).
     """
-    p, model, megatron = job.parallelism, job.model, job.parallelism.framework == "megatron"
+    p, model = job.parallelism, job.model
+    megatron = family(p.framework) == "megatron"
     sharded = p.data_parallel in ("fsdp", "hsdp")
     if model.layer_pattern or (sharded and p.reshard_after_forward if megatron else not sharded):
         return UNMEASURED

@@ -30,7 +30,7 @@ from prism.jobs.job import layer_split
 from prism.jobs.schedule import Schedule, make_schedule
 from prism.workload.costs import ONE_ORDER
 from prism.workload.expand import expert_imbalance
-from prism.workload.frameworks import FRAMEWORKS
+from prism.workload.frameworks import FRAMEWORKS, family
 from prism.workload.kernelcost import NUMBER_BYTES
 from prism.workload.kernels import SCALE_BYTES
 from prism.workload.layers import Layer, layer_ops, model_layers, share_of, share_sizes
@@ -196,7 +196,9 @@ def _layer_bytes(job: Job, layer: Layer) -> _LayerBytes:
     kept = {"none": whole, "selective": selective, "full": stream}[p.recompute]
     # Megatron's sequence parallelism has an input gathered again and its gradient, torch's keeps
     # both inputs gathered and gathers a gradient too
-    n_gathered = (2.0 if p.framework == "megatron" else 4.0) * (p.tp > 1 and p.sequence_parallel)
+    n_gathered = (2.0 if family(p.framework) == "megatron" else 4.0) * (
+        p.tp > 1 and p.sequence_parallel
+    )
     beside = BF16_BYTES * (s.tokens * s.hidden * n_gathered + inside) + whole - kept
     return _LayerBytes(whole, kept, beside)
 
@@ -265,7 +267,7 @@ def _chunk(job: Job, slot: Slot, held: Weights, kinds: dict[Layer, _LayerBytes])
 
 def _quantizes(p: ParallelismBlock) -> bool:
     """Whether operands stay quantized from forward to backward, as in Transformer Engine."""
-    return p.framework == "megatron" and p.precision != "bf16"
+    return family(p.framework) == "megatron" and p.precision != "bf16"
 
 
 def _stored_bytes(p: ParallelismBlock) -> float:

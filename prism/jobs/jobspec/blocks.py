@@ -233,7 +233,14 @@ class ParallelismBlock(Block):
         "bf16",
     )
     framework: Literal[
-        "megatron", "compiled", "compiled-2024", "eager", "eager-2023", "nanotron", "transformers"
+        "megatron",
+        "megatron-2022",
+        "compiled",
+        "compiled-2024",
+        "eager",
+        "eager-2023",
+        "nanotron",
+        "transformers",
     ] = key(
         "What makes kernels of a layer's ops, which are fused and in what precision: megatron "
         "(Megatron Core with Transformer Engine), compiled (torch.compile, as torchtitan), eager "
@@ -281,7 +288,7 @@ class ParallelismBlock(Block):
         given.setdefault("reshard_after_forward", not many("pp"))
         sharded = given["data_parallel"] in ("fsdp", "hsdp")
         given.setdefault("framework", "compiled" if sharded else "megatron")
-        given.setdefault("fused_loss", given["framework"] == "megatron")
+        given.setdefault("fused_loss", str(given["framework"]).startswith("megatron"))
         given.setdefault("schedule", "interleaved" if many("vpp") else "1f1b")
         if "global_batch" in given:
             sizes = [integral(given.get(k, 1)) for k in ("global_batch", "dp", "microbatch_size")]
