@@ -374,7 +374,7 @@ def _table(library: Library, name: str) -> Table | None:
 
 
 def _fixed_s(library: Library) -> float:
-    """Fixed time of a kernel [s]: that of a copy."""
+    """Return the fixed time of a kernel [s]: that of a copy."""
     copy = library.kernels.get("memory/copy")
     if not isinstance(copy, KernelFit):
         return SHEET_S
