@@ -289,7 +289,7 @@ def _table(rows: Sequence[_Row], axes: Sequence[str], least: int, story: str) ->
 
 
 def _nominal(rows: Sequence[_Row], story: str, machine: Mapping[str, Any]) -> dict[str, Entry]:
-    """What links reach of the data sheet's rates, where there is one for the device."""
+    """Give what links reach of the data sheet's rates, where there is one for the device."""
     device = DEVICES.get(device_key(machine["device"]))
     if device is None:
         return {}
