@@ -1,6 +1,7 @@
 """Laws against scipy, and the quantile tables against the laws."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,9 @@ from prism.distributions.distribution import (
     quantile_table,
     uniform,
 )
+from prism.distributions.kerneltables import KernelFit, KernelTable, Term, fit_kernel
+from prism.distributions.library import load_library, save_library
+from prism.distributions.ranges import check_kernels
 from prism.distributions.samples import sorted_quantiles
 from prism.distributions.tables import LEVELS, N_CELLS, sample_table, table_row
 
@@ -235,3 +239,72 @@ def test_quantiles_of_sorted_values_are_numpys():
             values.sort()
             q = np.unique(np.concatenate([[0.0, 1.0], rng.random(200), np.linspace(0, 1, 257)]))
             np.testing.assert_array_equal(sorted_quantiles(values, q), np.quantile(values, q))
+
+
+# kernels by their sizes
+KERNEL_FIT = KernelFit(
+    (Term(2e-6), Term(1e-12, {"rows": 1.0, "columns": 1.0}), Term(3e-9, {"rows": 0.5})),
+    {"rows": (4.0, 4096.0), "columns": (16.0, 1024.0)},
+    "measured", 7, 0.05,
+)  # fmt: skip
+KERNEL_GRID = KernelTable(
+    {"m": np.array([1.0, 2.0]), "n": np.array([4.0]), "k": np.array([8.0, 16.0, 32.0])},
+    np.array([[[1e12, 2e12, 3e12]], [[2e12, 3e12, 4e12]]]), source="measured",
+)  # fmt: skip
+
+
+def test_a_fit_finds_the_terms_that_made_its_rows():
+    rng = np.random.default_rng(1)
+    rows, columns = rng.uniform(4, 4096, 200), rng.uniform(16, 1024, 200)
+    seconds = [KERNEL_FIT.seconds(rows=r, columns=c) for r, c in zip(rows, columns, strict=True)]
+    powers = [term.powers for term in KERNEL_FIT.terms] + [{"columns": 2.0}]
+    found = fit_kernel(powers, {"rows": rows, "columns": columns}, seconds)
+    assert [t.powers for t in found.terms][:3] == [t.powers for t in KERNEL_FIT.terms]
+    for mine, theirs in zip(found.terms, KERNEL_FIT.terms, strict=False):
+        assert mine.coefficient == pytest.approx(theirs.coefficient, rel=1e-3)
+    assert found.sd < 1e-3
+    assert found.n == 200
+
+
+def test_a_fit_has_no_mean_error_of_the_logarithm():
+    rng = np.random.default_rng(2)
+    x = np.geomspace(1, 1e4, 300)
+    seconds = (1e-6 + 1e-9 * x) * np.exp(0.2 * rng.standard_normal(300))
+    fit = fit_kernel([{}, {"bytes": 1.0}], {"bytes": x}, seconds)
+    error = np.log([fit.seconds(bytes=b) for b in x] / seconds)
+    assert abs(error.mean()) < 1e-5
+    assert fit.sd == pytest.approx(0.2, rel=0.15)
+
+
+def test_kernels_come_back_from_a_file(tmp_path):
+    library = replace(
+        load_library("h100-healthy"),
+        kernels={
+            "rms_norm/te/forward": KERNEL_FIT,
+            "gemm/bf16": KERNEL_GRID,
+            "layer_norm/te/forward": KERNEL_FIT,
+        },
+    )
+    save_library(library, tmp_path / "made.nc")
+    found = load_library(tmp_path / "made.nc").kernels
+    assert set(found) == set(library.kernels)
+    assert found["rms_norm/te/forward"] == KERNEL_FIT
+    np.testing.assert_allclose(found["gemm/bf16"].rate, KERNEL_GRID.rate, rtol=1e-4)
+    assert list(found["gemm/bf16"].axes) == ["m", "n", "k"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"nothing/bf16": KERNEL_FIT},
+        {"gemm/bf16": KERNEL_FIT},
+        {"rms_norm/te/forward": replace(KERNEL_FIT, terms=())},
+        {"rms_norm/te/forward": replace(KERNEL_FIT, terms=(Term(-1.0),))},
+        {"rms_norm/te/forward": replace(KERNEL_FIT, terms=(Term(1.0, {"rows": -1.0}),))},
+        {"rms_norm/te/forward": replace(KERNEL_FIT, ends={"rows": (5.0, 4.0)})},
+        {"gemm/bf16": replace(KERNEL_GRID, rate=-KERNEL_GRID.rate)},
+    ],
+)
+def test_broken_kernels_are_refused(broken):
+    with pytest.raises(ValueError, match=next(iter(broken))):
+        check_kernels(broken)

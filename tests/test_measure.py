@@ -12,13 +12,14 @@ import pytest
 import xarray as xr
 from click.testing import CliRunner
 
+import prism
 from prism import PrismError, answer, load_job, load_library, measure
-from prism.cli.app import prism
+from prism.cli.app import prism as command_line
 from prism.measuring import figures, torchlib
 from prism.measuring.collectives import collective_cases, parse_size
 from prism.measuring.command import check_time, samples_path, write_library
 from prism.measuring.entries import CARRIED, entry_name, pooled_law
-from prism.measuring.kernels import attention_cases, gemm_cases, parse_sizes
+from prism.measuring.kernels import attention_cases, gemm_cases, memory_cases, parse_sizes
 from prism.measuring.samples import Samples, load_samples, save_samples, to_dataset
 from prism.measuring.session import Plan, is_settled, run_session
 from prism.measuring.steptrace import read_ops, step_times
@@ -192,7 +193,7 @@ def test_library_holds_laws_and_keeps_what_was_not_measured(tmp_path):
     table = library.tables["gemm/bf16"]
     assert table.rate[0] == pytest.approx(2.0 * 256**3 / 2e-3, rel=0.01)
     again = made((2e-3,), repetitions=50)[0]
-    again.cases = tuple(attention_cases(["1x2x64x32"], "bfloat16")[:1])
+    again.cases = tuple(attention_cases(["1x2x64x32"], "bfloat16", "fa2")[:1])
     again.kind = "attention"
     write_library(again, file)
     both = load_library(file)
@@ -204,7 +205,7 @@ def test_library_holds_laws_and_keeps_what_was_not_measured(tmp_path):
 def test_other_kinds_leave_the_shipped_tables(tmp_path):
     file = tmp_path / "here.nc"
     samples = made((2e-3,), repetitions=50)[0]
-    samples.cases = tuple(attention_cases(["1x2x64x32"], "bfloat16")[:1])
+    samples.cases = tuple(attention_cases(["1x2x64x32"], "bfloat16", "fa2")[:1])
     samples.kind = "attention"
     write_library(samples, file)
     shipped = load_library("h100-healthy").tables  # products were not measured
@@ -223,7 +224,8 @@ def test_attention_by_backend_has_tables_by_name(tmp_path):
     samples.cases = tuple(attention_cases(shapes, "bfloat16", "cudnn"))
     samples.kind = "attention"
     write_library(samples, tmp_path / "here.nc")
-    tables = load_library(tmp_path / "here.nc").tables
+    library = load_library(tmp_path / "here.nc")
+    tables = library.kernels
     forward, backward = (tables[f"attention/cudnn/bf16/causal/{way}"] for way in WAYS)
     assert {axis: grid.tolist() for axis, grid in forward.axes.items()} == {
         "batch": [1, 2], "heads": [16], "seq": [1024, 4096], "head_dim": [128],
@@ -231,12 +233,60 @@ def test_attention_by_backend_has_tables_by_name(tmp_path):
     sizes = {"batch": 2, "heads": 16, "seq": 4096, "head_dim": 128}
     assert forward(**sizes) == pytest.approx(2.0 * 2 * 16 * 4096**2 * 128 / 1e-3, rel=0.01)
     assert backward(**sizes) > 2.0 * forward(**sizes)
-    assert "attention/bf16" in tables
+    assert not any(name.startswith("attention/") for name in library.tables)
+    cost = prism.kernel("attention", library=library, backend="cudnn", **sizes)
+    assert cost["mean"] == pytest.approx(1e-3, rel=0.01) and not cost["extrapolated"]
+    assert "prism measure attention" in cost["source"]
     with pytest.raises(PrismError, match="cudnn, fa2"):
         attention_cases(shapes, "bfloat16", "fa9")
     for kind, options in (("gemm", {"backend": "fa2"}), ("collective", {"sustained": True})):
         with pytest.raises(PrismError):
             measure(kind, device="cpu", **options)
+
+
+def test_copies_give_the_time_of_moved_bytes(tmp_path):
+    samples = made((1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 6e-4, 7e-4, 8e-4), repetitions=50, cv=0.0)[0]
+    samples.cases, samples.kind = tuple(memory_cases(["512x512", "1024x512"], "bfloat16")), "memory"
+    write_library(samples, tmp_path / "here.nc")
+    library = load_library(tmp_path / "here.nc")
+    copies = [(c.bytes, s[0]) for c, s in zip(samples.cases, samples.seconds, strict=True)
+              if c.label.startswith("copy/")]  # fmt: skip
+    assert len(copies) == 2
+    for n_bytes, seconds in copies:
+        found = prism.kernel("memory", library=library, bytes=n_bytes)
+        assert found["mean"] == pytest.approx(seconds, rel=1e-3)
+        assert "prism measure memory" in found["source"]
+    gone = {"gemm_efficiency_max", "memory_efficiency", "attention_efficiency"}
+    assert not gone & {name.partition("/")[2] for name in library.entries}
+
+
+def test_another_device_has_the_base_s_kernels_by_its_data_sheet(tmp_path):
+    """A job's device that the library's is not, too: its kernels are those of its own set."""
+    samples = made((2e-3, 5e-3), repetitions=50)[0]
+    libraries = {}
+    for name, machine in (("v100", "Tesla V100-SXM2-32GB"), ("cpu", "CPU x")):
+        samples.attrs["machine"] = MACHINE | {"device": machine}
+        write_library(samples, tmp_path / f"{name}.nc")
+        libraries[name] = load_library(tmp_path / f"{name}.nc")
+    sizes = {"rows": 8192, "columns": 4096}
+    slow = prism.kernel("rms_norm", library=libraries["v100"], **sizes)
+    fast = prism.kernel("rms_norm", device="h100", **sizes)
+    assert slow["mean"] == pytest.approx(fast["mean"] * 3350 / 900, rel=1e-3)
+    assert slow["source"].startswith("assumption") and slow["extrapolated"]
+    made_here = prism.kernel("gemm", library=libraries["cpu"], m=256, n=256, k=256)
+    assert made_here["mean"] == pytest.approx(2e-3, rel=0.01)
+    with pytest.raises(PrismError, match="no table of rms_norm"):
+        prism.kernel("rms_norm", library=libraries["cpu"], **sizes)
+    ideal = [
+        prism.summary(prism.simulate(load_job({
+            "model": {"name": "llama3-8b", "n_layers": 2, "seq_len": 512},
+            "parallelism": {"microbatches": 2},
+            "cluster": {"nodes": 1, "gpus_per_node": 1, "device": "h100"},
+            "variability": {"library": name},
+        }), replicates=64, seed=1))["ideal_step_time"]
+        for name in (str(tmp_path / "cpu.nc"), "h100-healthy")
+    ]  # fmt: skip
+    assert ideal[0] == pytest.approx(ideal[1], rel=1e-6)
 
 
 def test_pooled_law_takes_the_median_spread():
@@ -297,7 +347,7 @@ def test_without_torch_it_says_how_to_get_it(monkeypatch):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
     monkeypatch.setattr(torchlib.importlib, "import_module", missing)
-    done = CliRunner().invoke(prism, ["measure", "gemm"], standalone_mode=False)
+    done = CliRunner().invoke(command_line, ["measure", "gemm"], standalone_mode=False)
     assert isinstance(done.exception, PrismError)
     assert "pip install" in str(done.exception)
 
@@ -313,16 +363,18 @@ def test_gemm_command_writes_a_library_that_jobs_take(tmp_path):
     file = tmp_path / "here.nc"
     command = ["measure", "gemm", "--shape", "32x32x32", "--shape", "48x32x32", "-o", str(file),
                "--repetitions", "60", "--seed", "1", "--device", "cpu", "--json", "-q"]  # fmt: skip
-    done = CliRunner().invoke(prism, command, catch_exceptions=False)
+    done = CliRunner().invoke(command_line, command, catch_exceptions=False)
     numbers = json.loads(done.stdout)
     assert [row["n"] for row in numbers["cases"]] == [60, 60]
     assert samples_path(file).is_file()
     assert load_library(file).entry("residual/gemm_small").n == 120
-    more = CliRunner().invoke(prism, [*command, "--resume"], catch_exceptions=False)
+    more = CliRunner().invoke(command_line, [*command, "--resume"], catch_exceptions=False)
     assert [row["n"] for row in json.loads(more.stdout)["cases"]] == [60, 60]
     job = ["estimate", "pipeline-8x32", "--set", f"variability.library={file}", "--replicates",
            "128", "--run-replicates", "8", "--seed", "1", "--json", "-q"]  # fmt: skip
-    assert json.loads(CliRunner().invoke(prism, job, catch_exceptions=False).stdout)["step_time"]
+    assert json.loads(CliRunner().invoke(command_line, job, catch_exceptions=False).stdout)[
+        "step_time"
+    ]
 
 
 @needs_torch
@@ -331,13 +383,13 @@ def test_attention_command_takes_a_backend_and_sustains(tmp_path):
     command = ["measure", "attention", "--shape", "1x2x16x8", "--shape", "1x2x32x8", "--backend",
                "math", "--sustained", "--limit", "4s", "-o", str(file), "--repetitions", "30",
                "--seed", "1", "--device", "cpu", "--json", "-q"]  # fmt: skip
-    done = CliRunner().invoke(prism, command, catch_exceptions=False)
+    done = CliRunner().invoke(command_line, command, catch_exceptions=False)
     numbers = json.loads(done.stdout)
     assert len(numbers["cases"]) == 4 and all(row["n"] > 0 for row in numbers["cases"])
     assert all(row["label"].endswith("/math") for row in numbers["cases"])
-    assert "attention/math/fp32/causal/backward" in load_library(file).tables
+    assert "attention/math/fp32/causal/backward" in load_library(file).kernels
     command[command.index("math")] = "cudnn"
-    refused = CliRunner().invoke(prism, command, standalone_mode=False)
+    refused = CliRunner().invoke(command_line, command, standalone_mode=False)
     assert isinstance(refused.exception, PrismError)
 
 
@@ -362,10 +414,12 @@ def test_step_command_writes_a_trace_that_replays(tmp_path, parallel):
     command = ["measure", "step", "-o", str(tmp_path / "out"), "--parallel", parallel, "--steps",
                "12", "--warm-up", "2", "--layers", "2", "--hidden", "32", "--seq", "16", "--vocab",
                "64", "--seed", "1", "--device", "cpu", "--json", "-q"]  # fmt: skip
-    done = CliRunner().invoke(prism, command, catch_exceptions=False)
+    done = CliRunner().invoke(command_line, command, catch_exceptions=False)
     numbers = json.loads(done.stdout)
     trace = str(tmp_path / "out" / "trace.csv")
-    replay = CliRunner().invoke(prism, ["replay", trace, "--json", "-q"], catch_exceptions=False)
+    replay = CliRunner().invoke(
+        command_line, ["replay", trace, "--json", "-q"], catch_exceptions=False
+    )
     replayed = json.loads(replay.stdout)
     assert replayed["steps"] == numbers["step_time"]["n"] == 12
     # every wait of the job is in the graph, so that nothing is added; what is missing are pauses

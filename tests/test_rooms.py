@@ -120,7 +120,7 @@ INSIDE = {
     "test_engine_cache": "files of compiled code that are damaged, foreign or absent",
     "test_compiled": "the folder of compiled code is chosen while prism is imported",
     "test_sums": "tails of sums of kernels at 1e-4 to 1e-9, which no simulated step reaches",
-    "test_distributions": "families of distributions in their tails, against scipy",
+    "test_distributions": "distributions in their tails, against scipy; fits of kernels",
     "test_likelihood": "the likelihood of a drift, against dense algebra",
     "test_components": "mean squares and their intervals, against the design matrix",
     "test_agreement": "distances, effective sample size: against scipy, on thousands of samples",

@@ -27,6 +27,7 @@ from prism.measuring.kernels import (
     MEMORY_SHAPES,
     attention_cases,
     build_call,
+    choose_attention,
     expect_seconds,
     gemm_cases,
     memory_cases,
@@ -121,7 +122,8 @@ def measure(
     flush_l2 : bool
         Empty the L2 cache before each call on a GPU.
     backend : str, optional
-        Of attention: ``cudnn``, ``fa2``, ``efficient`` or ``math``; torch's choice where None.
+        Of attention: ``cudnn``, ``fa2``, ``efficient`` or ``math``; where None what torch picks, on
+        a processor ``math``.
     sustained : bool
         Run each kernel back to back until its rate settles, as at a GPU's power limit, then count.
     limit_s : float, optional
@@ -177,7 +179,8 @@ def measure(
         messages = _messages(sizes, ops, job, where)
         cases = collective_cases(messages, world, network, number, tier)
     elif kind == "attention":
-        cases = attention_cases(_shapes(kind, shapes, job, where), number, backend or "")
+        by = backend or choose_attention(load_torch(), number, where)
+        cases = attention_cases(_shapes(kind, shapes, job, where), number, by)
     else:
         cases = _MAKE_CASES[kind](_shapes(kind, shapes, job, where), number)
     n_threads = check_threads(threads)

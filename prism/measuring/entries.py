@@ -1,10 +1,10 @@
 """From samples to a library: distributions with their sources, over a set that has the rest.
 
 Every case becomes a distribution of its own (``kernel/...``) and a mean duration; cases of a class
-together make the entry that a job's kernels use (``residual/gemm_small``, ...), and, where
-the device is one that a job can name, its efficiencies. What is not measured is carried over from a
-base set and says so. Left out: effects between GPUs, steps and microbatches, which kernels measured
-alone do not show.
+together make the entry that a job's kernels use (``residual/gemm_small``, ...), and tables of
+durations by size; where the device is one that a job can name, what its links reach. What is not
+measured is carried over from a base set and says so. Left out: effects between GPUs, steps and
+microbatches, which kernels measured alone do not show.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from prism.cluster.nccl import bus_factor
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.distributions.distribution import Distribution
-from prism.distributions.kerneltables import KernelTable
+from prism.distributions.kerneltables import KernelFit, KernelTable, fit_kernel
 from prism.distributions.library import Entry, Library, library_names, load_library
 from prism.distributions.ranges import TABLE_AXES
 from prism.distributions.samples import sample_law
 from prism.measuring.samples import Array, Case, Samples
-from prism.workload.kernelcost import GEMM_LARGE_S
+from prism.workload.kernelcost import GEMM_LARGE_S, KINDS, NUMBER_BYTES
 from prism.workload.kernels import MESSAGE_BYTES
 
 DEFAULT_BASE = "h100-healthy"
@@ -37,8 +37,9 @@ GENERATOR = "prism measure"
 CARRIED = "carried over from "
 _LEAST = 0.05  # of the mean: no multiplier of a pooled distribution is smaller
 _HALF = ("bfloat16", "float16")  # the data sheet's rate is that of 16-bit numbers
-_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
-_LONG = {"dim": "head_dim"}  # sizes of tables by backend, where they have another name
+_SHORT = {"bfloat16": "bf16", "float16": "bf16", "float32": "fp32", "float64": "fp64"}
+_LONG = {"dim": "head_dim"}  # sizes of tables, where they have another name
+ATTENTION_AXES = ("batch", "heads", "seq", "dim")
 FEWEST = 20
 """Calls below which a case gives no distribution."""
 
@@ -75,8 +76,34 @@ def base_library(output: str | os.PathLike[str] | None, base: str | None, device
         else replace(entry, source=f"{CARRIED}{library.name}: {entry.source}")
         for name, entry in library.entries.items()
     }
-    same = device_key(library.device) == device_key(device)
-    return replace(library, entries=carried, tables=library.tables if same else {})
+    if device_key(library.device) == device_key(device):
+        return replace(library, entries=carried)
+    kernels = {**_of_device(library.tables, library, device),
+               **_of_device(library.kernels, library, device)}  # fmt: skip
+    return replace(library, entries=carried, tables={}, kernels=kernels)
+
+
+def _of_device(
+    tables: Mapping[str, KernelTable | KernelFit], library: Library, device: str
+) -> dict[str, KernelTable | KernelFit]:
+    """Another device's kernels by the ratio of the data sheets; none without one."""
+    mine, theirs = (DEVICES.get(device_key(name)) for name in (device, library.device))
+    out: dict[str, KernelTable | KernelFit] = {}
+    if mine is None or theirs is None:
+        return out
+    for name, table in tables.items():
+        kind, *rest = name.split("/")
+        if kind not in KINDS:
+            continue
+        ratio = theirs.memory_bytes_per_s / mine.memory_bytes_per_s
+        if KINDS[kind].residual != "residual/memory":
+            dtype = next((part for part in rest if part in NUMBER_BYTES), "bf16")
+            if not mine.flop_per_s(dtype):
+                continue
+            ratio = theirs.flop_per_s(dtype) / mine.flop_per_s(dtype)
+        text = f"assumption, {CARRIED}{library.name} by the data sheets: {table.source}"
+        out[name] = table.scaled(ratio, text)
+    return out
 
 
 def _same_machine(library: Library, path: str | os.PathLike[str], device: str) -> Library:
@@ -103,7 +130,6 @@ def build_library(samples: Samples, base: Library, name: str) -> Library:
     for row in rows:
         entries |= _case_entries(row, story, machine["device"])
     entries |= _class_entries(rows, story, machine["device"])
-    measured = kernel_tables(rows, story)
     entries |= _nominal(rows, story, machine)
     attrs = {
         "title": f"measured on {machine['device']}",
@@ -117,9 +143,9 @@ def build_library(samples: Samples, base: Library, name: str) -> Library:
         key or machine["device"],
         entries,
         samples.attrs["date"],
-        {**base.tables, **measured, **attention_tables(rows, story)},
+        {**base.tables, **product_tables(rows, story)},
         attrs,
-        base.kernels,
+        {**base.kernels, **kernel_durations(rows, story)},
     )
 
 
@@ -194,41 +220,44 @@ def pooled_law(parts: Sequence[Array]) -> tuple[Distribution, int]:
     return sample_law(np.maximum(1.0 + cv * z, _LEAST)), int(z.size)
 
 
-def kernel_tables(rows: Sequence[_Row], story: str) -> dict[str, KernelTable]:
-    """Median rates of products and attention: by sizes where all combinations are there, or work.
+def product_tables(rows: Sequence[_Row], story: str) -> dict[str, KernelTable]:
+    """Median rates of products: by sizes where all combinations are there, or by work."""
+    own = [r for r in rows if r.case.family == "gemm" and r.case.settings["dtype"] in _HALF]
+    table = _table(own, TABLE_AXES["gemm"], 2, story)
+    return {} if table is None else {"gemm/bf16": table}
 
-    A kind with a single amount of work has none.
+
+def kernel_durations(rows: Sequence[_Row], story: str) -> dict[str, KernelTable | KernelFit]:
+    """Attention by backend over sizes, or work where some are missing; copies by bytes.
+
+    By the names that kernels are looked up by, such as ``attention/cudnn/bf16/causal/forward``.
     """
     kinds: dict[str, list[_Row]] = {}
     for row in rows:
         settings = row.case.settings
-        if row.case.family in TABLE_AXES and settings["dtype"] in _HALF:
-            way = "_backward" if settings.get("way") == "backward" else ""
-            kinds.setdefault(f"{row.case.family}{way}/bf16", []).append(row)
-    made = {
-        name: _table(own, TABLE_AXES[own[0].case.family], 2, story) for name, own in kinds.items()
-    }
-    return {name: table for name, table in made.items() if table is not None}
-
-
-def attention_tables(rows: Sequence[_Row], story: str) -> dict[str, KernelTable]:
-    """Median rates of attention whose backend is known: over sizes, or work where some are missing.
-
-    By the names that kernels are looked up by: ``attention/cudnn/bf16/causal/forward``.
-    """
-    kinds: dict[str, list[_Row]] = {}
-    for row in rows:
-        settings = row.case.settings
-        if row.case.family == "attention" and settings.get("backend"):
+        if row.case.family == "attention":
             number = _SHORT[settings["dtype"]]
             name = f"attention/{settings['backend']}/{number}/causal/{settings['way']}"
             kinds.setdefault(name, []).append(row)
-    made = {name: _table(own, TABLE_AXES["attention"], 1, story) for name, own in kinds.items()}
-    return {
+    made = {name: _table(own, ATTENTION_AXES, 1, story) for name, own in kinds.items()}
+    out: dict[str, KernelTable | KernelFit] = {
         name: replace(table, axes={_LONG.get(axis, axis): x for axis, x in table.axes.items()})
         for name, table in made.items()
         if table is not None
     }
+    copies = [row for row in rows if row.case.settings.get("op") == "copy"]
+    if copies:
+        out["memory/copy"] = _copy(copies, story)
+    return out
+
+
+def _copy(rows: Sequence[_Row], story: str) -> KernelFit:
+    """Duration of a copy by its bytes, with a fixed time where there are several sizes."""
+    n_bytes = np.array([row.case.bytes for row in rows])
+    seconds = np.array([float(np.median(row.seconds)) for row in rows])
+    n = len(set(n_bytes))
+    terms: list[dict[str, float]] = [{}] * (n > 1) + [{"bytes": 1.0}]
+    return fit_kernel(terms, {"bytes": n_bytes}, seconds, f"{story}: {format_count(n, 'size')}")
 
 
 def _table(rows: Sequence[_Row], axes: Sequence[str], least: int, story: str) -> KernelTable | None:
@@ -236,6 +265,8 @@ def _table(rows: Sequence[_Row], axes: Sequence[str], least: int, story: str) ->
 
     An axis has `least` sizes or more.
     """
+    if not rows:
+        return None
     by_size: dict[tuple[float, ...], list[float]] = {}
     by_work: dict[tuple[float, ...], list[float]] = {}
     for row in rows:
@@ -258,7 +289,7 @@ def _table(rows: Sequence[_Row], axes: Sequence[str], least: int, story: str) ->
 
 
 def _nominal(rows: Sequence[_Row], story: str, machine: Mapping[str, Any]) -> dict[str, Entry]:
-    """Efficiencies over the data sheet's, where there is one for the device."""
+    """Give what links reach of the data sheet's rates, where there is one for the device."""
     device = DEVICES.get(device_key(machine["device"]))
     if device is None:
         return {}
@@ -266,29 +297,13 @@ def _nominal(rows: Sequence[_Row], story: str, machine: Mapping[str, Any]) -> di
     def best(choose: Callable[[_Row], bool], work: Callable[[_Row], float]) -> float:
         return max((work(r) / float(np.median(r.seconds)) for r in rows if choose(r)), default=0.0)
 
-    def flop(row: _Row) -> float:
-        return row.case.flop
-
     def link(row: _Row) -> float:
         return row.case.bytes * bus_factor(row.case.family, int(row.case.settings["ranks"]))
-
-    def attends(way: str) -> Callable[[_Row], bool]:
-        return lambda r: r.case.settings.get("way") == way
 
     def on_tier(tier: str) -> Callable[[_Row], bool]:
         return lambda r: r.case.family == "all_reduce" and r.case.settings.get("tier") == tier
 
     rates = {
-        "gemm_efficiency_max": (
-            best(lambda r: r.case.family == "gemm" and r.case.settings["dtype"] in _HALF, flop),
-            device.bf16_flop_per_s,
-        ),
-        "attention_efficiency": (best(attends("forward"), flop), device.bf16_flop_per_s),
-        "attention_backward_efficiency": (best(attends("backward"), flop), device.bf16_flop_per_s),
-        "memory_efficiency": (
-            best(lambda r: r.case.family == "memory", lambda r: r.case.bytes),
-            device.memory_bytes_per_s,
-        ),
         "nvlink_efficiency": (best(on_tier("nvlink"), link), device.nvlink_bytes_per_s),
         "network_efficiency": (best(on_tier("network"), link), device.network_bytes_per_s),
     }

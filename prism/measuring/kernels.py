@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from prism.common.errors import PrismError
+from prism.common.errors import PrismError, named
 from prism.measuring.samples import Case
 from prism.measuring.timers import Call
 from prism.measuring.torchlib import DTYPES
@@ -74,25 +74,27 @@ def gemm_cases(shapes: Iterable[str], dtype: str) -> list[Case]:
     return cases
 
 
-def attention_cases(shapes: Iterable[str], dtype: str, backend: str = "") -> list[Case]:
+def attention_cases(
+    shapes: Iterable[str], dtype: str, backend: str | Callable[[tuple[int, ...]], str]
+) -> list[Case]:
     """Causal attention, forward and backward, of batch x heads x sequence x head size.
 
-    By a backend of `BACKENDS`, or the one that torch chooses.
+    By a backend of `BACKENDS`, or the one that a function names by the sizes.
     """
-    if backend and backend not in BACKENDS:
+    if isinstance(backend, str) and backend not in BACKENDS:
         raise PrismError(f"--backend {backend}: expected one of {', '.join(BACKENDS)}")
     cases = []
     for text in shapes:
         b, h, s, d = parse_sizes(text, 4, "BATCHxHEADSxSEQxDIM")
+        by = backend if isinstance(backend, str) else backend((b, h, s, d))
         flop = 2.0 * b * h * s * s * d  # two products of 2 s^2 d, of which causality needs half
         array = float(DTYPES[dtype] * b * h * s * d)
-        settings = {"batch": b, "heads": h, "seq": s, "dim": d, "dtype": dtype}
-        settings |= {"backend": backend} if backend else {}
+        settings = {"batch": b, "heads": h, "seq": s, "dim": d, "dtype": dtype, "backend": by}
         for way, work, arrays in (
             ("forward", flop, _FORWARD_ARRAYS),
             ("backward", KINDS["attention"].backward_flop * flop, _BACKWARD_ARRAYS),
         ):
-            label = f"attention-{way}/{b}x{h}x{s}x{d}/{dtype}" + f"/{backend}" * bool(backend)
+            label = f"attention-{way}/{b}x{h}x{s}x{d}/{dtype}/{by}"
             cases.append(Case(label, "attention", work, arrays * array, settings | {"way": way}))
     return cases
 
@@ -168,7 +170,7 @@ def _attention(case: Case, torch: Any, device: str) -> Call:
     backward = s["way"] == "backward"
     shape = (s["batch"], s["heads"], s["seq"], s["dim"])
     q, k, v = (torch.randn(*shape, **made, requires_grad=backward) for _ in range(3))
-    attend = attention_by(s.get("backend", ""), torch)
+    attend = attention_by(s["backend"], torch)
     if not backward:
 
         def forward() -> None:
@@ -181,11 +183,33 @@ def _attention(case: Case, torch: Any, device: str) -> Call:
     return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
 
 
+def choose_attention(torch: Any, dtype: str, device: str) -> Callable[[tuple[int, ...]], str]:
+    """Return what names, by batch, heads, sequence and head size, the backend that torch picks.
+
+    On a processor ``math``, which has no other of these.
+    """
+
+    def choose(sizes: tuple[int, ...]) -> str:
+        if device == "cpu":
+            return "math"
+        made = {"dtype": getattr(torch, dtype), "device": device, "requires_grad": True}
+        chosen = torch._fused_sdp_choice(*(torch.empty(*sizes, **made),) * 3, is_causal=True)
+        known = importlib.import_module("torch.nn.attention").SDPBackend
+        name = known(chosen).name if isinstance(chosen, int) else chosen.name
+        found = [own for own, theirs in BACKENDS.items() if theirs == name]
+        if not found:
+            raise PrismError(
+                f"attention of {'x'.join(map(str, sizes))} in {dtype}: torch picks {name}, which "
+                f"has no name here; give {named('backend')} {', '.join(BACKENDS)}"
+            )
+        return found[0]
+
+    return choose
+
+
 def attention_by(backend: str, torch: Any) -> Callable[..., Any]:
-    """Return scaled_dot_product_attention by a backend of `BACKENDS`; by torch's choice if ""."""
+    """Return scaled_dot_product_attention by a backend of `BACKENDS`."""
     attend: Callable[..., Any] = torch.nn.functional.scaled_dot_product_attention
-    if not backend:
-        return attend
     module = importlib.import_module("torch.nn.attention")
     chosen = getattr(module.SDPBackend, BACKENDS[backend])
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from prism.cluster.devices import device_key
 from prism.cluster.machine import Cluster, build_cluster
 from prism.cluster.power import gpu_power
 from prism.distributions.library import Library, library_names, load_library
@@ -61,7 +62,9 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         return scaled(_explicit_workload(job), library)
     library = nominal_library(job, library)
     layout, model, slots = job.parallelism, job.model, _slots(job)
-    cluster, costs = build_cluster(job, library), build_costs(job, library)
+    # a library of a device that no job can name says how it varies, not how long a job's takes
+    tables = library if device_key(library.device) else nominal_library(job, None)
+    cluster, costs = build_cluster(job, library), build_costs(job, library, tables)
     expander = Expander(model, layout, cluster, costs)
     layers = {layer: expander.layer(layer) for layer in dict.fromkeys(model_layers(model))}
     # cp ranks of a lone replica still reduce, as in ddp

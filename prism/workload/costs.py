@@ -190,8 +190,8 @@ def attention_backend(job: Job) -> str:
     return defaults.get(job.cluster.device, defaults[""])
 
 
-def build_costs(job: Job, library: Library) -> Costs:
-    """Costs of a job's device from a library.
+def build_costs(job: Job, library: Library, tables: Library) -> Costs:
+    """Costs of a job's device, figures from a library and kernels from the tables of one.
 
     Raises
     ------
@@ -206,7 +206,7 @@ def build_costs(job: Job, library: Library) -> Costs:
             f"parallelism.precision: {device.name} has no {precision} arithmetic; "
             f"take {' or '.join(known)}, or another cluster.device"
         )
-    measured = DEVICES.get(device_key(library.device), device)
+    measured = DEVICES.get(device_key(tables.device), device)
     compute = measured.bf16_flop_per_s / device.bf16_flop_per_s
     memory = measured.memory_bytes_per_s / device.memory_bytes_per_s
     speed = library.value("nominal/derate") if "nominal/derate" in library else 1.0
@@ -216,7 +216,7 @@ def build_costs(job: Job, library: Library) -> Costs:
     cast = "nominal/cast_efficiency"
     efficiency = value(cast) if cast in library else 1.0
     return Costs(
-        library,
+        tables,
         FRAMEWORKS[layout.framework],
         attention_backend(job),
         precision,

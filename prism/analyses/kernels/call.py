@@ -96,7 +96,7 @@ class Call:
 
     def _with_tables(self) -> list[str]:
         """Backends that the library has tables of."""
-        tables, kind = self.library.kernels, self.kind
+        tables, kind = (*self.library.kernels, *self.library.tables), self.kind
         known = BACKENDS.get(kind, ())
         return [b for b in known if any(name.startswith(f"{kind}/{b}/") for name in tables)]
 
