@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from prism.cluster.devices import DEVICES, device_key
 from prism.common.errors import PrismError
+from prism.common.text import format_share
 from prism.distributions.kerneltables import KernelFit, KernelTable
 from prism.distributions.library import Library
 
@@ -366,5 +367,5 @@ def _from_sheet(
         flop / (SHEET_FLOP * peak),
         n_bytes / (SHEET_BYTES * device.memory_bytes_per_s),
     )
-    note = f"{CARRIED}: {100 * SHEET_FLOP:.0f} % of the peak, {100 * SHEET_BYTES:.0f} % of the "
+    note = f"{CARRIED}: {format_share(SHEET_FLOP)} of the peak, {format_share(SHEET_BYTES)} of the "
     return SHEET_S + max(compute, memory), f"{note}memory bandwidth of the data sheet"
