@@ -6,9 +6,10 @@ import xarray as xr
 
 
 def same_result(a, b):
-    """Check that two results hold the same bits; timings and where the job was may differ."""
+    """Check that two results hold the same bits; timings and what a job was given may differ."""
     xr.testing.assert_identical(a.drop_attrs(deep=False), b.drop_attrs(deep=False))
-    for name in set(a.attrs) - {"engine", "wall_seconds", "job", "job_sources", "job_name"}:
+    given = {"job", "job_sources", "job_name", "framework"}
+    for name in set(a.attrs) - given - {"engine", "wall_seconds"}:
         assert a.attrs[name] == b.attrs[name], name
     one, other = (json.loads(made.attrs["job"]) for made in (a, b))
     for block in ("model", "parallelism", "cluster", "variability", "run"):

@@ -304,6 +304,17 @@ def test_the_file_loads_to_what_was_found(read, run, name: str) -> None:
         ("", "--fp4-format e2m1", {"precision": "nvfp4"}),
         ("", "--accumulate-allreduce-grads-in-fp32", {"gradient_dtype": "fp32"}),
         ("", "--grad-reduce-in-bf16", {"gradient_dtype": "bf16"}),
+        ("", "--main-grads-dtype bf16", {"gradient_dtype": "bf16"}),
+        ("", "--attention-backend fused", {"attention": "cudnn"}),
+        ("", "--attention-backend flash", {"attention": "fa2"}),
+        ("", "--attention-backend unfused", {"attention": "math"}),
+        ("", "--attention-backend auto", {"attention": None}),
+        ("", "--optimizer adam", {"optimizer": "adamw", "optimizer_dtype": "fp32"}),
+        ("", "--optimizer muon", {"optimizer": "muon"}),
+        ("", "--optimizer sgd --exp-avg-dtype bf16", {"optimizer": "sgd",
+                                                      "optimizer_dtype": "bf16"}),
+        ("", "--per-device-train-batch-size 1", {"framework": "transformers"}),
+        ("", "--per-device-train-batch-size 1 --torch-compile", {"framework": "compiled"}),
         ("", "--kv-channels 256", {"model.head_size": 256}),
         ("", "--position-embedding-type rope", {"model.rope": True}),
         ("--swiglu", "--use-rotary-position-embeddings", {"model.rope": True,
@@ -386,6 +397,11 @@ def test_arguments_of_megatron(read, drop: str, add: str, wanted: dict[str, Any]
         ("ds.json", '_steps": 4', '_steps": 8', {"dp": 16, "microbatches": 8}),
         ("config.json", "", "", {"model.name": "mixtral-8x7b", "data_parallel": "fsdp",
                                  "model.experts_per_token": 2, "model.n_kv_heads": 8}),
+        ("config.json", "", "", {"framework": "transformers"}),
+        ("ds.json", '_steps": 4', '_steps": 4, "fp16": {"loss_scale": "auto"}',
+         {"framework": "transformers"}),
+        ("ds.json", '_steps": 4', '_steps": 4, "optimizer": {"type": "Muon"}',
+         {"optimizer": "muon"}),
         ("config.json", "14336", "7168", {"model.name": None, "model.ffn_size": 7168,
                                           "model.n_experts": 8, "model.vocab_size": 32_000}),
         ("bridge.yaml", "", "", {"model.name": "deepseek-v3", "precision": "fp8_block",
@@ -403,6 +419,41 @@ def test_settings_of_the_others(read, name: str, old: str, new: str, wanted: dic
     assert old in text
     job, _ = read(name, text.replace(old, new, 1) if old else text, *options)
     check(job, wanted)
+
+
+NANOTRON = """
+general: {project: x, seed: 42}
+model:
+  model_config: {hidden_size: 4096, intermediate_size: 14336, num_attention_heads: 32,
+    num_hidden_layers: 32, num_key_value_heads: 8, tie_word_embeddings: false, vocab_size: 128256}
+optimizer: {accumulate_grad_in_fp32: false, zero_stage: 1, optimizer_factory: {name: adamW}}
+parallelism: {dp: 8, pp: 2, pp_engine: 1f1b, tp: 4, tp_mode: REDUCE_SCATTER}
+tokens: {batch_accumulation_per_replica: 16, micro_batch_size: 2, sequence_length: 4096,
+  train_steps: 50}
+"""
+
+
+def test_a_configuration_of_nanotron(read) -> None:
+    job, found = read("n.yaml", NANOTRON, "--device", "h100")
+    assert found["format"] == "nanotron" and found["not_understood"] == []
+    check(job, {"framework": "nanotron", "model.name": "llama3-8b", "dp": 8, "tp": 4, "pp": 2,
+                "microbatches": 16, "microbatch_size": 2, "data_parallel": "zero1",
+                "sequence_parallel": True, "gradient_dtype": "bf16", "run.steps": 50,
+                "cluster.nodes": 8})  # fmt: skip
+    sizes = found["parameters"]
+    assert sizes["total"] == sizes["active"] == pytest.approx(8.03e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("variables", "attention"),
+    [
+        ("NVTE_FLASH_ATTN=0", "cudnn"), ("NVTE_FUSED_ATTN=0", "fa2"), ("NVTE_FUSED_ATTN=1", None),
+        ("NVTE_FLASH_ATTN=0\nexport NVTE_FUSED_ATTN=0", "math"),
+    ],
+)  # fmt: skip
+def test_what_transformer_engine_is_given(read, variables: str, attention: str | None) -> None:
+    job, _ = read("a.sh", f"export {variables}\n{MEGATRON}", "--gpus", 64)
+    check(job, {"attention": attention})
 
 
 def test_settings_that_are_not_modelled_are_listed(read) -> None:

@@ -720,6 +720,10 @@ HSDP = {"parallelism.data_parallel": "hsdp"}
         ({"cluster": {"device": "gb200", "nodes": 8, "gpus_per_node": 4, "power_limit_w": 900}},
          "power_limit_w", True),
         ({"cluster.power_limit_w": 600}, "power_limit_w", False),
+        ({"cluster": {"device": "gb200", "nodes": 8, "gpus_per_node": 4, "clock_mhz": 1500}},
+         "clock_mhz", True),
+        ({"cluster": {"device": "gb200", "nodes": 8, "gpus_per_node": 4}}, "power curve", False),
+        ({"cluster.clock_mhz": 1200}, "clock_mhz", False),
         # one replica fills the NVLink domain: nothing is sharded, unless a size is given
         (HSDP, "hsdp", True), (HSDP | {"parallelism.shard_size": 4}, "hsdp", False),
     ],
@@ -727,6 +731,53 @@ HSDP = {"parallelism.data_parallel": "hsdp"}
 def test_an_estimate_warns_of_what_is_perhaps_not_meant(changes, word, warned) -> None:
     found = prism.summary(prism.estimate(load_job(GROUPS, changes), replicates=64, seed=1))
     assert any(word in text for text in found["warnings"]) is warned
+
+
+# ------------------------------------------------------------------- what a step is made with
+FRAMEWORKS = {"megatron", "compiled", "eager", "nanotron", "transformers"}
+
+
+@pytest.mark.parametrize(("mode", "taken"), [("zero1", "megatron"), ("fsdp", "compiled")])
+def test_a_framework_that_is_not_named_is_set_against_the_others(mode: str, taken: str) -> None:
+    layout = {"data_parallel": mode, "tp": 1, "dp": 32, "microbatches": 16}
+    job = load_job(GROUPS, {"parallelism": layout})  # with many of which compute decides
+    result = prism.estimate(job, replicates=64, seed=1)
+    found = prism.summary(result)["framework"]
+    assert found["name"] == taken and not found["named"]
+    assert set(found["others"]) == FRAMEWORKS - {taken}
+    assert found["others"]["eager"] > 1.01
+    for name in ("eager", "transformers"):  # as the estimate of a job that names it
+        other = job.replace({"parallelism": {"framework": name}})
+        again = prism.estimate(other, replicates=64, seed=1)
+        assert prism.summary(again)["framework"] == {"name": name, "named": True, "others": {}}
+        ratio = float(again.ideal_step_time / result.ideal_step_time)
+        assert found["others"][name] == pytest.approx(ratio, rel=0.05)
+
+
+def test_a_job_is_shown_with_what_its_step_is_made_with(shown, here) -> None:
+    found = shown("gpt3-175b-512")[2]
+    assert found["framework"]["name"] == "megatron" and not found["framework"]["named"]
+    assert found["attention"] == {"backend": "cudnn", "named": False}
+    assert found["parameters"]["total"] == pytest.approx(175e9, rel=0.01)
+    own = shown("gpt3-175b-512", "--set", "parallelism.attention=fa2", "--set",
+                "parallelism.framework=eager", "--set", "cluster.power_limit_w=400")[2]  # fmt: skip
+    assert own["framework"]["named"] and own["framework"]["others"] == {}
+    assert own["attention"] == {"backend": "fa2", "named": True}
+    assert own["power"]["watts"] <= own["power"]["limit_w"] == 400.0
+    assert own["power"]["gemm_speed"] < found["power"]["gemm_speed"]
+    sizes = shown("deepseek-v3-2048")[2]["parameters"]
+    assert sizes["total"] == pytest.approx(671e9, rel=0.005)
+    assert sizes["active"] == pytest.approx(37.5e9, rel=0.01)
+    assert not {"parameters", "framework", "power"} & set(shown("pipeline-8x32")[2])
+
+
+def test_the_page_of_the_model_lists_the_frameworks(shown) -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "model.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, re.M))
+    assert rows.pop("framework") == "release" and set(rows) == FRAMEWORKS
+    for name, release in rows.items():
+        found = shown("gpt3-175b-512", "--set", f"parallelism.framework={name}")[2]
+        assert found["framework"]["release"] == release
 
 
 @pytest.mark.parametrize("share", [0.96, 0.99, 1.02, 1.05])
