@@ -85,7 +85,7 @@ class Costs:
         size = NUMBER_BYTES[self.precision] + SCALE_BYTES.get(self.precision, 0.0)
         n_bytes = values * (2.0 + self.cast_copies * size)
         duration = n_bytes / self.cast_bytes_per_s * self.memory_factor
-        return (Kernel(name, "memory", duration, 0.0, n_bytes, "residual/memory"),)
+        return (Kernel(name, "memory", duration, 0.0, n_bytes, "residual/memory", launches=1.0),)
 
     def attention(self, op: Attention, backward: bool = False) -> Kernel:
         """Fused causal attention; over cp each GPU has a part of the queries, as of the heads."""
