@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prism.workload.transformer import TP_OVERLAP_COST
 from test_placement import make_job, times
 
 from prism.cluster.groups import shard_size
@@ -15,6 +14,7 @@ from prism.distributions.library import load_library
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare
 from prism.workload.build import build_workload
+from prism.workload.expand import TP_OVERLAP_COST
 
 LIBRARY = load_library("h100-healthy")
 GROUPS = ("tp", "cp", "dp_cp", "embedding", "world")

@@ -2,6 +2,6 @@
 
 # modules that rooms above may import
 FACE = (
-    "build", "collectivecost", "energy", "experts", "kernelcost", "kernels", "memory", "modelsize",
-    "opgraph", "stepgraph", "transformer", "work",
+    "build", "collectivecost", "energy", "expand", "frameworks", "kernelcost", "kernels", "layers",
+    "memory", "opgraph", "ops", "stepgraph", "work",
 )  # fmt: skip

@@ -211,7 +211,7 @@ def build_costs(job: Job, library: Library) -> Costs:
         cast_copies=1.0 if precision == "fp8" and device.name not in ONE_ORDER else 2.0,
         overlap_cost=_optional(library, "overlap_cost"),
         expert_layer_s=expert_s,
-        gap_s=value("nominal/kernel_launch_s"),
+        gap_s=value("nominal/kernel_launch_s") * job.cluster.scale.memory.time,
         compute_factor=compute * job.cluster.scale.compute.time,
         memory_factor=memory * job.cluster.scale.memory.time,
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from prism.cluster.devices import DEVICES, device_key
 from prism.common.errors import PrismError
+from prism.common.text import format_share
 from prism.distributions.kerneltables import KernelFit, KernelTable
 from prism.distributions.library import Library
 
@@ -366,5 +367,6 @@ def _from_sheet(
         flop / (SHEET_FLOP * peak),
         n_bytes / (SHEET_BYTES * device.memory_bytes_per_s),
     )
-    note = f"{CARRIED}: {100 * SHEET_FLOP:.0f} % of the peak, {100 * SHEET_BYTES:.0f} % of the "
+    shares = format_share(SHEET_FLOP), format_share(SHEET_BYTES)
+    note = f"{CARRIED}: {shares[0]} of the peak, {shares[1]} of the "
     return SHEET_S + max(compute, memory), f"{note}memory bandwidth of the data sheet"
