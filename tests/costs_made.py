@@ -1,10 +1,12 @@
 """What a step costs, written down apart from prism: NCCL's collectives and a dense transformer.
 
-Plain Python of the published formulas, on links and a device without measured tables, so that
-every duration follows from a rate, and seconds of a step by class of kernel add up.
+Plain Python of which kernels a layer has in each framework, with which sizes. One kernel's duration
+is asked of `prism.kernel`, collectives follow from published formulas; seconds by class add up.
 """
 
 import math
+from functools import cache
+from typing import NamedTuple
 
 import prism
 
@@ -34,7 +36,7 @@ _TREES = ((8.4e-6, 4 / 3.4, 1.0, 0.92), (14e-6, 1.25 / 3.4, 8.5 / 14, 0.92 * 120
 
 
 def value(name):
-    """A figure of the library whose efficiencies hold where nothing was measured."""
+    """A figure of the device's library."""
     return _LIBRARY.value(f"nominal/{name}")
 
 
@@ -99,55 +101,145 @@ def attention_flop(model):
     return 2.0 * model["n_heads"] * head * (2 * s * w - w * w)
 
 
+class Framework(NamedTuple):
+    """What a framework launches: passes over bfloat16 values and launches, forward, backward."""
+
+    norm: str | tuple[float, float] = "te"  # backend, or passes
+    norm_launches: tuple[float, float] = (1, 1)
+    rope: tuple[float, ...] = (2, 2, 1, 1)
+    swiglu: tuple[float, ...] = (3, 5, 1, 1)
+    residual: tuple[float, ...] = (3, 3, 1, 1)
+    repeat: tuple[float, ...] = (0, 0, 0, 0)
+    layout: tuple[float, ...] = (0, 0, 0, 0)
+    loss: tuple[float, float] = (6, 6)  # bytes a logit
+    attention: tuple[float, float] = (1, 1)  # launches
+    product: tuple[float, float] = (1, 2)
+    one_product: bool = True  # of q, k and v, and of gate and up
+    adds_up: bool = True  # the product adds to the weight gradients of earlier microbatches
+    early: bool = True  # recomputation stops before a layer's last product
+    optimizer: float = 0.74  # of a copy's rate
+
+
+EAGER = Framework(
+    norm="eager", norm_launches=(1, 2), rope=(20.1, 24.2, 16, 24), swiglu=(4.75, 8.7, 2, 3),
+    residual=(2.8, 3.1, 1, 1), repeat=(4.3, 3.8, 2, 2), layout=(2.3, 5.0, 1, 3),
+    loss=(24.9, 27.6), attention=(2, 4), product=(1.9, 3.7), one_product=False, adds_up=False,
+)  # fmt: skip
+FRAMEWORKS = {
+    "megatron": Framework(early=False, optimizer=1.0),  # its loss is one kernel by default
+    "eager": EAGER,
+    "compiled": Framework(
+        norm=(2.4, 4.2), norm_launches=(1, 2), rope=(2.7, 2.7, 3, 4), swiglu=(2.9, 4.8, 1, 1),
+        residual=(1.3, 1.3, 0, 0), repeat=(2, 2, 0, 0), layout=(0.3, 0, 0, 0), loss=(5.6, 5.7),
+        attention=(2, 4), product=(1.9, 3.7), one_product=False, adds_up=False,
+    ),
+    "nanotron": Framework(
+        swiglu=(4.75, 8.7, 2, 3), residual=(2.8, 3.1, 1, 1), loss=(24.9, 27.6),
+        product=(1.9, 3.7), adds_up=False,
+    ),
+    "transformers": EAGER._replace(
+        norm=(18, 38), norm_launches=(6, 14), rope=(10, 15, 5, 9), loss=(32.9, 35.6)
+    ),
+}  # fmt: skip
+GELU = (2, 3, 1, 1)
+# a step within its power limit multiplies as fast as its tables, 1.14 times the speed back to back
+# at the TDP, and attends faster than its own, which are 1.10 times that; it follows the clock,
+# which is the power 1 / .95 of the products' speed
+ATTENTION_AT_CAP = (1.10 / 1.14) ** (1 / 0.95)
+
+
+@cache
+def mean(kind, **sizes):
+    """Mean duration of one kernel on its own, of MI300X's measured tables [s]."""
+    return prism.kernel(kind, "mi300x", **sizes)["mean"]
+
+
 class Kernels:
     """Seconds by class of one microbatch, forward and backward, as kernels are added."""
 
     def __init__(self, framework="megatron", precision="bf16"):
-        self.seconds, self.precision = {}, precision
-        self.derate, self.traffic, self.attention = (
-            value(f"{name}_{framework}") for name in ("derate", "traffic", "attention")
-        )
+        self.seconds, self.precision, self.framework = {}, precision, FRAMEWORKS[framework]
 
     def add(self, name, seconds):
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         return seconds
 
-    def move(self, n_bytes, name="memory", traffic=None):
-        n_bytes *= self.traffic if traffic is None else traffic
-        rate = MEMORY * value("memory_efficiency")
-        return self.add(name, value("kernel_launch_s") + n_bytes / rate)
+    def launch(self, n):
+        """Nothing runs between two kernels."""
+        self.add("launch_gaps", n * value("kernel_launch_s"))
+
+    def move(self, n_bytes, name="memory", launches=1):
+        if n_bytes > 0.0:
+            self.launch(launches)
+            return self.add(name, mean("memory", bytes=n_bytes))
+        return 0.0
+
+    def pointwise(self, passes, values, backward):
+        self.move(2.0 * passes[backward] * values, launches=passes[2 + backward])
+
+    def norm(self, rows, width, backward):
+        backend, launches = self.framework.norm, self.framework.norm_launches[backward]
+        if isinstance(backend, tuple):
+            return self.move(2.0 * backend[backward] * rows * width, launches=launches)
+        self.launch(launches)
+        sizes = {"rows": rows, "columns": width, "backend": backend, "backward": bool(backward)}
+        return self.add("memory", mean("rms_norm", **sizes))
 
     def cast(self, values):
         if self.precision == "fp8":  # read 2 bytes, write 1
-            rate = MEMORY * value("cast_efficiency")
-            self.add("memory", value("kernel_launch_s") + 3.0 * values / rate)
+            self.launch(1)
+            self.add("memory", 3.0 * values / (MEMORY * value("cast_efficiency")))
 
-    def product(self, name, m, n, k, adds=False, precision=None):
-        size, peak = (1.0, PEAK_FP8) if (precision or self.precision) == "fp8" else (2.0, PEAK)
-        rate = peak * value("gemm_efficiency_max") * self.derate
-        flop = 2.0 * m * n * k + value("gemm_half_flop")
-        n_bytes = size * (m * k + k * n) + (8.0 if adds else 2.0) * m * n
-        moved = value("kernel_launch_s") + n_bytes / MEMORY / value("memory_efficiency")
-        return self.add(name, max(value("kernel_launch_s") / self.derate + flop / rate, moved))
+    def product(self, name, m, n, k, weight=False, backward=True, precision=None):
+        """One product; a weight's gradient is read and written in float32 where added up."""
+        forward, both = self.framework.product
+        self.launch(both / 2 if backward else forward)
+        own = mean("gemm", m=m, n=n, k=k, dtype=precision or self.precision)
+        if weight and self.framework.adds_up:
+            own += mean("memory", bytes=(8.0 - 2.0) * m * n)
+        return self.add(name, own)
 
-    def attend(self, flop, name="attention_efficiency"):
-        rate = PEAK * value(name) * self.derate * self.attention
-        return self.add("attention", value("kernel_launch_s") + flop / rate)
+    def attend(self, backward, **sizes):
+        self.launch(self.framework.attention[backward])
+        own = mean("attention", backend="fa2", backward=bool(backward), **sizes)
+        return self.add("attention", ATTENTION_AT_CAP * own)
+
+
+def on_one_gpu(model, layout):
+    """Widths of one GPU's queries, keys (as wide as the values) and feed-forward layer."""
+    tp = layout.get("tp", 1)
+    head = model.get("head_size") or model["hidden_size"] / model["n_heads"]
+    keys = max(1.0, model.get("n_kv_heads", model["n_heads"]) / tp) * head
+    return model["n_heads"] / tp * head, keys, model["ffn_size"] / tp
+
+
+def held(model, layout):
+    """Parameters on one GPU of a tp group: norms whole, and a key head at least."""
+    h, (q, keys, f) = model["hidden_size"], on_one_gpu(model, layout)
+    layer = h * (2 * q + 2 * keys + (3 if model.get("gated_mlp", True) else 2) * f) + 2 * h
+    tables = (1 if model.get("tied_embeddings") else 2) * model["vocab_size"] * h
+    return model["n_layers"] * layer + tables / layout.get("tp", 1) + h
 
 
 def microbatch(model, layout):
     """Seconds by class of a microbatch's forward and backward on one GPU of a tp x cp group."""
     tp, cp, b = (layout.get(key, 1) for key in ("tp", "cp", "microbatch_size"))
-    recompute, framework = layout.get("recompute", "none"), layout.get("framework", "megatron")
-    spread = layout.get("sequence_parallel", True)
-    out = Kernels(framework, layout.get("precision", "bf16"))
-    h, f, heads = model["hidden_size"], model["ffn_size"] / tp, model["n_heads"] / tp
-    head = model.get("head_size") or model["hidden_size"] / model["n_heads"]
+    recompute, spread = layout.get("recompute", "none"), layout.get("sequence_parallel", True)
+    out = Kernels(layout.get("framework", "megatron"), layout.get("precision", "bf16"))
+    how, eight = out.framework, out.precision == "fp8"
+    h, (q, keys, f) = model["hidden_size"], on_one_gpu(model, layout)
     t, vocab = b * model["seq_len"] / cp, model["vocab_size"] / tp
-    r = t / tp if spread else t
-    q, keys = heads * head, max(1.0, model.get("n_kv_heads", model["n_heads"]) / tp) * head
-    up = (2 if model.get("gated_mlp", True) else 1) * f
-    flop, eight = b * attention_flop(model) / tp / cp, out.precision == "fp8"
+    r, gated = t / tp if spread else t, model.get("gated_mlp", True)
+    heads, activation = model["n_heads"] / tp, how.swiglu if gated else GELU
+    head = q / heads
+    attention = {"batch": b, "heads": heads / cp, "kv_heads": keys / head / cp,
+                 "seq": model["seq_len"], "head_dim": head}  # fmt: skip
+    attention |= {"window": model["window"]} if model.get("window") else {}
+    apart = {True: ((q + 2 * keys,), ((2 if gated else 1) * f,)),
+             False: ((q, keys, keys), (f,) * (2 if gated else 1))}  # fmt: skip
+    qkv, up = apart[how.one_product]
+    adding = {"fp32": 10.0, "bf16": 6.0 * (1 - 1 / layout.get("microbatches", 1))}
+    adding = adding[layout.get("gradient_dtype", "fp32")]
 
     def gather(scale=1.0):
         if spread and tp > 1:
@@ -169,87 +261,101 @@ def microbatch(model, layout):
         out.cast(r * h)
         gather(0.5 if eight else 1.0)
 
-    def rope():
+    def heads_made(backward):
+        """Rotate queries and keys, repeat keys and values, lay them out."""
         if model.get("rope", True):
-            out.move(4 * t * (q + keys))
+            out.pointwise(how.rope, t * (q + keys), backward)
+        if keys < q:
+            out.pointwise(how.repeat, t * 2 * q, backward)
+        out.pointwise(how.layout, t * (q + 2 * keys), backward)
+
+    def products(name, widths, depth):
+        for width in widths:
+            out.product(name, t, width, depth, backward=False)
 
     def forward(last=True):
-        out.move(4 * r * h)
+        out.norm(r, h, 0)
         enter()
-        out.product("gemm_attention", t, q + 2 * keys, h)
-        rope()
+        products("gemm_attention", qkv, h)
+        heads_made(0)
         context()
-        out.attend(flop)
+        out.attend(0, **attention)
         out.cast(t * q)
-        out.product("gemm_attention", t, h, q)
+        products("gemm_attention", (h,), q)
         leave()
-        out.move(6 * r * h)
-        out.move(4 * r * h)
+        out.pointwise(how.residual, r * h, 0)
+        out.norm(r, h, 0)
         enter()
-        out.product("gemm_mlp", t, up, h)
-        out.move(2 * t * (up + f))
+        products("gemm_mlp", up, h)
+        out.pointwise(activation, t * f, 0)
         out.cast(t * f)
         if last:
-            out.product("gemm_mlp", t, h, f)
+            products("gemm_mlp", (h,), f)
             leave()
-            out.move(6 * r * h)
+            out.pointwise(how.residual, r * h, 0)
 
     def selected():
         """Every second product of q, k, v, out, gate, up, down, and what is no product."""
-        out.move(4 * r * h)
+        out.norm(r, h, 0)
         enter()
-        out.product("gemm_attention", t, keys, h)
-        rope()
-        out.product("gemm_attention", t, h, q)
-        out.move(6 * r * h)
-        out.move(4 * r * h)
+        products("gemm_attention", (keys,), h)
+        heads_made(0)
+        out.cast(t * q)
+        products("gemm_attention", (h,), q)
+        out.pointwise(how.residual, r * h, 0)
+        out.norm(r, h, 0)
         enter()
-        if model.get("gated_mlp", True):
-            out.product("gemm_mlp", t, f, h)
-        out.move(2 * t * (up + f))
+        products("gemm_mlp", (f,) if gated else (), h)
+        out.pointwise(activation, t * f, 0)
 
-    def gradients(name, n, k, leaves=False, precision=None):
-        out.product(name, t, k, n, precision=precision)
-        weight = out.product(name, k, n, t, adds=True, precision=precision)
+    def gradients(name, widths, k, leaves=False, precision=None):
+        """Of the operand, by each product and summed; of the weights, added to earlier ones."""
+        for width in widths:
+            out.product(name, t, k, width, precision=precision)
+        for _ in widths[1:]:
+            out.pointwise(how.residual, t * k, 1)
+        weights = [out.product(name, k, n, t, weight=True, precision=precision) for n in widths]
         if leaves:
-            leave(weight)
+            leave(sum(weights))
+        if not how.adds_up:
+            out.move(adding * sum(widths) * k)
 
     for _ in range(model["n_layers"]):
         forward()
-        if recompute == "full":  # torch stops before the last product, Megatron does not
-            forward(last=framework == "megatron")
+        if recompute == "full":
+            forward(last=not how.early)
         elif recompute == "selective":
             selected()
         enter()
-        gradients("gemm_mlp", h, f)
-        out.move(2 * t * (2 * up + f))
-        out.cast(t * up)
+        gradients("gemm_mlp", (h,), f)
+        out.pointwise(activation, t * f, 1)
+        out.cast(t * sum(up))
         gradients("gemm_mlp", up, h, leaves=True)
-        out.move(6 * r * h)
-        out.move(6 * r * h)
+        out.norm(r, h, 1)
+        out.pointwise(how.residual, r * h, 1)
         enter()
-        gradients("gemm_attention", h, q)
+        gradients("gemm_attention", (h,), q)
         context()
-        out.attend(2.5 * flop, "attention_backward_efficiency")
+        out.attend(1, **attention)
         context()
-        rope()
-        out.cast(t * (q + 2 * keys))
-        gradients("gemm_attention", q + 2 * keys, h, leaves=True)
-        out.move(6 * r * h)
-        out.move(6 * r * h)
+        heads_made(1)
+        out.cast(t * sum(qkv))
+        gradients("gemm_attention", qkv, h, leaves=True)
+        out.norm(r, h, 1)
+        out.pointwise(how.residual, r * h, 1)
     out.move(4 * t * h, "embedding")
     leave()
     gather()
     out.move(10 * t * h, "embedding")
-    out.move(4 * r * h)
+    out.norm(r, h, 0)
     gather()
-    out.product("loss", t, vocab, h, precision="bf16")
-    out.move(16 * t * vocab, "loss")
+    out.product("loss", t, vocab, h, backward=False, precision="bf16")
+    out.move(how.loss[0] * t * vocab, "loss")
     if tp > 1:
         out.add("tp_all_reduce", ring(12.0 * t, tp, op_kind="all_reduce"))
-    out.move(6 * t * vocab, "loss")
-    gradients("loss", vocab, h, leaves=True, precision="bf16")
-    out.move(6 * r * h)
+    out.move(how.loss[1] * t * vocab, "loss")
+    gradients("loss", (vocab,), h, leaves=True, precision="bf16")
+    out.norm(r, h, 1)
     return out.seconds
 
 
@@ -257,11 +363,13 @@ def step(model, layout):
     """Seconds by class of a step without a pipeline, gradients reduced after the backward."""
     out = {name: s * layout.get("microbatches", 1) for name, s in microbatch(model, layout).items()}
     tp, cp, dp = (layout.get(key, 1) for key in ("tp", "cp", "dp"))
-    out["optimizer"] = Kernels().move(30.0 * parameters(model) / tp, traffic=1.0)
+    rate = FRAMEWORKS[layout.get("framework", "megatron")].optimizer
+    each = 28.0 if layout.get("gradient_dtype") == "bf16" else 30.0  # of Adam in float32
+    out["optimizer"] = mean("memory", bytes=each * held(model, layout) / rate)
     world = tp * cp * dp
     if world > 1:
         out["world_all_reduce"] = ring(4.0, world, max(1, world // 8), "all_reduce")
     if tp > 1 and layout.get("sequence_parallel", True):
-        size = 4.0 * 2 * model["hidden_size"] * model["n_layers"]  # norms' gradients
+        size = 4.0 * model["hidden_size"] * (2 * model["n_layers"] + 1)  # norms' gradients
         out["tp_all_reduce"] += ring(size, tp, op_kind="all_reduce")
     return out

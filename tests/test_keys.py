@@ -417,7 +417,7 @@ KEYS: dict[str, list[Case]] = {
     # norms and residuals on all tokens of a rank, not on its half
     "parallelism.sequence_parallel": [
         case("grid", False, STEP, memory=ratio(1.0, 1.1), part__activations=ratio(1.2, 1.8),
-             path__memory=ratio(1.2, 2.05)),
+             path__memory=ratio(1.05, 2.05)),
     ],
     # a third of forward and backward comes again
     "parallelism.recompute": [
@@ -447,8 +447,26 @@ KEYS: dict[str, list[Case]] = {
              part__activations=ratio(0.8, 0.95)),
     ],
     "parallelism.framework": [
-        case("gpu", "eager", STEP, memory=ratio(1.0, 1.1), path__memory=ratio(1.3, 2.0),
-             path__gemm_mlp=ratio(1.0, 1.1)),
+        # products no longer add up weight gradients
+        case("gpu", "eager", STEP, memory=ratio(1.0, 1.1), path__memory=ratio(2.0, 3.5),
+             path__gemm_mlp=ratio(0.8, 1.1), path__launch_gaps=ratio(3.0, 6.0)),
+        case("gpu", "nanotron", STEP, memory=ratio(1.0, 1.1), path__memory=ratio(1.2, 2.5)),
+        case("gpu", "transformers", STEP, memory=ratio(1.0, 1.1), path__memory=ratio(2.5, 6.0)),
+    ],
+    "parallelism.attention": [
+        case("gpu", "efficient", STEP, path__attention=ratio(1.2, 4.0),
+             path__gemm_mlp=times(1.0), path__memory=times(1.0)),
+    ],
+    # Adam moves 30 bytes a parameter and holds 12
+    "parallelism.optimizer": [
+        case("gpu", "sgd", STEP, path__optimizer=times(14 / 30, 0.01), part__optimizer=times(1 / 3),
+             path__memory=times(1.0)),
+        case("gpu", "muon", STEP, path__optimizer=ratio(1.5, 20.0), part__optimizer=times(2 / 3),
+             path__memory=times(1.0)),
+    ],
+    "parallelism.optimizer_dtype": [
+        case("gpu", "bf16", STEP, path__optimizer=times(16 / 30, 0.01),
+             part__optimizer=times(1 / 3), path__memory=times(1.0)),
     ],
     # Adam then holds the float32 gradient beside: 16 bytes for 12
     "parallelism.gradient_dtype": [
@@ -457,7 +475,8 @@ KEYS: dict[str, list[Case]] = {
     ],
     # a logit is kept in 4 bytes, not 2, and 10 more are needed beside it
     "parallelism.fused_loss": [
-        case("gpu", False, memory=ratio(1.0, 1.05), part__workspace=times(5.0),
+        case("gpu", False, STEP, memory=ratio(1.0, 1.05), part__workspace=times(5.0),
+             path__loss=ratio(1.01, 1.5), path__memory=times(1.0),
              part__activations=plus(2 * 8000 * 1024 / GIB)),
     ],
     # ---------------------------------------------------------------------------------- cluster
@@ -547,7 +566,8 @@ KEYS: dict[str, list[Case]] = {
         case("nvlink", 0.25, STEP, path__dp_all_reduce=ratio(1.8, 2.0)),
     ],
     SCALE + "compute.time": [
-        case("gpu", 2.0, STEP, path__gemm_mlp=ratio(1.9, 2.0), path__attention=times(2.0),
+        # but for the sums in memory of weight gradients
+        case("gpu", 2.0, STEP, path__gemm_mlp=ratio(1.75, 2.0), path__attention=times(2.0),
              path__memory=times(1.0), path__optimizer=times(1.0)),
     ],
     SCALE + "memory.time": [
@@ -573,7 +593,9 @@ KEYS: dict[str, list[Case]] = {
              path__optimizer=times(1.0)),
     ],
     "cluster.clock_mhz": [
-        case("gpu", 990.0, STEP, path__attention=times(2.0), path__gemm_mlp=ratio(1.2, 1.36),
+        # attention at its own clock of 1,770 MHz, faster where products take the most of theirs
+        case("gpu", 990.0, STEP, path__gemm_mlp=ratio(1.5, 1.14 * (1365 / 990) ** 0.95 + 1e-6),
+             path__attention=times(1770 / 990 * (1.14 / 1.10) ** (1 / 0.95)),
              path__optimizer=times(1.0), power=within(100.0, 500.0)),
     ],
     "cluster.throttled_share": [

@@ -135,8 +135,11 @@ def test_activations_follow_the_busiest_rank():
 
 def test_the_optimizer_touches_every_parameter_once():
     """zero1: over all ranks, whatever shares the experts."""
-    each = [seconds(made(data_parallel="zero1", ep=ep), "optimizer") * 16 for ep in (1, 4, 16)]
-    assert each == pytest.approx([each[0]] * 3, rel=0.01)  # and a launch for each kind
+    one, *apart = (seconds(made(data_parallel="zero1", ep=ep), "optimizer") for ep in (1, 4, 16))
+    shares = [30.0 * n / 16 for n in (small_parameters()[0] - HELD, HELD)]
+    both, *each = (prism.kernel("memory", "h100", bytes=x)["mean"] for x in (sum(shares), *shares))
+    assert one == pytest.approx(both, rel=1e-5)
+    assert apart == pytest.approx([sum(each)] * 2, rel=1e-5)  # a kernel for each kind
 
 
 # -------------------------------------------------------------------------------- what they compute
@@ -390,7 +393,8 @@ def test_the_shipped_job_takes_its_published_hours():
     found = figures(prism.load_job("deepseek-v3-2048"))
     hours = found["step_time"]["mean"] * 1e12 / (15_360 * 4_096) * 2_048 / 3_600
     assert 0.8 * 180e3 < hours < 1.25 * 180e3  # 180K H800 hours were published
-    assert 0.2 < found["mfu"] < 0.5
+    # 2.5e11 flop a token in 180K hours are 0.195 of the peak in fp8
+    assert found["mfu"] == pytest.approx(0.195, rel=0.25)
 
 
 @settings(max_examples=4)

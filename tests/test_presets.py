@@ -3,7 +3,7 @@
 import costs_made as made
 import numpy as np
 import pytest
-from costs_made import MEMORY, classes, make_job, simulate, value
+from costs_made import classes, make_job, simulate
 
 import prism
 
@@ -62,9 +62,9 @@ def whole(name, layout=None, **model):
 def count(job):
     """Parameters that the optimizer goes over, of 30 bytes each, and those that a token passes."""
     found = prism.summary(simulate(job))
-    seconds = found["critical_path"]["optimizer"] - value("kernel_launch_s")
     flop = found["model_flops_per_gpu"] * found["step_time"]["mean"]
-    moved = seconds * MEMORY * value("memory_efficiency")
+    first, second = (made.mean("memory", bytes=x) for x in (1e12, 2e12))
+    moved = 1e12 + (found["critical_path"]["optimizer"] - first) / (second - first) * 1e12
     return moved / 30.0, flop / 6.0 / found["tokens_per_step"]
 
 
@@ -93,7 +93,8 @@ EXPERTS = {"n_experts": 4, "experts_per_token": 2, "expert_ffn_size": 1024}
 
 def each_layer(model):
     """Seconds of attention and experts in each of seven layers: what its node adds, if slow."""
-    job = make_job({"pp": 7, "microbatches": 1}, {"n_layers": 7} | model, {"gpus_per_node": 1})
+    sizes = {"n_layers": 7, "seq_len": 32_768} | model  # so long that windows are much less
+    job = make_job({"pp": 7, "microbatches": 1}, sizes, {"gpus_per_node": 1})
     plain, found = classes(job), []
     for node in range(7):
         slow = classes(job.replace({"cluster": {"node_slowdowns": {node: 2.0}}}))
@@ -133,15 +134,29 @@ def test_a_window_counts_the_pairs_it_leaves(window):
 
 
 def test_a_hybrid_models_kernels_do_its_flop():
-    """Two flop forward and four backward for every element of a matrix that a token passes."""
+    """Two flop forward and four backward for every element of a matrix that a token passes.
+
+    Experts' take as long as grouped products of all experts' shares do.
+    """
     job = whole("nemotron3-nano-30b-a3b", {"microbatch_size": 32}, seq_len=4096)
     m, found = job.model, classes(job)
     small = 23 * (6_144 * 5 + 3 * 64 + 4_096) + 53 * m.hidden_size  # convolution, heads, norms
+    small += 23 * 3 * 7 * 4_096 * 128 / 6  # scans: 7 flop a value of a state, forward
     passed = count(whole("nemotron3-nano-30b-a3b", **SHORT))[1]
     matrices = passed - small - 2 * m.vocab_size * m.hidden_size
-    seconds = sum(found[kind] for kind in ("gemm_attention", "gemm_mlp", "gemm_expert"))
-    rate = made.PEAK * value("gemm_efficiency_max") * value("derate_megatron")
-    assert seconds * rate == pytest.approx(6.0 * 32 * 4096 * matrices, rel=0.02)
+    tokens, width = 32 * 4096, m.expert_ffn_size
+    routed = 23 * 6 * 2 * m.hidden_size * width  # of a token's six experts of 128
+    each = made.mean("gemm", m=8192, n=8192, k=8192) / (2.0 * 8192**3)  # whatever the shape
+    seconds = found["gemm_attention"] + found["gemm_mlp"]
+    assert seconds / each == pytest.approx(6.0 * tokens * (matrices - routed), rel=0.003)
+    shapes = [{"n": width, "k": m.hidden_size}, {"n": m.hidden_size, "k": width}]
+    experts = sum(
+        made.mean("grouped_gemm", experts=128, m=tokens * 6 / 128, backward=backward, **shape)
+        for shape in shapes
+        for backward in (False, True)
+    )
+    experts += 2 * made.mean("memory", bytes=6.0 * 128 * m.hidden_size * width)  # gradients' sums
+    assert found["gemm_expert"] == pytest.approx(23 * experts, rel=1e-4)
     assert prism.memory(job) is None  # not known
 
 

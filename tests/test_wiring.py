@@ -14,7 +14,7 @@ from prism.distributions.library import load_library
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare
 from prism.workload.build import build_workload
-from prism.workload.transformer import TP_OVERLAP_COST
+from prism.workload.expand import TP_OVERLAP_COST
 
 LIBRARY = load_library("h100-healthy")
 GROUPS = ("tp", "cp", "dp_cp", "embedding", "world")

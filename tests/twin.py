@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 COMPUTE = {"gemm_attention", "gemm_mlp", "gemm_expert", "attention", "loss", "compute"}
-MEMORY = {"memory", "embedding", "optimizer"}
+MEMORY = {"memory", "embedding", "optimizer", "launch_gaps"}
 LOSS = {"loss", "embedding"}
 PER_CLUSTER = 64  # steps that share their GPUs
 POOLED = 8  # times as many steps give what an op takes, where each is drawn by itself

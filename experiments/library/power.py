@@ -18,7 +18,7 @@ from scipy.optimize import brentq, least_squares
 from scipy.stats import t as student
 
 from prism.cluster.devices import find_device
-from prism.cluster.power import AMPERE, CURVES, MOST_PHI, SILICON, Mix, PowerCurve, step_joules
+from prism.cluster.power import AMPERE, CURVES, SILICON, Mix, PowerCurve, step_joules
 
 HERE = Path(__file__).resolve().parent
 
@@ -248,7 +248,7 @@ def two_steps() -> dict[str, dict[str, float]]:
             return joules - 697.0 * seconds
 
         phi = brentq(excess, 0.5, 2.0)
-        out[name] = {"predicted": phi, "clamped": min(phi, MOST_PHI)}
+        out[name] = {"predicted": phi, "clamped": min(phi, of.table_phi)}
         out[name] |= {f"measured over {r:.0f}": measured / r for r in BACK_TO_BACK}
     return out
 

@@ -86,7 +86,7 @@ class Costs:
         reads = 4.0 if self.framework.casts_weights else 2.0
         n_bytes = values * (reads + self.cast_copies * size)
         duration = n_bytes / self.cast_bytes_per_s * self.memory_factor
-        return (Kernel(name, "memory", duration, 0.0, n_bytes, "residual/memory"),)
+        return (Kernel(name, "memory", duration, 0.0, n_bytes, "residual/memory", launches=1.0),)
 
     def attention(self, op: Attention, backward: bool = False) -> tuple[Kernel, ...]:
         """Fused causal attention; over cp each GPU has a part of the queries, as of the heads."""
@@ -224,7 +224,7 @@ def build_costs(job: Job, library: Library, tables: Library) -> Costs:
         cast_copies=1.0 if precision == "fp8" and device.name not in ONE_ORDER else 2.0,
         overlap_cost=_optional(library, "overlap_cost"),
         expert_layer_s=expert_s,
-        gap_s=value("nominal/kernel_launch_s"),
+        gap_s=value("nominal/kernel_launch_s") * job.cluster.scale.memory.time,
         compute_factor=compute / speed * job.cluster.scale.compute.time,
         memory_factor=memory * job.cluster.scale.memory.time,
     )

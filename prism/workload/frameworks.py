@@ -64,7 +64,6 @@ class Framework:
     saves: tuple[tuple[str, float], ...] = ()  # kind, bytes a value kept beside the least
     optimizer_rate: float = 1.0  # of the optimizer's traffic, over a copy's
     product_launches: tuple[float, float] = (1.0, 2.0)  # of one product's forward and backward
-    optimizer_launches: float = 57.0
 
 
 _FLASH_2 = {"": "fa2"}
