@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from prism.common.errors import PrismError
 from prism.common.netcdf import read_netcdf, told_broken
 from prism.common.resultfiles import KINDS, kind_of
 from prism.common.text import format_count
+from prism.distributions.kerneltables import KernelFit, KernelTable
 from prism.present.answer import (
     Answer,
     Cell,
@@ -263,26 +265,18 @@ def _describe_library(path: Path) -> Answer:
                    "rate": table.rate.tolist(), "units": table.units, "source": table.source}
             for name, table in library.tables.items()
         }  # fmt: skip
-        columns = (
-            replace(name, title="kernel"),
-            Column("sizes"),
-            Column("best rate"),
-            Column("source", right=False),
-        )
-        kernels = tuple(
-            (kind, " x ".join(str(n) for n in table.rate.shape),
-             Figure(float(table.rate.max()), f"{table.rate.max():.4g} {table.units}"),
-             "assumption" if table.source.startswith("assumption") else "data")
-            for kind, table in library.tables.items()
-        )  # fmt: skip
-        tables.append(Table("Kernel tables", columns, kernels))
-    pictures: tuple[Picture, ...] = ()
-    if any(kind.startswith("gemm/") for kind in library.tables):
-        title = "Throughput of matrix products by size"
-        errors = Errors("none: nothing is drawn at random", "one session's measurements")
-        note = "Points: measured products of all shapes. Lines: square products, as jobs read them."
-        pictures = (Picture("products", title, lambda: plots.plot_library(library), note, errors),)
+    kernels = {**library.tables, **library.kernels}
+    if library.kernels:
+        found["kernels"] = {kind: _kernel(table) for kind, table in library.kernels.items()}
+    tables.append(_kernels_table(kernels))
+    pictures: list[Picture] = []
+    for kind, (title, note) in _DRAWN.items():
+        if any(name.startswith(f"{kind}/") for name in kernels):
+            draw = partial(plots.plot_library, library, kind)
+            errors = Errors("none: nothing is drawn at random", "those of the kernels' tables")
+            pictures.append(Picture(_STEMS[kind], title, draw, note, errors))
     sources: list[tuple[str, Cell]] = [(row["entry"], row["source"]) for row in rows]
+    whence: list[tuple[str, Cell]] = [(kind, table.source) for kind, table in kernels.items()]
     return Answer(
         title="Library of distributions",
         subject=library.name,
@@ -291,10 +285,86 @@ def _describe_library(path: Path) -> Answer:
         tables=(
             *(table for table in tables if table.rows),
             pairs_table("Sources", sources, details=True),
+            *[pairs_table("Sources of kernels", whence, details=True)] * bool(whence),
         ),
         figures=found,
-        pictures=pictures,
+        pictures=tuple(pictures),
     )
+
+
+_DRAWN = {
+    "gemm": (
+        "Throughput of matrix products by size",
+        "Points: measured products of all shapes. Lines: square products, as jobs read them.",
+    ),
+    "attention": (
+        "Throughput of causal attention by sequence",
+        "bfloat16, 32 heads and 8 of keys, of 128; 32,768 tokens. Full lines: forward; dashed: "
+        "backward, with the products that it repeats.",
+    ),
+}
+_STEMS = {"gemm": "products", "attention": "attention"}
+_PASSES = ("causal", "full", "forward", "backward", "deterministic", "latent")
+
+
+def _kernel(table: KernelTable | KernelFit) -> dict[str, Any]:
+    """Figures of a kernel: rows behind it, range of its sizes, spread of its error, source."""
+    if isinstance(table, KernelTable):
+        ends = {name: [float(grid[0]), float(grid[-1])] for name, grid in table.axes.items()}
+        return {"rows": table.rate.size, "sizes": ends, "sd": None, "source": table.source}
+    ends = {name: list(limits) for name, limits in table.ends.items()}
+    terms = [{"seconds": term.coefficient, "powers": dict(term.powers)} for term in table.terms]
+    return {"rows": table.n, "sizes": ends, "sd": table.sd, "source": table.source, "terms": terms}
+
+
+def _kernels_table(kernels: Mapping[str, KernelTable | KernelFit]) -> Table:
+    """One row a kernel, its masks and passes together."""
+    groups: dict[str, list[str]] = {}
+    for name in kernels:
+        parts = [part for part in name.split("/") if part not in _PASSES]
+        groups.setdefault("/".join(parts), []).append(name)
+    rows: list[tuple[Cell, ...]] = []
+    for group, names in groups.items():
+        each = [_kernel(kernels[name]) for name in names]
+        assumed = sum(one["source"].startswith("assumption") for one in each)
+        sds = [one["sd"] for one in each if one["sd"]]
+        rows.append((
+            group, count(len(names)), count(sum(one["rows"] for one in each)),
+            _ranges([one["sizes"] for one in each]), share(max(sds)) if sds else None,
+            "data" if not assumed else "assumption" if assumed == len(each) else "both",
+        ))  # fmt: skip
+    columns = (
+        Column("kernel", right=False), Column("passes"), Column("rows"),
+        Column("sizes", right=False), Column("sd"), Column("basis", right=False),
+    )  # fmt: skip
+    notes = (
+        "rows: measured kernels, or points of a grid; sd: largest of the logarithm of fitted over "
+        "measured, none where a grid is interpolated; passes: with masks",
+    )
+    return Table("Kernels by shape", columns, tuple(rows), notes)
+
+
+def _ranges(sizes: Sequence[Mapping[str, Sequence[float]]]) -> str:
+    """Range of each size over some kernels; sizes that always follow another are left out."""
+    names = [n for n in dict.fromkeys(n for one in sizes for n in one) if n not in _FOLLOW]
+    out = []
+    for name in names:
+        ends = [one[name] for one in sizes if name in one]
+        low, high = min(x[0] for x in ends), max(x[1] for x in ends)
+        out.append(f"{name} {_short(low)}" + f"-{_short(high)}" * (high > low))
+    return ", ".join(out)
+
+
+def _short(size: float) -> str:
+    """Write a size with three digits."""
+    unit = next((unit for unit in (1e9, 1e6, 1e3) if size >= max(unit, 1e4)), 1.0)
+    return f"{size / unit:.{3 if unit > 1.0 else 4}g}{_UNITS[unit]}"
+
+
+_UNITS = {1e9: "G", 1e6: "M", 1e3: "k", 1.0: ""}
+
+
+_FOLLOW = ("kv_heads", "v_head_dim")
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
