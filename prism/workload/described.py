@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from prism.jobs.job import Job
 
 
+MOST_LAYERS = 100_000
+"""Layers up to which a model is described; a job of more is refused where it is simulated."""
+
+
 def parameter_figures(job: Job) -> dict[str, float] | None:
     """Parameters of a job's model, all and those that a token passes; None without sizes."""
-    if not job.model.n_layers or job.model.durations is not None:
+    if not job.model.n_layers or not _describable(job):
         return None
     return {
         "total": count_parameters(job.model),
@@ -40,7 +44,7 @@ def framework_figures(job: Job, workload: Workload | None = None) -> dict[str, A
     workload : Workload, optional
         The job's own, if it is at hand.
     """
-    if job.model.durations is not None or job.variability.model is not None:
+    if not _describable(job) or job.variability.model is not None:
         return None
     layout = job.parallelism
     named, others = "parallelism.framework" in _named(job), dict[str, float]()
@@ -65,7 +69,7 @@ def step_figures(job: Job) -> dict[str, Any] | None:
     attention over that of their tables [1], the mean draw of a GPU at nominal durations and its
     limit [W].
     """
-    if job.model.durations is not None or job.variability.model is not None:
+    if not _describable(job) or job.variability.model is not None:
         return None
     workload = build_workload(job, _library(job))
     found = framework_figures(job, workload) or {}
@@ -84,6 +88,10 @@ def step_figures(job: Job) -> dict[str, Any] | None:
             "limit_w": gpu_power(job).limit_w,
         }
     return figures
+
+
+def _describable(job: Job) -> bool:
+    return job.model.durations is None and job.model.n_layers <= MOST_LAYERS
 
 
 def _named(job: Job) -> set[str]:
