@@ -24,9 +24,9 @@ LINKS = {
     "network": {"bandwidth_gbytes_per_s": 50.0, "efficiency": 0.5, "latency_us": 14.0},
 }
 SIZE_KEYS = ("hidden_size", "ffn_size", "n_heads", "seq_len", "vocab_size", "microbatch_size")
-# a table's rate dips by up to 12 % between sizes that were measured, which are a factor of two
-# apart: one percent in a size, and the more tokens of two, may be dearer or cheaper by these
-JUMP, DIP = 0.035, 0.01
+# one percent of a size: attention grows with its square; a table's rate dips by up to 12 % between
+# sizes that were measured, which are a factor of two apart, so that a little more may be cheaper
+JUMP, DIP = 0.02, 0.002
 
 
 def ideal(model=None, layout=None, cluster=None, device="h100"):
@@ -49,15 +49,16 @@ def sized(key, value, more=None):
 @given(
     key=st.sampled_from(SIZE_KEYS), log_size=st.floats(0.0, 1.0),
     framework=st.sampled_from(sorted(FRAMEWORKS)),
-    device=st.sampled_from(["h100", "h200", "a100", "b200", "mi300x"]),
+    device=st.sampled_from(["h100", "h200", "a100", "b200", "mi300x"]), slow=st.booleans(),
 )  # fmt: skip
-def test_one_percent_of_a_size_is_no_jump(key, log_size, framework, device):
+def test_one_percent_of_a_size_is_no_jump(key, log_size, framework, device, slow):
     low, high = {"hidden_size": (1024, 12_288), "ffn_size": (2048, 49_152), "n_heads": (100, 200),
                  "seq_len": (1024, 32_768), "vocab_size": (8_000, 200_000),
                  "microbatch_size": (100, 200)}[key]  # fmt: skip
     size = round(low * (high / low) ** log_size)
     more = round(1.01 * size)
-    a, b = (ideal(*sized(key, n, {"framework": framework}), device=device) for n in (size, more))
+    clock = {"clock_mhz": 400.0} if slow else {}
+    a, b = (ideal(*sized(key, n, {"framework": framework}), clock, device) for n in (size, more))
     assert abs(math.log(b / a)) < JUMP * math.log(more / size) / math.log(1.01)
     assert b > a * (1.0 - DIP)
 
