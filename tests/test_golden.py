@@ -49,8 +49,8 @@ INDEPENDENT = FSDP | {"variability": FSDP["variability"] | {"dependence": "none"
 # name: job, hash, mean step time [s]
 GOLDEN = {
     "pipeline-8x32": (load_job("pipeline-8x32"), "bb60aaf49a0bb37d", 120.62210911512375),
-    "fsdp": (load_job(FSDP), "02ba8e02fa78ae63", 0.09839421440847218),
-    "fsdp, dependence none": (load_job(INDEPENDENT), "bfbfff9cb4310f0b", 0.0979690394597128),
+    "fsdp": (load_job(FSDP), "b2c6fd9b8964462d", 0.07596985035343096),
+    "fsdp, dependence none": (load_job(INDEPENDENT), "457889f164dfee99", 0.0756387535657268),
 }
 
 

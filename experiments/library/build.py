@@ -65,7 +65,10 @@ STATES = ("healthy", "uncurated", "stressed")
 SETS = {gpu: STATES if gpu in ("h100", "a100", "gb200") else STATES[:1] for gpu in NAMES}
 # Whose figures a device without its own is given: fits of repeats, and what published jobs tell.
 REPEATS = {gpu: "a100" if gpu == "a100" else "h100" for gpu in NAMES}
-JOBS = {"h200": "h100", "mi300x": "h100", "b200": "gb200", "b300": "gb200", "gb300": "gb200"}
+JOBS = {
+    "h200": ("h100",), "mi300x": ("h100",), "b200": ("gb200",), "b300": ("b200", "gb200"),
+    "gb300": ("gb200",),
+}  # fmt: skip
 PRODUCTS = {gpu: gpu for gpu in COLLECTED} | {"b300": "b200", "gb300": "gb200"}
 
 # Slope of time over bytes, large 8-GPU all-reduces of kernel_profiles, over the data sheet's rate.
@@ -119,7 +122,7 @@ class Data:
 
 def from_jobs(data: Data, gpu: str, entry: str) -> Fit:
     """Return a figure that was fitted to published jobs, its interval in the source."""
-    owner = gpu if (gpu, entry) in data.jobs.index else JOBS.get(gpu, gpu)
+    owner = next((g for g in (gpu, *JOBS.get(gpu, ())) if (g, entry) in data.jobs.index), gpu)
     if (owner, entry) not in data.jobs.index and entry in ASSUMED:
         return ASSUMED[entry]
     row, carried = data.jobs.loc[owner, entry], ""
@@ -335,6 +338,20 @@ def regime_entries(shared: bool) -> list[Entry]:
     ]
 
 
+OLDER = {
+    "megatron-2022": "Megatron-LM of 2021 to 2023 over the present one",
+    "eager-2023": "eager PyTorch 1.13 to 2.5 over the present one",
+    "compiled-2024": "torch.compile of PyTorch 2.5 to 2.8 over the present one",
+}
+FP8_BACKWARD = (
+    (
+        "fp8_backward",
+        "1",
+        "time of gradients' products in fp8, whose sums are promoted, over the table",
+    ),
+)
+
+
 def nominal_entries(data: Data, gpu: str) -> list[Entry]:
     """Figures behind nominal durations, beside the kernels' tables."""
     network, nvlink = network_efficiency(data.folder), NVLINK.get(gpu, OTHER_NVLINK)
@@ -354,6 +371,8 @@ def nominal_entries(data: Data, gpu: str) -> list[Entry]:
         ("derate", "1", "speed of products and attention in training over the tables"),
         ("overlap_cost", "1", "share of hidden transfers by which compute beside is longer"),
         ("expert_layer_s", "s", "a pass of a layer with experts, beyond its kernels"),
+        *((f"speed_{name}", "1", f"speed of {about}") for name, about in OLDER.items()),
+        *(FP8_BACKWARD if REPEATS[gpu] == "h100" and gpu in ("h100", "h200") else ()),
     ):
         fit = from_jobs(data, gpu, f"nominal/{name}")
         rows.append((name, float(f"{fit.number:.3g}"), units, fit.source, text))

@@ -34,8 +34,9 @@ STEADY = (f"{EFFECT}rank.lemon_fraction=0", f"{EFFECT}microbatch.cv=0", f"{EFFEC
 BODIES = (0.002, 0.006, 0.010, 0.014)  # CV of the rank effect [1]
 CONTENT = 0.01  # trial CV between microbatches [1]
 # Figures of kernels in training, where they start, and (trial, what it changes them by).
-START = {"derate": 1.0, "overlap_cost": 0.0}
-TRIALS = {"derate": (1.0 / 1.1, 0.1), "overlap_cost": (0.5, 0.5)}
+START = {"derate": 1.0, "overlap_cost": 0.0, "fp8_backward": 1.0}
+TRIALS = {"derate": (1.0 / 1.1, 0.1), "overlap_cost": (0.5, 0.5), "fp8_backward": (1.2, 0.2)}
+BEGIN = {"overlap_cost": 0.5, "fp8_backward": 1.05}  # where a fit starts; speeds: 0.95
 RELEASES = (
     "megatron-2022",
     "eager-2023",
@@ -247,12 +248,13 @@ class Steps:
         """One figure of every row."""
         return np.array([row[key] for row in self.rows])
 
-    def logs(self, speed, overlap_cost):
+    def logs(self, speed, overlap_cost, fp8_backward):
         """Logarithms of predicted over published."""
         seconds = (
             self.base
             + self.change["derate"] * (1.0 / speed - 1.0)
             + self.change["overlap_cost"] * overlap_cost
+            + self.change["fp8_backward"] * (fp8_backward - 1.0) / speed
         )
         return np.log(seconds / self.measured)
 
@@ -279,13 +281,13 @@ class Fit:
         self.parts = parts
         self.names = [("derate", device) for device in dict.fromkeys(part.device for part in parts)]
         self.names += [("speed", name) for name in RELEASES]
-        self.names += [("overlap_cost", "")]
+        self.names += [("overlap_cost", ""), ("fp8_backward", "h100")]
 
     def figures(self, x, part):
-        """Speed of products over the tables, and cost beside compute, that a vector says."""
+        """Speed of products over the tables, and the other two of `TRIALS`, that a vector says."""
         found = dict(zip(self.names, np.exp(x), strict=True))
         speed = found["derate", part.device] * found.get(("speed", part.framework), 1.0)
-        return speed, found["overlap_cost", ""]
+        return speed, found["overlap_cost", ""], found.get(("fp8_backward", part.device), 1.0)
 
     def logs(self, x, part):
         """Logarithms of predicted over published of a class."""
@@ -301,7 +303,7 @@ class Fit:
                 [*(self.logs(x, p)[rows] for p, rows in parts), 1e-6 * (x - start)]
             )
 
-        start = np.array([np.log(0.5 if key == "overlap_cost" else 0.95) for key, _ in self.names])
+        start = np.log([BEGIN.get(key, 0.95) for key, _ in self.names])
         most = [0.0 if key == "overlap_cost" else np.inf for key, _ in self.names]  # its own time
         return least_squares(
             errors, start, bounds=(-np.inf, most), loss="soft_l1", f_scale=ROBUST
@@ -331,7 +333,7 @@ class Fit:
 def in_training(table, folder, body, step):
     """Fit speeds in training; leave each model, source and class out in turn."""
     parts = []
-    for framework in ("megatron", "eager", *RELEASES):
+    for framework in ("megatron", *RELEASES):
         for device in DEVICES:
             effects = step.get(device, step["gb200"])
             quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={effects}")
@@ -384,7 +386,7 @@ def record(table, fit, x, vectors, own):
         interval = tuple(np.exp([x[i] - error, x[i] + error]))
         n = sum(int(rows.sum()) for _, rows in parts)
         told = f"{n} published steps of {len({m for p, r in parts for m in p.models[r]})} models"
-        devices = [of] if key == "derate" else DEVICES
+        devices = [of] if key in ("derate", "fp8_backward") else DEVICES
         name = f"nominal/{key}" + f"_{of}" * (key == "speed")
         table.add(devices, name, value, interval, n, told)
 

@@ -54,6 +54,8 @@ KINDS = {
     "nominal/*efficiency*": Range(1e-9, 1.0),  # what is slower than that is broken
     "nominal/overlap_cost": SHARE,
     "nominal/derate": FACTOR,
+    "nominal/speed_*": FACTOR,
+    "nominal/fp8_backward": FACTOR,
     "nominal/*_factor": FACTOR,
     "nominal/*_ratio": FACTOR,
     "run/model_error*": SHARE,

@@ -41,6 +41,7 @@ class Costs:
     overlap_cost: float = 0.0  # share of hidden collectives that compute beside becomes longer
     expert_layer_s: float = 0.0  # that the host holds up each pass of a layer with experts
     gap_s: float = 0.0  # between kernels
+    fp8_backward: float = 1.0  # time of gradients' products in fp8, over their shapes' forward
     compute_factor: float = 1.0  # how many times longer compute takes on a hardware variant
     memory_factor: float = 1.0
 
@@ -67,6 +68,8 @@ class Costs:
             rows, width, depth = (k, m, n) if weight else (m, n, k)
             cost = find("grouped_gemm", experts=groups, m=rows, n=width, k=depth, backward=backward)
             seconds = 0.5 * cost.seconds if backward else cost.seconds
+        if dtype == "fp8" and (weight or name.endswith("_dgrad")):
+            seconds *= self.fp8_backward
         size = NUMBER_BYTES[dtype]
         n_bytes = groups * (size * (m * k + k * n) + 2.0 * m * n)
         summed = groups * (SUM_BYTES - 2.0) * m * n * (weight and self.framework.fused_sums)
@@ -224,6 +227,7 @@ def build_costs(job: Job, library: Library, tables: Library) -> Costs:
         cast_copies=1.0 if precision == "fp8" and device.name not in ONE_ORDER else 2.0,
         overlap_cost=_optional(library, "overlap_cost"),
         expert_layer_s=expert_s,
+        fp8_backward=_optional(library, "fp8_backward") or 1.0,
         gap_s=value("nominal/kernel_launch_s") * job.cluster.scale.memory.time,
         compute_factor=compute / speed * job.cluster.scale.compute.time,
         memory_factor=memory * job.cluster.scale.memory.time,

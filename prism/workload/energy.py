@@ -30,8 +30,8 @@ def under_power(
 ) -> Workload:
     """Return a workload of nominal durations as the job's power limit and clock leave it.
 
-    Without a limit that of the device, its TDP. Bubbles and what gathers and reductions expose are
-    not known here, so that the step waits less, and computes slower, than it may.
+    The limit is the TDP where the job gives none. Bubbles and what gathers and reductions expose
+    are not known here, so that the step waits less, and computes slower, than it may.
 
     Parameters
     ----------

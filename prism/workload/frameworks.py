@@ -137,7 +137,7 @@ FRAMEWORKS |= {
     name: replace(FRAMEWORKS[name.partition("-")[0]], name=name, about=about, attention=attention)
     for name, about, attention in (
         ("megatron-2022", "Megatron-LM of 2021 to 2023, before Transformer Engine", _FLASH_2),
-        ("eager-2023", "eager PyTorch 1.13 to 2.1 with Triton's attention", {"": "efficient"}),
+        ("eager-2023", "eager PyTorch 1.13 to 2.5, Triton's attention", {"": "efficient"}),
         ("compiled-2024", "torch.compile of PyTorch 2.5 to 2.8", _FLASH_2),
     )
 }

@@ -8,23 +8,23 @@ FAULTS = [
     ),
     (
         "attention counts the whole square of a sequence, not the half under the causal mask",
-        "return n_sequences * (2.0 * s * seen - seen**2) * width",
-        "return n_sequences * 2.0 * s * seen * width",
+        "return self.sequences * (2.0 * self.seq * seen - seen**2) * width / self.cp",
+        "return self.sequences * 2.0 * self.seq * seen * width / self.cp",
     ),
     (
         "attention's backward takes twice the forward's flop, without its recomputed product",
-        "ATTENTION_BACKWARD_FLOP = 2.5",
-        "ATTENTION_BACKWARD_FLOP = 2.0",
+        '_attention_flop, _attention_bytes, 2.5, "residual/attention",',
+        '_attention_flop, _attention_bytes, 2.0, "residual/attention",',
     ),
     (
         "keys and values are as wide as queries where heads are grouped",
-        "n_keys = max(1.0, model.n_kv_heads / layout.tp)",
-        "n_keys = max(1.0, model.n_heads / layout.tp)",
+        "kv_heads=max(1.0, model.n_kv_heads / share.tp),",
+        "kv_heads=max(1.0, model.n_heads / share.tp),",
     ),
     (
         "full recomputation leaves the feed-forward half out",
-        '"selective": self._selected, "full": self.layer_forward}',
-        '"selective": self._selected, "full": self.attention_forward}',
+        "again = self._whole_again(ops)",
+        "again = self._whole_again(halves[0])",
     ),
     (
         "a ring's all-reduce passes its data once, not twice",
@@ -95,5 +95,70 @@ FAULTS = [
         "numbers in a compressed list of hosts lose their leading zeros",
         "found += [str(k).zfill(len(low)) for k in range(int(low), int(high) + 1)]",
         "found += [str(k) for k in range(int(low), int(high) + 1)]",
+    ),
+    (
+        "eager frameworks multiply q, k and v as one",
+        "if self.framework.fused_products or len(op.parts) == 1:",
+        "if True:",
+    ),
+    (
+        "gradients of an operand by several products are not summed",
+        "for _ in parts[1:]\n        )",
+        "for _ in parts[:0]\n        )",
+    ),
+    (
+        "weight gradients are added to earlier ones for nothing",
+        "if self.framework.fused_sums or p.data_parallel in",
+        "if True or p.data_parallel in",
+    ),
+    (
+        "the first microbatch's gradients in bf16 are added to nothing",
+        "each *= 1.0 - 1.0 / p.microbatches",
+        "each *= 1.0",
+    ),
+    (
+        "kernels follow each other without gaps",
+        "return self._overlapped(kernels + self.costs.gaps(kernels))",
+        "return self._overlapped(kernels)",
+    ),
+    (
+        "recomputation in PyTorch runs the layer's last product too",
+        "kernels = kernels[: products[-1]] if products else kernels",
+        "kernels = kernels",
+    ),
+    (
+        "selective recomputation runs the products that it keeps",
+        "if (number + i) % 2 == 0]",
+        "if (number + i) % 2 == 1]",
+    ),
+    (
+        "gradients of norms are not summed over a tensor-parallel group",
+        "if isinstance(op, Norm) or (isinstance(op, Product) and op.resident):",
+        "if isinstance(op, Product) and op.resident:",
+    ),
+    (
+        "a step under its limit attends as fast as the tables say",
+        "attention = math.pow(of.attention_phi / phi, 1.0 / GEMM_EXPONENT)",
+        "attention = math.pow(of.table_phi / phi, 1.0 / GEMM_EXPONENT)",
+    ),
+    (
+        "a locked clock leaves the speed of products",
+        "high = most = of.table_phi if locked is None else locked",
+        "high = most = of.table_phi",
+    ),
+    (
+        "an optimizer with states in bf16 has a master copy of the weights",
+        'return DTYPE_BYTES["fp32"] if layout.optimizer_dtype == "fp32" else 0.0',
+        'return DTYPE_BYTES["fp32"]',
+    ),
+    (
+        "an update made orthogonal takes one product fewer",
+        "(gram.duration + square.duration + apply.duration)",
+        "(gram.duration + apply.duration)",
+    ),
+    (
+        "a job's own attention is left for its framework's",
+        "if job.parallelism.attention is not None:",
+        "if False:",
     ),
 ]

@@ -23,23 +23,23 @@ FAULTS = [
     ),
     (
         "full recomputation runs nothing again",
-        '"full": self.layer_forward}',
-        '"full": ()}',
+        "again = self._whole_again(ops)",
+        "again = ()",
     ),
     (
         "the norms of the whole sequence are computed on each rank with sequence parallelism",
-        "resident=tokens / layout.tp if layout.sequence_parallel else tokens,",
+        "resident=tokens / share.tp if share.sequence_parallel else tokens,",
         "resident=tokens,",
     ),
     (
         "tied embeddings count twice",
-        "embeddings = (1.0 if model.tied_embeddings else 2.0) * model.vocab_size",
-        "embeddings = 2.0 * model.vocab_size",
+        "    if model.tied_embeddings:\n        ends =",
+        "    if False:\n        ends =",
     ),
     (
         "active parameters count all experts",
-        "n_experts = model.experts_per_token if active else model.n_experts",
-        "n_experts = model.n_experts",
+        "passed = model.experts_per_token / model.n_experts if active and",
+        "passed = 1.0 if active and",
     ),
     (
         "a pipeline's first stage holds one microbatch's activations",
@@ -48,8 +48,8 @@ FAULTS = [
     ),
     (
         "with full recomputation all activations are kept",
-        '"selective": stream + products + scattered, "full": stream}',
-        '"selective": stream + products + scattered, "full": whole}',
+        '"selective": selective, "full": stream}',
+        '"selective": selective, "full": whole}',
     ),
     (
         "a driver offers all of a card's memory",
