@@ -123,9 +123,10 @@ its fp8 by block and H200's fp8 are the other's. B200's bytes are H100's and its
 H100's share of the boost clock; its fp8 is H100's share of bf16, since the products measured have
 at most 2,560 columns, and fp4 lies between half of that and the 0.25 of those. A100: products at
 262 TFLOP/s draw 400 W, attention costs H100's ratio; bytes by BabelStream on A100 for PCIe (228 W
-at 1.75 TB/s); idle and clock at the cap from stages under Perseus (arXiv:2312.06902). Tables of products over the
-same back to back: H100 1.14 (8 shapes), H200 1.11 and B200 1.125 (400 and 332 shapes within 5 % of
-the limit, sd .07 and .08). H100's attention is stated at the clock of its own steps."""
+at 1.75 TB/s); idle and clock at the cap from stages under Perseus (arXiv:2312.06902). Tables of
+products over the same back to back: H100 1.14 (8 shapes), H200 1.11 and B200 1.125 (400 and 332
+shapes within 5 % of the limit, sd .07 and .08). H100's attention is stated at the clock of its own
+steps."""
 
 BOOST_MHZ = {"v100": 1530.0, "mi300x": 2100.0}
 """Of data sheets; of others with no entry above, B200's."""
@@ -277,8 +278,8 @@ def power_state(
 ) -> PowerState:  # fmt: skip
     """Speed of a step's compute under a job's power limit and locked clock.
 
-    Phi is the largest, up to what the clock allows or the tables have, at which the mean draw of the mix
-    is within the limit.
+    Phi is the largest, up to what the clock allows or the tables have, at which the mean draw of
+    the mix is within the limit.
 
     Parameters
     ----------
