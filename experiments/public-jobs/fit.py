@@ -307,9 +307,7 @@ class Fit:
 
         start = np.log([BEGIN.get(key, 0.95) for key, _ in self.names])
         most = [0.0 if key == "overlap_cost" else np.inf for key, _ in self.names]  # its own time
-        return least_squares(
-            errors, start, bounds=(-np.inf, most), loss="soft_l1", f_scale=ROBUST
-        ).x
+        return least_squares(errors, start, bounds=(-np.inf, most), loss="cauchy", f_scale=ROBUST).x
 
     def leave_out(self, chosen, names_of):
         """Leave each name out in turn: vectors, and logarithms of those left out by class."""

@@ -4,10 +4,10 @@
 
 A class is a device and a framework, with experts or without. Predicted over measured for
 
-* each class of `jobs.yaml` with the derate and attention that it would have without its own jobs
-  (`fit.carried`); what all classes share (traffic, overlap, host) stays fitted to it as well;
+* each class of `jobs.yaml` with products and attention at the speed of their tables; what all
+  classes share (cost beside compute, host) stays fitted to it as well;
 * one H100 with eager and compiled PyTorch, without sharding (h100_device of the measured data);
-* nanotron, eager with ddp and ZeRO-1 on 8 to 64 H100 (layout_sweep), a sample;
+* nanotron with ddp and ZeRO-1 on 8 to 64 H100 (layout_sweep), a sample;
 * MI300X, products and causal attention of a layer of seven models (kernel_tables).
 
 The spread of a job's class that nobody measured is the root mean square over these classes, each
@@ -35,40 +35,32 @@ NANOTRON_ROWS = 60
 SLOW_NVLINK = 100.0  # GB/s of an all-reduce in a node, below which an allocation is sick
 
 
-def fitted_figures():
-    """Give the derate and attention of every class that has them from its own jobs."""
-    table = pd.read_csv(run.HERE / "fitted.csv").set_index(["entry", "device"])
-    found = {}
-    for (entry, device), row in table.iterrows():
-        name, _, framework = entry.removeprefix("nominal/").rpartition("_")
-        if name in ("derate", "attention") and row.n > 0:
-            figures = found.setdefault((device, framework), {"derate": 1.0, "attention": 1.0})
-            figures[name] = float(row.value)
-    return found
-
-
 def published_classes(folder):
-    """Give (class, logarithms of predicted over published) with figures that were carried over."""
-    found, over = fitted_figures(), {}
+    """Give (class, logarithms of predicted over published) as if nothing were fitted to it.
+
+    Products and attention at the speed of their tables; what all share (the cost beside compute,
+    the host of experts) stays.
+    """
+    over = {}
     for row in run.read(run.HERE / "results.csv"):
         over[row["job"], row["precision"], row["gpus"]] = row["mean_s"] / row["ideal_s"]
-    for experts in (False, True):
-        for device, framework in found:
-            entries = [entry for entry in run.published()
-                       if entry.group.split(" ")[:2] == [device, framework]
-                       and (" moe" in entry.group) is experts]  # fmt: skip
-            if not entries:
-                continue
-            figures, _ = fit.carried(found, device, framework)
-            if framework != "eager":
-                del figures["attention"]
-            library = fit._library(folder, device, framework, figures)
-            rows = run.ideal_steps(entries, (f"variability.library={library}",))
-            logs = [
-                np.log(row["ideal_s"] / row["measured_s"]
-                       * over.get((row["job"], row["precision"], row["gpus"]), 1.0))
-                for row in rows
-            ]  # fmt: skip
+    groups = dict.fromkeys(
+        (*entry.group.split(" ")[:2], " moe" in entry.group) for entry in run.published()
+    )
+    for device, framework, experts in groups:
+        if framework == "own":
+            continue
+        entries = [entry for entry in run.published()
+                   if entry.group.split(" ")[:2] == [device, framework]
+                   and (" moe" in entry.group) is experts]  # fmt: skip
+        library = fit._library(folder, device, {"derate": 1.0, "fp8_backward": 1.0})
+        rows = run.ideal_steps(entries, (f"variability.library={library}",))
+        logs = [
+            np.log(row["ideal_s"] / row["measured_s"]
+                   * over.get((row["job"], row["precision"], row["gpus"]), 1.0))
+            for row in rows
+        ]  # fmt: skip
+        if logs:
             yield f"{device} {framework}{' experts' * experts}", logs
 
 
@@ -76,8 +68,10 @@ def one_gpu():
     """Give the same of one H100."""
     steps = pd.read_csv(fit.DATA / "h100_device" / "steps.csv")
     for mode, own in steps.groupby("mode"):
-        job = prism.load_job(fit.DATA / "h100_device" / "job.yaml",
-                             [f"parallelism.framework={mode}"])  # fmt: skip
+        job = prism.load_job(fit.DATA / "h100_device" / "job.yaml", [
+            f"parallelism.framework={mode}", "parallelism.attention=cudnn",
+            "parallelism.gradient_dtype=bf16", "parallelism.optimizer_dtype=bf16",
+        ])  # fmt: skip
         yield (
             f"h100 {mode}, one GPU, no sharding",
             [np.log(run.ideal(job)["ideal_s"] / own.step_s.mean())],
@@ -98,7 +92,7 @@ def nanotron():
                  "n_kv_heads": row.num_kv_heads, "vocab_size": row.vocab_size,
                  "seq_len": row.seq_len}  # fmt: skip
         parallelism = {"tp": row.tp, "dp": row.dp, "microbatches": row.batch_accum,
-                       "microbatch_size": row.mbs, "framework": "eager",
+                       "microbatch_size": row.mbs, "framework": "nanotron",
                        "data_parallel": "zero1" if row.zero_stage and row.dp > 1 else
                        "ddp" if row.dp > 1 else "none"}  # fmt: skip
         job = prism.load_job({
@@ -109,7 +103,7 @@ def nanotron():
             "cluster": {"nodes": int(row.nodes), "device": "h100"},
         })  # fmt: skip
         logs.append(np.log(run.ideal(job)["ideal_s"] / row.step_s))
-    yield "h100 eager, nanotron, ddp and zero1", logs
+    yield "h100 nanotron, ddp and zero1", logs
 
 
 def mi300x():

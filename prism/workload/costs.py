@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from prism.cluster.devices import DEVICES, device_key
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
 ONE_ORDER = frozenset({"h100", "h200"})
 """Devices whose fp8 products need operands with the summed dimension last, so that an operand of
 two products is stored transposed beside (NVIDIA, Transformer Engine)."""
+
+CASTS_INSIDE = frozenset({"mi300x"})
+"""Devices whose fp8 products were measured with the quantizing of both operands."""
 
 SUM_BYTES = 8.0
 """Traffic of a weight gradient that its product adds to a float32 buffer."""
@@ -59,16 +61,21 @@ class Costs:
         A `weight` gradient may be added to a float32 buffer by the product itself.
         """
         dtype = "bf16" if in_bf16 else self.precision
-        find = partial(kernel_cost, self.library, dtype=dtype)
-        if groups == 1.0:
-            cost, seconds = (own := find("gemm", m=m, n=n, k=k)), own.seconds
-        else:
-            # of the two gradients each takes half of what they take together
-            backward = weight or name.endswith("_dgrad")
-            rows, width, depth = (k, m, n) if weight else (m, n, k)
-            cost = find("grouped_gemm", experts=groups, m=rows, n=width, k=depth, backward=backward)
-            seconds = 0.5 * cost.seconds if backward else cost.seconds
-        if dtype == "fp8" and (weight or name.endswith("_dgrad")):
+        gradient = weight or name.endswith("_dgrad")
+        sizes, kind = {"m": m, "n": n, "k": k}, "gemm"
+        if groups > 1.0:
+            kind = "grouped_gemm"
+            sizes |= {"experts": groups}
+        together = gradient and (groups > 1.0 or f"gemm/{dtype}/backward" in self.library.kernels)
+        if together:  # both gradients were measured together, by the shape of the forward
+            rows, width, depth = (k, n, m) if weight else (m, k, n)
+            sizes |= {"m": rows, "n": width, "k": depth}
+        cost = kernel_cost(
+            self.library, kind, backend="", dtype=dtype, backward=together, mask="causal",
+            window=0.0, deterministic=False, **sizes,
+        )  # fmt: skip
+        seconds = 0.5 * cost.seconds if together else cost.seconds
+        if dtype == "fp8" and gradient:
             seconds *= self.fp8_backward
         size = NUMBER_BYTES[dtype]
         n_bytes = groups * (size * (m * k + k * n) + 2.0 * m * n)
@@ -76,14 +83,14 @@ class Costs:
         duration = seconds * self.compute_factor + self.moved(summed)
         flop = 2.0 * groups * m * n * k
         launches = self.framework.product_launches
-        n_launches = 0.5 * launches[1] if weight or name.endswith("_dgrad") else launches[0]
+        n_launches = 0.5 * launches[1] if gradient else launches[0]
         return Kernel(
             name, kernel_class, duration, flop, n_bytes + summed, cost.residual, launches=n_launches
         )
 
     def cast(self, name: str, values: float) -> tuple[Kernel, ...]:
         """Quantize an operand: read in bf16, written once for each way it is multiplied."""
-        if self.precision == "bf16" or not values:
+        if self.precision == "bf16" or not values or not self.cast_copies:
             return ()
         size = NUMBER_BYTES[self.precision] + SCALE_BYTES.get(self.precision, 0.0)
         reads = 4.0 if self.framework.casts_weights else 2.0
@@ -224,7 +231,7 @@ def build_costs(job: Job, library: Library, tables: Library) -> Costs:
         attention_backend(job),
         precision,
         cast_bytes_per_s=device.memory_bytes_per_s * efficiency,
-        cast_copies=1.0 if precision == "fp8" and device.name not in ONE_ORDER else 2.0,
+        cast_copies=_copies(device.name, precision),
         overlap_cost=_optional(library, "overlap_cost"),
         expert_layer_s=expert_s,
         fp8_backward=_optional(library, "fp8_backward") or 1.0,
@@ -232,6 +239,13 @@ def build_costs(job: Job, library: Library, tables: Library) -> Costs:
         compute_factor=compute / speed * job.cluster.scale.compute.time,
         memory_factor=memory * job.cluster.scale.memory.time,
     )
+
+
+def _copies(device: str, precision: str) -> float:
+    """Quantized copies of an operand; none where the products' table holds quantizing."""
+    if device in CASTS_INSIDE:
+        return 0.0
+    return 1.0 if precision == "fp8" and device not in ONE_ORDER else 2.0
 
 
 def _optional(library: Library, name: str) -> float:
