@@ -119,10 +119,12 @@ class Costs:
         return kernel, Kernel(name, "memory", duration, 0.0, 5.0 * n_bytes, law)
 
     def scan(self, op: Scan, backward: bool = False) -> Kernel:
-        """State-space scan."""
+        """Recurrence over a sequence."""
+        state = {"state": op.state} if op.kind == "mamba2" else {}
         cost = kernel_cost(
-            self.library, "mamba2", tokens=op.rows, seq=op.seq, heads=op.heads,
-            head_dim=op.head_size, state=op.state,
+            self.library, op.kind, backend="", dtype="bf16", backward=False, mask="causal",
+            window=0.0, deterministic=False, tokens=op.rows, seq=op.seq, heads=op.heads,
+            head_dim=op.head_size, **state,
         )  # fmt: skip
         factor = SCAN_BACKWARD if backward else 1.0
         name = f"{op.name}_backward" if backward else op.name

@@ -11,6 +11,7 @@ References
 .. [1] DeepSeek-V3, arXiv:2412.19437, section 2.1: experts and latent attention.
 .. [2] Dao & Gu, arXiv:2405.21060, figure 6: Mamba-2.
 .. [3] Nemotron-H, arXiv:2504.03624: layers of one kind each.
+.. [4] Yang et al., arXiv:2412.06464: gated delta networks, as in Qwen3-Next.
 """
 
 from __future__ import annotations
@@ -62,15 +63,15 @@ def share_of(layout: ParallelismBlock) -> Share:
 class Layer(NamedTuple):
     """Kind of a layer: what mixes tokens, and its feed-forward part; empty where it has none."""
 
-    mixer: Literal["attention", "window", "mamba", ""] = "attention"
+    mixer: Literal["attention", "window", "mamba", "linear", ""] = "attention"
     mlp: Literal["dense", "experts", ""] = "dense"
 
 
 _PATTERN = {
     "*": Layer("attention", ""), "M": Layer("mamba", ""), "-": Layer("", "dense"),
-    "E": Layer("", "experts"),
+    "E": Layer("", "experts"), "L": Layer("linear", ""),
 }  # fmt: skip
-"""Layers by their letter in a pattern, as in Megatron-LM's hybrid models."""
+"""Layers by their letter in a pattern: as in Megatron-LM's hybrid models, and L."""
 
 
 def model_layers(model: ModelBlock) -> tuple[Layer, ...]:
@@ -237,7 +238,7 @@ def _mamba(model: ModelBlock, share: Share, s: Sizes) -> Half:
         ),
         Pointwise("convolution", s.tokens, "convolution", passed, saves=2.0),
         Scan(
-            "scan", s.tokens, float(model.seq_len), heads, float(model.mamba_head_size),
+            "scan", s.tokens, "mamba2", float(model.seq_len), heads, float(model.mamba_head_size),
             float(model.mamba_state_size), passed, small,
         ),
         Pointwise("gated_norm", s.tokens, "gated_norm", inside, saves=2.0),
@@ -246,6 +247,33 @@ def _mamba(model: ModelBlock, share: Share, s: Sizes) -> Half:
             leave="mamba", own=s.resident,
         ),
         Pointwise("mamba_residual", s.resident, "residual", s.hidden),
+    )  # fmt: skip
+
+
+def _linear(model: ModelBlock, share: Share, s: Sizes) -> Half:
+    """Linear attention by the gated delta rule [4]_: products, a convolution, the rule, a norm."""
+    heads, size = model.linear_heads / share.tp, float(model.linear_head_size)
+    inside, keys = heads * size, model.linear_key_heads / share.tp * size
+    passed = 2.0 * keys + inside  # queries, keys and values
+    small = passed * MAMBA_CONVOLUTION + 2.0 * heads + size
+    streams = Part("linear_in", passed + inside + 2.0 * heads)  # the gate, decay and step beside
+    return (
+        Norm("linear_norm", s.resident, s.hidden),
+        Product(
+            "linear_in", s.tokens, (streams,), s.hidden, "gemm_attention", enter="linear",
+            own=s.resident,
+        ),
+        Pointwise("convolution", s.tokens, "convolution", passed, saves=2.0),
+        Scan(
+            "delta_rule", s.tokens, "gated_delta", float(model.seq_len), heads, size, size, passed,
+            small,
+        ),
+        Pointwise("gated_norm", s.tokens, "gated_norm", inside, saves=2.0),
+        Product(
+            "linear_out", s.tokens, (Part("linear_out", s.hidden),), inside, "gemm_attention",
+            leave="linear", own=s.resident,
+        ),
+        Pointwise("linear_residual", s.resident, "residual", s.hidden),
     )  # fmt: skip
 
 
@@ -335,6 +363,7 @@ _MIXERS: dict[str, Callable[[ModelBlock, Share, Sizes], Half]] = {
     "attention": _attention,
     "window": lambda model, share, s: _attention(model, share, s, float(model.window)),
     "mamba": _mamba,
+    "linear": _linear,
     "": lambda model, share, s: (),
 }
 _MLPS: dict[str, Callable[[ModelBlock, Share, Sizes], Half]] = {

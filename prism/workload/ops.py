@@ -11,6 +11,11 @@ from typing import NamedTuple
 
 BF16_BYTES = 2.0
 
+SCAN_FLOP = {"mamba2": 7.0, "gated_delta": 6.0}
+"""Flop a token and value of a state: as Megatron-LM counts Mamba-2, and of the delta rule's three
+products of a token's vectors with the state (arXiv:2412.06464, equation 10). Chunked algorithms do
+more where chunks are longer than states; which, depends on the kernel."""
+
 
 @dataclass(frozen=True)
 class Op:
@@ -128,14 +133,15 @@ class Attention(Op):
 
 @dataclass(frozen=True)
 class Scan(Op):
-    """State-space scan of Mamba-2, chunk by chunk."""
+    """Recurrence over a sequence, chunk by chunk: Mamba-2's scan, or the gated delta rule."""
 
+    kind: str  # mamba2 or gated_delta, as tables of kernels name it
     seq: float  # tokens of a whole sequence
     heads: float
     head_size: float
     state: float
-    streams: float  # width of what it reads: x, B and C
-    small: float  # weights beside the products: convolution, dt's bias, A and D, the gated norm
+    streams: float  # width of what it reads: x, B and C, or queries, keys and values
+    small: float  # weights beside the products: convolution, biases, decay, the gated norm
 
     @property
     def inside(self) -> float:
@@ -144,12 +150,8 @@ class Scan(Op):
 
     @property
     def flop(self) -> float:
-        """Flop of its forward: 7 a token and value of a state, as Megatron-LM counts.
-
-        The chunked algorithm (arXiv:2405.21060, section 6) does more where chunks are longer than
-        states; which, depends on the kernel.
-        """
-        return 7.0 * self.rows * self.inside * self.state
+        """Flop of its forward, a token and value of a state: see `SCAN_FLOP`."""
+        return SCAN_FLOP[self.kind] * self.rows * self.inside * self.state
 
     @property
     def parameters(self) -> float:

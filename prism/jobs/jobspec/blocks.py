@@ -118,7 +118,8 @@ class ModelBlock(Block):
         0,
     )
     layer_pattern: str = key(
-        "Hybrid models, a letter a layer: M Mamba-2, * attention, - feed-forward, E experts "
+        "Hybrid models, a letter a layer: M Mamba-2, L linear attention by the gated delta rule, * "
+        "attention, - feed-forward, E experts "
         "[none: attention and feed-forward part in every layer].",
         "",
     )
@@ -126,6 +127,9 @@ class ModelBlock(Block):
     mamba_head_size: Number = key("Mamba-2: width of a head.", 0)
     mamba_groups: Number = key("Mamba-2: groups of heads that share B and C.", 0)
     mamba_state_size: Number = key("Mamba-2: width of a head's state.", 0)
+    linear_heads: Number = key("Linear attention: value heads of a layer.", 0)
+    linear_key_heads: Number = key("Linear attention: heads of queries and keys.", 0)
+    linear_head_size: Number = key("Linear attention: width of a head.", 0)
     durations: Durations | None = key("Explicit op durations instead of a model's sizes.")
 
     @classmethod

@@ -156,29 +156,38 @@ def check_experts(b: Blocks) -> Iterator[Problem]:
         yield text, "parallelism.tp", "model.expert_ffn_size", "model.name"
 
 
+_RECURRENT = (
+    ("M", "Mamba-2", ("mamba_heads", "mamba_head_size", "mamba_groups", "mamba_state_size"),
+     ("mamba_heads", "mamba_groups")),
+    ("L", "linear attention", ("linear_heads", "linear_key_heads", "linear_head_size"),
+     ("linear_heads", "linear_key_heads")),
+)  # fmt: skip
+"""Letter of a recurrent layer, its name, the sizes it needs, and those that tp divides."""
+
+
 def check_pattern(b: Blocks) -> Iterator[Problem]:
     """Check a hybrid model's pattern, and that its layers have the sizes they need."""
     m, p, key = b.model, b.parallelism, "model.layer_pattern"
     if not m.layer_pattern:
         return
-    wrong = sorted(set(m.layer_pattern) - set("M*-E"))
+    wrong = sorted(set(m.layer_pattern) - set("ML*-E"))
     if wrong:
-        yield f"has {', '.join(map(repr, wrong))}, expected letters of M, *, - and E", key
+        yield f"has {', '.join(map(repr, wrong))}, expected letters of M, L, *, - and E", key
     elif m.n_layers and len(m.layer_pattern) != m.n_layers:
         text = f"has {len(m.layer_pattern)} letters, expected one for each of n_layers = "
         yield f"{text}{m.n_layers}; change one", key, "model.n_layers", "model.name"
     if ("E" in m.layer_pattern) != bool(m.n_experts):
         text = "layers with experts, E, and n_experts go together; give both, or neither"
         yield text, key, "model.n_experts"
-    sizes = {name: getattr(m, f"mamba_{name}") for name in ("heads", "head_size", "groups")}
-    sizes["state_size"] = m.mamba_state_size
-    missing = [f"mamba_{name}" for name, size in sizes.items() if not size]
-    if "M" in m.layer_pattern and missing:
-        text = f"has Mamba-2 layers, M, which need {', '.join(missing)}; give them"
-        yield text, key, *(f"model.{name}" for name in missing)
-    elif m.mamba_heads % p.tp or m.mamba_groups % p.tp:
-        text = f"{p.tp} does not divide mamba_heads = {m.mamba_heads} and mamba_groups = "
-        yield f"{text}{m.mamba_groups}; take a tp that does", "parallelism.tp", key, "model.name"
+    for letter, kind, names, divided in _RECURRENT:
+        missing = [name for name in names if not getattr(m, name)]
+        if letter in m.layer_pattern and missing:
+            text = f"has {kind} layers, {letter}, which need {', '.join(missing)}; give them"
+            yield text, key, *(f"model.{name}" for name in missing)
+        elif any(getattr(m, name) % p.tp for name in divided):
+            sizes = " and ".join(f"{name} = {getattr(m, name)}" for name in divided)
+            text = f"{p.tp} does not divide {sizes}; take a tp that does"
+            yield text, "parallelism.tp", key, "model.name"
 
 
 def check_latents(b: Blocks) -> Iterator[Problem]:
