@@ -172,7 +172,8 @@ STRUCTURE = {
                              "experts_per_token", "expert_ffn_size", "n_shared_experts",
                              "n_dense_layers", "moe_layer_interval", "window",
                              "full_attention_interval", "layer_pattern", "mamba_heads",
-                             "mamba_head_size", "mamba_groups", "mamba_state_size")),
+                             "mamba_head_size", "mamba_groups", "mamba_state_size", "linear_heads",
+                             "linear_key_heads", "linear_head_size")),
     *(f"parallelism.{k}" for k in ("tp", "cp", "pp", "vpp", "dp", "ep", "microbatches", "schedule",
                                    "data_parallel", "layer_split", "shard_size",
                                    "expert_imbalance", "expert_node_limit", "expert_overlap",
@@ -287,10 +288,13 @@ def experts(
         del model["expert_ffn_size"]
     if chance(draw, 0.2):
         del model["n_dense_layers"]
-        model |= {"layer_pattern": "E" + "".join(pick(*"M*-E") for _ in range(n_layers - 1))}
+        model |= {"layer_pattern": "E" + "".join(pick(*"ML*-E") for _ in range(n_layers - 1))}
         if "M" in model["layer_pattern"]:
             model |= {"mamba_heads": 2 * tp, "mamba_head_size": pick(16, 64)}
             model |= {"mamba_groups": tp, "mamba_state_size": pick(16, 128)}
+        if "L" in model["layer_pattern"]:
+            model |= {"linear_heads": 2 * tp, "linear_key_heads": tp}
+            model |= {"linear_head_size": pick(64, 128)}
     elif chance(draw, 0.3):
         model["moe_layer_interval"] = pick(1, n_layers - model["n_dense_layers"])
         model |= {"window": pick(1, 64), "full_attention_interval": pick(0, 1, 3)}

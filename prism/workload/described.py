@@ -10,7 +10,7 @@ from prism.distributions.library import load_library
 from prism.jobs.job import provenance
 from prism.workload.build import build_workload
 from prism.workload.costs import attention_backend
-from prism.workload.frameworks import FRAMEWORKS
+from prism.workload.frameworks import FRAMEWORKS, family
 from prism.workload.modelsize import count_parameters
 from prism.workload.work import Workload, nominal_step
 
@@ -51,7 +51,7 @@ def framework_figures(job: Job, workload: Workload | None = None) -> dict[str, A
     if not named:
         library = _library(job)
         own = nominal_step(workload or build_workload(job, library), layout)
-        for name in FRAMEWORKS:
+        for name in filter(lambda name: name == family(name), FRAMEWORKS):
             if name != layout.framework:
                 try:
                     other = job.replace({"parallelism": {"framework": name}})
