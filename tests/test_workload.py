@@ -198,6 +198,25 @@ def test_products_of_a_device_are_its_tables_by_shape(precision, tokens):
     assert classes(job)["gemm_mlp"] == pytest.approx(slower * (seconds + added), rel=1e-5)
 
 
+@pytest.mark.parametrize("release", ["megatron-2022", "eager-2023", "compiled-2024"])
+def test_an_older_release_computes_slower_and_moves_alike(release):
+    now, then = (
+        classes(make_job({"framework": name, "attention": "fa2"}))
+        for name in (release.partition("-")[0], release)
+    )
+    speed = made.value(f"speed_{release}")
+    assert 0.5 < speed < 1.0
+    sums = 0.0  # that products add to float32 gradients
+    if release.startswith("megatron"):
+        widths = 2 * SMALL["ffn_size"], SMALL["ffn_size"]
+        sums = SMALL["n_layers"] * sum(made.mean("memory", bytes=6.0 * n * H) for n in widths)
+    ratio = (then["gemm_mlp"] - sums) / (now["gemm_mlp"] - sums)
+    assert ratio == pytest.approx(1.0 / speed, rel=1e-5)
+    assert then["attention"] == pytest.approx(now["attention"] / speed, rel=1e-5)
+    for kind in ("memory", "optimizer", "launch_gaps"):
+        assert then[kind] == pytest.approx(now[kind], rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("device", "precision", "copies", "rate"),
     [  # bytes a number is written in: by rows and by columns where products need both
