@@ -155,7 +155,8 @@ def test_a_hybrid_models_kernels_do_its_flop():
     per_flop = made.mean("gemm", m=8192, n=8192, k=8192) / (2.0 * 8192**3)  # whatever the shape
     seconds = 2.0 * tokens * (matrices - routed) * per_flop
     seconds += sum(
-        made.mean("gemm", m=tokens, n=n, k=k, backward=True) + made.mean("memory", bytes=6.0 * n * k)
+        made.mean("gemm", m=tokens, n=n, k=k, backward=True)
+        + made.mean("memory", bytes=6.0 * n * k)
         for k, n in each
     )  # gradients, and their sums
     assert found["gemm_attention"] + found["gemm_mlp"] == pytest.approx(seconds, rel=3e-4)

@@ -61,7 +61,7 @@ def test_a_step_by_class_of_kernel(name):
 H, V = SMALL["hidden_size"], SMALL["vocab_size"]
 LAYER = parameters(SMALL, 1) - parameters(SMALL, 0)
 UNITS = [LAYER + V * H, LAYER + V * H + H]  # of two layers, the embedding and the loss with them
-SHARED = made.value("overlap_cost")  # of what compute hides of a collective, by which it becomes longer
+SHARED = made.value("overlap_cost")  # of what compute hides, by which it becomes longer
 
 
 def sent(size, op_kind="all_gather", tp=1):
