@@ -10,7 +10,7 @@ from prism.distributions.library import load_library
 from prism.jobs.job import provenance
 from prism.workload.build import build_workload
 from prism.workload.costs import attention_backend
-from prism.workload.frameworks import FRAMEWORKS
+from prism.workload.frameworks import FRAMEWORKS, family
 from prism.workload.modelsize import count_parameters
 from prism.workload.work import Workload, nominal_step
 
@@ -36,8 +36,8 @@ def parameter_figures(job: Job) -> dict[str, float] | None:
 def framework_figures(job: Job, workload: Workload | None = None) -> dict[str, Any] | None:
     """Say which framework a job's step is made with, and whether the job names it.
 
-    Where it does not, `others` are the nominal steps of the other frameworks over its own; one that
-    cannot run the job is left out. None of jobs whose durations are given or fitted.
+    Where it does not, `others` are the nominal steps of the other frameworks, in their latest
+    release, over its own; one that cannot run the job is left out. None of jobs whose durations are given or fitted.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def framework_figures(job: Job, workload: Workload | None = None) -> dict[str, A
         library = _library(job)
         own = nominal_step(workload or build_workload(job, library), layout)
         for name in FRAMEWORKS:
-            if name != layout.framework:
+            if layout.framework != name == family(name):
                 try:
                     other = job.replace({"parallelism": {"framework": name}})
                     step = nominal_step(build_workload(other, library), other.parallelism)
