@@ -11,7 +11,7 @@ from typing import NamedTuple
 import prism
 
 PEAK, PEAK_FP8 = 1307e12, 2615e12  # MI300X, dense [flop/s]
-MEMORY, TDP = 5.3e12, 750.0  # [byte/s], power [W]
+TDP = 750.0  # power [W]
 NVLINK, NETWORK = (400e9, 5e-6), (40e9, 20e-6)  # rate [byte/s], latency of a step [s]
 LINKS = {
     name: {"bandwidth_gbytes_per_s": 2e-9 * rate, "efficiency": 0.5, "latency_us": 1e6 * latency}
@@ -134,8 +134,8 @@ FRAMEWORKS = {
         attention=(2, 4), product=(1.9, 3.7), one_product=False, adds_up=False,
     ),
     "nanotron": Framework(
-        swiglu=(4.75, 8.7, 2, 3), residual=(2.8, 3.1, 1, 1), loss=(24.9, 27.6),
-        product=(1.9, 3.7), adds_up=False,
+        rope=EAGER.rope, swiglu=EAGER.swiglu, residual=EAGER.residual, layout=EAGER.layout,
+        loss=EAGER.loss, product=EAGER.product, adds_up=False,
     ),
     "transformers": EAGER._replace(
         norm=(18, 38), norm_launches=(6, 14), rope=(10, 15, 5, 9), loss=(32.9, 35.6)
@@ -185,18 +185,20 @@ class Kernels:
         sizes = {"rows": rows, "columns": width, "backend": backend, "backward": bool(backward)}
         return self.add("memory", mean("rms_norm", **sizes))
 
-    def cast(self, values):
-        if self.precision == "fp8":  # read 2 bytes, write 1
-            self.launch(1)
-            self.add("memory", 3.0 * values / (MEMORY * value("cast_efficiency")))
+    def product(self, name, m, n, k, precision=None):
+        self.launch(self.framework.product[0])
+        return self.add(name, mean("gemm", m=m, n=n, k=k, dtype=precision or self.precision))
 
-    def product(self, name, m, n, k, weight=False, backward=True, precision=None):
-        """One product; a weight's gradient is read and written in float32 where added up."""
-        forward, both = self.framework.product
-        self.launch(both / 2 if backward else forward)
-        own = mean("gemm", m=m, n=n, k=k, dtype=precision or self.precision)
+    def gradient(self, name, m, n, k, weight=False, precision=None):
+        """Half of the gradients of a forward [m, k] x [k, n], which were measured together.
+
+        A weight's is read and written in float32 where added up.
+        """
+        self.launch(self.framework.product[1] / 2)
+        dtype = precision or self.precision
+        own = mean("gemm", m=m, n=n, k=k, dtype=dtype, backward=True) / 2
         if weight and self.framework.adds_up:
-            own += mean("memory", bytes=(8.0 - 2.0) * m * n)
+            own += mean("memory", bytes=(8.0 - 2.0) * n * k)
         return self.add(name, own)
 
     def attend(self, backward, **sizes):
@@ -226,7 +228,7 @@ def microbatch(model, layout):
     tp, cp, b = (layout.get(key, 1) for key in ("tp", "cp", "microbatch_size"))
     recompute, spread = layout.get("recompute", "none"), layout.get("sequence_parallel", True)
     out = Kernels(layout.get("framework", "megatron"), layout.get("precision", "bf16"))
-    how, eight = out.framework, out.precision == "fp8"
+    how, eight = out.framework, out.precision == "fp8"  # products quantize their operands
     h, (q, keys, f) = model["hidden_size"], on_one_gpu(model, layout)
     t, vocab = b * model["seq_len"] / cp, model["vocab_size"] / tp
     r, gated = t / tp if spread else t, model.get("gated_mlp", True)
@@ -258,7 +260,6 @@ def microbatch(model, layout):
             out.add("cp_all_gather", ring(2.0 * t * cp * 2 * keys, cp, nodes))
 
     def enter():
-        out.cast(r * h)
         gather(0.5 if eight else 1.0)
 
     def heads_made(backward):
@@ -271,7 +272,7 @@ def microbatch(model, layout):
 
     def products(name, widths, depth):
         for width in widths:
-            out.product(name, t, width, depth, backward=False)
+            out.product(name, t, width, depth)
 
     def forward(last=True):
         out.norm(r, h, 0)
@@ -280,7 +281,6 @@ def microbatch(model, layout):
         heads_made(0)
         context()
         out.attend(0, **attention)
-        out.cast(t * q)
         products("gemm_attention", (h,), q)
         leave()
         out.pointwise(how.residual, r * h, 0)
@@ -288,7 +288,6 @@ def microbatch(model, layout):
         enter()
         products("gemm_mlp", up, h)
         out.pointwise(activation, t * f, 0)
-        out.cast(t * f)
         if last:
             products("gemm_mlp", (h,), f)
             leave()
@@ -300,7 +299,6 @@ def microbatch(model, layout):
         enter()
         products("gemm_attention", (keys,), h)
         heads_made(0)
-        out.cast(t * q)
         products("gemm_attention", (h,), q)
         out.pointwise(how.residual, r * h, 0)
         out.norm(r, h, 0)
@@ -311,10 +309,10 @@ def microbatch(model, layout):
     def gradients(name, widths, k, leaves=False, precision=None):
         """Of the operand, by each product and summed; of the weights, added to earlier ones."""
         for width in widths:
-            out.product(name, t, k, width, precision=precision)
+            out.gradient(name, t, width, k, precision=precision)
         for _ in widths[1:]:
             out.pointwise(how.residual, t * k, 1)
-        weights = [out.product(name, k, n, t, weight=True, precision=precision) for n in widths]
+        weights = [out.gradient(name, t, n, k, True, precision) for n in widths]
         if leaves:
             leave(sum(weights))
         if not how.adds_up:
@@ -329,7 +327,6 @@ def microbatch(model, layout):
         enter()
         gradients("gemm_mlp", (h,), f)
         out.pointwise(activation, t * f, 1)
-        out.cast(t * sum(up))
         gradients("gemm_mlp", up, h, leaves=True)
         out.norm(r, h, 1)
         out.pointwise(how.residual, r * h, 1)
@@ -339,7 +336,6 @@ def microbatch(model, layout):
         out.attend(1, **attention)
         context()
         heads_made(1)
-        out.cast(t * sum(qkv))
         gradients("gemm_attention", qkv, h, leaves=True)
         out.norm(r, h, 1)
         out.pointwise(how.residual, r * h, 1)
@@ -349,7 +345,7 @@ def microbatch(model, layout):
     out.move(10 * t * h, "embedding")
     out.norm(r, h, 0)
     gather()
-    out.product("loss", t, vocab, h, backward=False, precision="bf16")
+    out.product("loss", t, vocab, h, precision="bf16")
     out.move(how.loss[0] * t * vocab, "loss")
     if tp > 1:
         out.add("tp_all_reduce", ring(12.0 * t, tp, op_kind="all_reduce"))

@@ -101,12 +101,12 @@ def test_memory_does_not_follow_and_a_sweep_varies_each_part():
     every = {part: {"time": 0.5, "cv": 2.0} for part in PARTS}
     assert figures(made(every))["memory"] == figures(made())["memory"]
     vary = {"cluster.scale.compute.time": [1, 0.5], "cluster.scale.compute.cv": [1, 3]}
-    effects = {"rank": {"cv": 0.01}, "residual": {}}
+    effects = {"rank": {"cv": 0.02}, "residual": {}}
     rows = prism.summary(prism.sweep(made(None, effects), vary, replicates=512, seed=1))["rows"]
     row = {(r["cluster.scale.compute.time"], r["cluster.scale.compute.cv"]): r for r in rows}
     assert row[0.5, 1]["ideal_step_time"] < 0.85 * row[1, 1]["ideal_step_time"]
     assert row[1, 3]["ideal_step_time"] == row[1, 1]["ideal_step_time"]
-    assert row[1, 3]["step_time"]["cv"] > 1.7 * row[1, 1]["step_time"]["cv"]
+    assert row[1, 3]["step_time"]["cv"] > 2.0 * row[1, 1]["step_time"]["cv"]
 
 
 # ---------------------------------------------------------------------------------------- spreads

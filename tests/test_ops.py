@@ -114,7 +114,7 @@ def test_a_group_of_more_gpus_computes_less_on_each(framework):
 
 # ------------------------------------------------------------- parameters, flop, MI300X
 H, L = SMALL["hidden_size"], SMALL["n_layers"]
-PER_FLOP = made.mean("gemm", m=4096, n=4096, k=4096) / (2.0 * 4096**3)  # of any shape
+PER_FLOP = made.mean("gemm", m=4096, n=4096, k=4096) / (2.0 * 4096**3)  # forward, of any shape
 
 
 def updated(job):
@@ -147,15 +147,13 @@ def test_all_gpus_together_have_the_models_parameters(layout, norms):
     assert total == pytest.approx(parameters(SMALL) + more, rel=1e-4)
 
 
-def products(layout, model=None):
-    """Flop of all products of two layers, from their seconds; sums of gradients taken off."""
-    found = classes(make_job({"framework": "nanotron"} | layout, model))
-    return (found["gemm_attention"] + found["gemm_mlp"]) / PER_FLOP
-
-
 LAYER = parameters(SMALL, 1) - parameters(SMALL, 0) - 2 * H  # matrices'
 Q, KEYS, F = H, H / 2, SMALL["ffn_size"]
 TOKENS = SMALL["seq_len"]
+MATRICES = {  # what each is from and to: one product of q, k and v, and of gate and up, or apart
+    True: ((H, Q + 2 * KEYS), (Q, H), (H, 2 * F), (F, H)),
+    False: ((H, Q), (H, KEYS), (H, KEYS), (Q, H), (H, F), (H, F), (F, H)),
+}
 
 
 @pytest.mark.parametrize(
@@ -169,8 +167,16 @@ TOKENS = SMALL["seq_len"]
         ({"recompute": "selective", "framework": "compiled"}, H * (KEYS + Q + F)),
     ],
 )
-def test_a_backward_does_twice_its_forwards_flop_and_what_is_computed_again(layout, again):
-    assert products(layout) == pytest.approx(L * 2.0 * TOKENS * (3.0 * LAYER + again), rel=1e-5)
+def test_a_backward_has_both_gradients_of_each_matrix_and_what_is_computed_again(layout, again):
+    """Forward in seconds of its flop; no weight gradient is added up by its product here."""
+    layout = {"framework": "nanotron"} | layout
+    shapes = MATRICES[FRAMEWORKS[layout["framework"]].one_product]
+    assert sum(n * k for k, n in shapes) == LAYER
+    both = [made.mean("gemm", m=TOKENS, n=n, k=k, backward=True) for k, n in shapes]
+    forward = 2.0 * TOKENS * (LAYER + again) * PER_FLOP
+    found = classes(make_job(layout))
+    expected = L * (forward + sum(both))
+    assert found["gemm_attention"] + found["gemm_mlp"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_megatron_computes_all_of_a_layer_again():

@@ -134,7 +134,7 @@ def test_a_window_counts_the_pairs_it_leaves(window):
 
 
 def test_a_hybrid_models_kernels_do_its_flop():
-    """Two flop forward and four backward for every element of a matrix that a token passes.
+    """Two flop forward for every element of a matrix that a token passes, and both its gradients.
 
     Experts' take as long as grouped products of all experts' shares do.
     """
@@ -144,18 +144,29 @@ def test_a_hybrid_models_kernels_do_its_flop():
     small += 23 * 3 * 7 * 4_096 * 128 / 6  # scans: 7 flop a value of a state, forward
     passed = count(whole("nemotron3-nano-30b-a3b", **SHORT))[1]
     matrices = passed - small - 2 * m.vocab_size * m.hidden_size
-    tokens, width = 32 * 4096, m.expert_ffn_size
-    routed = 23 * 6 * 2 * m.hidden_size * width  # of a token's six experts of 128
-    each = made.mean("gemm", m=8192, n=8192, k=8192) / (2.0 * 8192**3)  # whatever the shape
-    seconds = found["gemm_attention"] + found["gemm_mlp"]
-    assert seconds / each == pytest.approx(6.0 * tokens * (matrices - routed), rel=0.003)
-    shapes = [{"n": width, "k": m.hidden_size}, {"n": m.hidden_size, "k": width}]
+    tokens, width, h = 32 * 4096, m.expert_ffn_size, m.hidden_size
+    routed = 23 * 6 * 2 * h * width  # of a token's six experts of 128
+    # into Mamba-2: two of 64 heads of 64, B and C of 8 groups of 128, a step; into attention: 32
+    # heads of 128 and two of keys and of values; then two shared experts, and the router
+    each = 23 * [(h, 2 * 4_096 + 2 * 8 * 128 + 64), (4_096, h)]
+    each += 6 * [(h, (32 + 2 * 2) * 128), (32 * 128, h)]
+    each += 23 * [(h, 2 * width), (2 * width, h), (h, 128)]
+    assert sum(n * k for k, n in each) == pytest.approx(matrices - routed, rel=1e-3)
+    per_flop = made.mean("gemm", m=8192, n=8192, k=8192) / (2.0 * 8192**3)  # whatever the shape
+    seconds = 2.0 * tokens * (matrices - routed) * per_flop
+    seconds += sum(
+        made.mean("gemm", m=tokens, n=n, k=k, backward=True)
+        + made.mean("memory", bytes=6.0 * n * k)
+        for k, n in each
+    )  # gradients, and their sums
+    assert found["gemm_attention"] + found["gemm_mlp"] == pytest.approx(seconds, rel=3e-4)
+    shapes = [{"n": width, "k": h}, {"n": h, "k": width}]
     experts = sum(
         made.mean("grouped_gemm", experts=128, m=tokens * 6 / 128, backward=backward, **shape)
         for shape in shapes
         for backward in (False, True)
     )
-    experts += 2 * made.mean("memory", bytes=6.0 * 128 * m.hidden_size * width)  # gradients' sums
+    experts += 2 * made.mean("memory", bytes=6.0 * 128 * h * width)  # gradients' sums
     assert found["gemm_expert"] == pytest.approx(23 * experts, rel=1e-4)
     assert prism.memory(job) is None  # not known
 

@@ -184,6 +184,7 @@ ALWAYS = {
 OF_A_MODEL = {
     "global_batch", "tokens_per_step", "tokens_per_s", "tokens_per_s_per_gpu", "mfu",
     "model_flops_per_gpu", "memory", "model_error", "energy", "ettr", "failures", "checkpoint",
+    "framework",
 }  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def test_a_step_by_class_of_kernel(name):
 H, V = SMALL["hidden_size"], SMALL["vocab_size"]
 LAYER = parameters(SMALL, 1) - parameters(SMALL, 0)
 UNITS = [LAYER + V * H, LAYER + V * H + H]  # of two layers, the embedding and the loss with them
-SHARED = 0.791  # of what compute hides of a collective, by which it becomes longer
+SHARED = made.value("overlap_cost")  # of what compute hides, by which it becomes longer
 
 
 def sent(size, op_kind="all_gather", tp=1):
@@ -169,6 +169,10 @@ def test_stages_of_given_durations(layout, step):
 
 
 # ------------------------------------------------------------------------- measured rates
+# of a Hopper GPU's gradients in fp8 over its tables by shape
+GRADIENTS_IN_FP8 = 1.08
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.parametrize("tokens", [4096, 11_585])
 def test_products_of_a_device_are_its_tables_by_shape(precision, tokens):
@@ -180,13 +184,89 @@ def test_products_of_a_device_are_its_tables_by_shape(precision, tokens):
     def mean(kind, **sizes):
         return prism.kernel(kind, "h100", **sizes)["mean"]
 
-    each = [(tokens, 8192, 4096), (tokens, 4096, 8192), (tokens, 4096, 8192),
-            (tokens, 8192, 4096), (4096, 8192, tokens), (8192, 4096, tokens)]  # fmt: skip
-    seconds = sum(mean("gemm", m=m, n=n, k=k, dtype=precision) for m, n, k in each)
+    forward = [(tokens, 8192, 4096), (tokens, 4096, 8192)]
+    gradients = [(tokens, 4096, 8192), (tokens, 8192, 4096), (4096, 8192, tokens),
+                 (8192, 4096, tokens)]  # fmt: skip
+    once, twice = (
+        sum(mean("gemm", m=m, n=n, k=k, dtype=precision) for m, n, k in each)
+        for each in (forward, gradients)
+    )
+    seconds = once + (GRADIENTS_IN_FP8 if precision == "fp8" else 1.0) * twice
     added = 2 * mean("memory", bytes=6.0 * 4096 * 8192)  # the products' own gradients
     # locked to a clock at which power is ample; tables are 1.14 of back to back at 1,365 MHz
     slower = 1.14 * (1365 / 1000) ** 0.95
     assert classes(job)["gemm_mlp"] == pytest.approx(slower * (seconds + added), rel=1e-5)
+
+
+@pytest.mark.parametrize("release", ["megatron-2022", "eager-2023", "compiled-2024"])
+def test_an_older_release_computes_slower_and_moves_alike(release):
+    now, then = (
+        classes(make_job({"framework": name, "attention": "fa2"}))
+        for name in (release.partition("-")[0], release)
+    )
+    speed = made.value(f"speed_{release}")
+    assert 0.5 < speed < 1.0
+    sums = 0.0  # that products add to float32 gradients
+    if release.startswith("megatron"):
+        widths = 2 * SMALL["ffn_size"], SMALL["ffn_size"]
+        sums = SMALL["n_layers"] * sum(made.mean("memory", bytes=6.0 * n * H) for n in widths)
+    ratio = (then["gemm_mlp"] - sums) / (now["gemm_mlp"] - sums)
+    assert ratio == pytest.approx(1.0 / speed, rel=1e-5)
+    assert then["attention"] == pytest.approx(now["attention"] / speed, rel=1e-5)
+    for kind in ("memory", "optimizer", "launch_gaps"):
+        assert then[kind] == pytest.approx(now[kind], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "copies", "rate"),
+    [  # bytes a number is written in: by rows and by columns where products need both
+        ("h100", "fp8", 2 * 1.0, 0.55 * 3.35e12), ("b200", "fp8", 1.0, 0.49 * 8e12),
+        ("b200", "mxfp8", 2 * (1.0 + 1 / 32), 0.49 * 8e12),
+        ("mi300x", "fp8", 0.0, np.inf),  # its products were measured with quantizing
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("framework", ["megatron", "compiled"])
+def test_operands_are_quantized_for_every_product(device, precision, copies, rate, framework):
+    """Where they are made; torch.compile finds scales by reading once more, and casts weights."""
+    bf16, eight = (
+        classes(make_job({"precision": p, "framework": framework}, cluster={"device": device}))
+        for p in ("bf16", precision)
+    )
+    q, keys, f = H, H / 2, SMALL["ffn_size"]
+    operands = H + q + H + f  # into q, k and v, the projection, gate and up, down
+    results = q + 2 * keys + H + 2 * f + H  # whose gradients are operands
+    values, n, reads = SMALL["seq_len"] * (operands + results), 8, 2.0
+    if framework == "compiled":
+        values, n, reads = values + 2 * (LAYER - 2 * H), 16, 4.0
+    seconds = SMALL["n_layers"] * values * (reads + copies) / rate if copies else 0.0
+    assert eight["memory"] - bf16["memory"] == pytest.approx(seconds, rel=1e-4, abs=1e-9)
+    gaps = SMALL["n_layers"] * n * made.value("kernel_launch_s") * (copies > 0)
+    assert eight["launch_gaps"] - bf16["launch_gaps"] == pytest.approx(gaps, rel=1e-3, abs=1e-9)
+
+
+@pytest.mark.parametrize("seq_len", [4096, 16_384])
+def test_attention_of_cudnn_has_kernels_beside_its_backward(seq_len):
+    """Passes over its result, which its time in the tables holds, at the rate of a copy."""
+    sizes = {"n_layers": 1, "seq_len": seq_len, "head_size": 128}
+    found = {
+        backend: classes(make_job({"attention": backend}, sizes,
+                                  {"device": "h100", "clock_mhz": 1000.0}))
+        for backend in ("cudnn", "fa2")
+    }  # fmt: skip
+    shape = {"batch": 1, "heads": 16, "kv_heads": 8, "seq": seq_len, "head_dim": 128}
+    table = {
+        backend: sum(
+            prism.kernel("attention", "h100", backend=backend, backward=backward, **shape)["mean"]
+            for backward in (False, True)
+        )
+        for backend in found
+    }
+    helpers = prism.kernel("memory", "h100", bytes=7.6 * 2.0 * seq_len * 16 * 128)["mean"]
+    more = found["cudnn"]["memory"] - found["fa2"]["memory"]
+    assert more == pytest.approx(helpers, rel=1e-4)
+    slower = found["fa2"]["attention"] / table["fa2"]
+    expected = slower * (table["cudnn"] - helpers)
+    assert found["cudnn"]["attention"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_tables_are_of_their_own_device():

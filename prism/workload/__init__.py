@@ -3,5 +3,5 @@
 # modules that rooms above may import
 FACE = (
     "build", "collectivecost", "described", "energy", "expand", "frameworks", "kernelcost",
-    "kernels", "layers", "memory", "modelsize", "opgraph", "ops", "stepgraph", "work",
+    "kernels", "layers", "memory", "opgraph", "ops", "stepgraph", "work",
 )  # fmt: skip

@@ -36,8 +36,8 @@ def parameter_figures(job: Job) -> dict[str, float] | None:
 def framework_figures(job: Job, workload: Workload | None = None) -> dict[str, Any] | None:
     """Say which framework a job's step is made with, and whether the job names it.
 
-    Where it does not, `others` are the nominal steps of the other frameworks over its own; one that
-    cannot run the job is left out. None of jobs whose durations are given or fitted.
+    Where it does not, `others` are the nominal steps of the other frameworks, in their latest
+    release, over its own; one that cannot run the job is left out. None of jobs whose durations are given or fitted.
 
     Parameters
     ----------
@@ -51,8 +51,8 @@ def framework_figures(job: Job, workload: Workload | None = None) -> dict[str, A
     if not named:
         library = _library(job)
         own = nominal_step(workload or build_workload(job, library), layout)
-        for name in filter(lambda name: name == family(name), FRAMEWORKS):
-            if name != layout.framework:
+        for name in FRAMEWORKS:
+            if layout.framework != name == family(name):
                 try:
                     other = job.replace({"parallelism": {"framework": name}})
                     step = nominal_step(build_workload(other, library), other.parallelism)
