@@ -37,7 +37,8 @@ def framework_figures(job: Job, workload: Workload | None = None) -> dict[str, A
     """Say which framework a job's step is made with, and whether the job names it.
 
     Where it does not, `others` are the nominal steps of the other frameworks, in their latest
-    release, over its own; one that cannot run the job is left out. None of jobs whose durations are given or fitted.
+    release, over its own; one that cannot run the job is left out. None of jobs whose durations are
+    given or fitted.
 
     Parameters
     ----------
