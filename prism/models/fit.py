@@ -188,7 +188,7 @@ def fit_calibrated(
     >>> job = prism.load_job({"base": "llama3-70b-fsdp-512", **small})
     >>> model = prism.fit_calibrated([(job, "experiments/samples/steps.csv")], seed=1)
     >>> round(prism.summary(model)["factors"]["compute"]["value"], 1)
-    0.8
+    1.0
     """
     seed = fresh_seed() if seed is None else seed
     sizes, seen = [], set()
