@@ -66,7 +66,7 @@ class Framework:
     product_launches: tuple[float, float] = (1.0, 2.0)  # of one product's forward and backward
 
 
-_FLASH_2 = {"": "fa2"}
+_FLASH_2 = {"": "fa2", "v100": "efficient"}
 _CUDNN = {"": "cudnn", "a100": "fa2", "v100": "efficient", "mi300x": "fa2"}
 """Transformer Engine takes cuDNN's attention from Hopper on, flash-attn's before."""
 
