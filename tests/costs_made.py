@@ -112,6 +112,8 @@ class Framework(NamedTuple):
     repeat: tuple[float, ...] = (0, 0, 0, 0)
     layout: tuple[float, ...] = (0, 0, 0, 0)
     loss: tuple[float, float] = (6, 6)  # bytes a logit
+    cast: tuple[float, float] = (0, 0)  # of a logit to float32, and its gradient back
+    table: tuple[float, float] = (4, 10)  # bytes of an embedded value
     attention: tuple[float, float] = (1, 1)  # launches
     product: tuple[float, float] = (1, 2)
     one_product: bool = True  # of q, k and v, and of gate and up
@@ -122,8 +124,9 @@ class Framework(NamedTuple):
 
 EAGER = Framework(
     norm="eager", norm_launches=(1, 2), rope=(20.1, 24.2, 16, 24), swiglu=(4.75, 8.7, 2, 3),
-    residual=(2.8, 3.1, 1, 1), repeat=(4.3, 3.8, 2, 2), layout=(2.3, 5.0, 1, 3),
-    loss=(24.9, 27.6), attention=(2, 4), product=(1.9, 3.7), one_product=False, adds_up=False,
+    residual=(2.8, 2.7, 1, 1), repeat=(4.3, 3.8, 2, 2), layout=(2.3, 5.0, 1, 3),
+    loss=(15, 16.5), cast=(9.9, 11.2), table=(4, 60), attention=(2, 4), product=(1.9, 3.7),
+    one_product=False, adds_up=False,
 )  # fmt: skip
 FRAMEWORKS = {
     "megatron": Framework(early=False, optimizer=1.0),  # its loss is one kernel by default
@@ -135,10 +138,10 @@ FRAMEWORKS = {
     ),
     "nanotron": Framework(
         rope=EAGER.rope, swiglu=EAGER.swiglu, residual=EAGER.residual, layout=EAGER.layout,
-        loss=EAGER.loss, product=EAGER.product, adds_up=False,
+        loss=EAGER.loss, cast=EAGER.cast, table=EAGER.table, product=EAGER.product, adds_up=False,
     ),
     "transformers": EAGER._replace(
-        norm=(18, 38), norm_launches=(6, 14), rope=(10, 15, 5, 9), loss=(32.9, 35.6)
+        norm=(18, 38), norm_launches=(6, 14), rope=(10, 15, 5, 9), cast=(17.9, 19.2)
     ),
 }  # fmt: skip
 GELU = (2, 3, 1, 1)
@@ -339,17 +342,19 @@ def microbatch(model, layout):
         gradients("gemm_attention", qkv, h, leaves=True)
         out.norm(r, h, 1)
         out.pointwise(how.residual, r * h, 1)
-    out.move(4 * t * h, "embedding")
+    out.move(how.table[0] * t * h, "embedding")
     leave()
     gather()
-    out.move(10 * t * h, "embedding")
+    out.move(how.table[1] * t * h, "embedding")
     out.norm(r, h, 0)
     gather()
     out.product("loss", t, vocab, h, precision="bf16")
+    out.move(how.cast[0] * t * vocab)
     out.move(how.loss[0] * t * vocab, "loss")
     if tp > 1:
         out.add("tp_all_reduce", ring(12.0 * t, tp, op_kind="all_reduce"))
     out.move(how.loss[1] * t * vocab, "loss")
+    out.move(how.cast[1] * t * vocab)
     gradients("loss", (vocab,), h, leaves=True, precision="bf16")
     out.norm(r, h, 1)
     return out.seconds

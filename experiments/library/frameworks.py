@@ -54,8 +54,12 @@ def kind_of(op, shape, backward, name, model):
         return "norm"
     if "attention" in op:
         return "helpers" if "cudnn::fusion" in name else "attention"
-    if model["vocab_size"] in shape:
+    if "embedding" in op:
+        return "embedding"
+    if "softmax" in op or "nll" in op:
         return "loss"
+    if model["vocab_size"] in shape:
+        return "logits" if len(shape) < 3 or shape[-1] == model["vocab_size"] else ""
     if len(shape) == 3 and shape[-1] == model["ffn_size"]:
         return "swiglu"
     if len(shape) == 3 and shape[-1] == model["hidden_size"]:
@@ -95,13 +99,18 @@ def main():
                 "passes": each * rate / (2.0 * tokens * width),
                 "record": own[backward] if own else float("nan"),
             })  # fmt: skip
-    for backward in (False, True):
-        each = seconds["loss", backward] / passes_per_step
-        rows.append({
-            "kind": "loss, bytes a logit", "pass": ("forward", "backward")[backward],
-            "us": each * 1e6, "passes": each * rate / (tokens * model["vocab_size"]),
-            "record": FRAMEWORKS["eager"].loss_bytes[backward],
-        })  # fmt: skip
+    eager = FRAMEWORKS["eager"]
+    for kind, width, own in (
+        ("loss", model["vocab_size"], eager.loss_bytes),
+        ("logits", model["vocab_size"], eager.cast_bytes),
+        ("embedding", query, eager.embedding_bytes),
+    ):
+        for backward in (False, True):
+            each = seconds[kind, backward] / passes_per_step
+            rows.append({
+                "kind": f"{kind}, bytes a value", "pass": ("forward", "backward")[backward],
+                "us": each * 1e6, "passes": each * rate / (tokens * width), "record": own[backward],
+            })  # fmt: skip
     table = pd.DataFrame(rows)
     print(f"copy: {rate * 1e-12:.2f} TB/s")
     print(table.round(2).to_string(index=False))

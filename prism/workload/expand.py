@@ -169,7 +169,7 @@ class Expander:
                 kernels = self.forward((replace(op, parts=tuple(left)),)) if left else ()
                 kernels = tuple(k for k in kernels if "reduce_scatter" not in k.kernel_class)
                 if not left:
-                    kernels = tuple(k for k in self._operand(op))
+                    kernels = self._operand(op)
             out += kernels
         return tuple(out)
 
@@ -321,30 +321,33 @@ class Expander:
         return (kernel,) * (kernel.bytes > 0.0)
 
     def _table(self, op: Table) -> Kernels:
-        lookup = self.costs.memory("embedding", 4.0 * op.rows * op.width, "embedding")
+        n_bytes = self.framework.embedding_bytes[0] * op.rows * op.width
+        lookup = self.costs.memory("embedding", n_bytes, "embedding")
         return (lookup, *self._reduce("embedding", op.rows, op.width))
 
     def _table_backward(self, op: Table) -> Kernels:
-        """Scatter of gradients into the float32 table: read 2 + 4, write 4 bytes a value."""
-        scatter = self.costs.memory("embedding_backward", 10.0 * op.rows * op.width, "embedding")
+        """Add gradients to their rows of the table."""
+        n_bytes = self.framework.embedding_bytes[1] * op.rows * op.width
+        scatter = self.costs.memory("embedding_backward", n_bytes, "embedding")
         gathered = self._tp_gather("embedding_backward", 2.0 * op.rows * op.width)
         return (*gathered, replace(scatter, is_weight=True))
 
     def _loss(self, op: Loss) -> Kernels:
-        n_bytes = self._loss_bytes[0] * op.rows * op.vocab
-        return (
-            self.costs.memory("cross_entropy", n_bytes, "loss"),
-            *self._tp("loss_reduce", "all_reduce", LOSS_REDUCE_BYTES * op.rows),
-        )
+        reduced = self._tp("loss_reduce", "all_reduce", LOSS_REDUCE_BYTES * op.rows)
+        return (*reversed(self._cross_entropy(op, 0, "")), *reduced)
 
     def _loss_backward(self, op: Loss) -> Kernels:
-        n_bytes = self._loss_bytes[1] * op.rows * op.vocab
-        return (self.costs.memory("cross_entropy_backward", n_bytes, "loss"),)
+        return self._cross_entropy(op, 1, "_backward")
 
-    @property
-    def _loss_bytes(self) -> tuple[float, float]:
-        """Traffic of the cross entropy per logit, forward and backward [byte]."""
-        return FUSED_LOSS_BYTES if self.layout.fused_loss else self.framework.loss_bytes
+    def _cross_entropy(self, op: Loss, way: int, suffix: str) -> Kernels:
+        """Cross entropy, and casting the logits to float32 or their gradient back."""
+        fused, logits = self.layout.fused_loss, op.rows * op.vocab
+        loss_bytes = (FUSED_LOSS_BYTES if fused else self.framework.loss_bytes)[way] * logits
+        loss = self.costs.memory(f"cross_entropy{suffix}", loss_bytes, "loss")
+        cast_bytes = 0.0 if fused else self.framework.cast_bytes[way] * logits
+        if not cast_bytes:
+            return (loss,)
+        return loss, self.costs.memory(f"logits_cast{suffix}", cast_bytes)
 
     def _host(self, op: Host) -> Kernels:
         return self.costs.expert_layer(op.name)
