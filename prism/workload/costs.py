@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prism.cluster.devices import DEVICES, device_key
 from prism.common.errors import PrismError
 from prism.workload.frameworks import FRAMEWORKS, HELPER_PASSES, Framework
-from prism.workload.kernelcost import NUMBER_BYTES, KernelCost, kernel_cost
+from prism.workload.kernelcost import KINDS, NUMBER_BYTES, KernelCost, kernel_cost
 from prism.workload.kernels import SCALE_BYTES, Kernel
 from prism.workload.ops import Attention, Scan
 
@@ -25,9 +25,6 @@ CASTS_INSIDE = frozenset({"mi300x"})
 
 SUM_BYTES = 8.0
 """Traffic of a weight gradient that its product adds to a float32 buffer."""
-
-SCAN_BACKWARD = 3.0
-"""Backward of a scan over its forward: twice the work, and the forward once more."""
 
 
 @dataclass(frozen=True)
@@ -122,13 +119,13 @@ class Costs:
         """Recurrence over a sequence."""
         state = {"state": op.state} if op.kind == "mamba2" else {}
         cost = kernel_cost(
-            self.library, op.kind, backend="", dtype="bf16", backward=False, mask="causal",
+            self.library, op.kind, backend="", dtype="bf16", backward=backward, mask="causal",
             window=0.0, deterministic=False, tokens=op.rows, seq=op.seq, heads=op.heads,
             head_dim=op.head_size, **state,
         )  # fmt: skip
-        factor = SCAN_BACKWARD if backward else 1.0
         name = f"{op.name}_backward" if backward else op.name
-        return self._compute(name, "attention", cost, factor * op.flop, 4.0, factor)
+        flop = op.flop * (KINDS[op.kind].backward_flop if backward else 1.0)
+        return self._compute(name, "attention", cost, flop, 4.0)
 
     def norm(self, name: str, rows: float, width: float, backward: bool = False) -> Kernel:
         """RMSNorm of rows of some width."""
@@ -171,12 +168,12 @@ class Costs:
         return (gap,) * (duration > 0.0)
 
     def _compute(
-        self, name: str, kernel_class: str, cost: KernelCost, flop: float, launches: float,
-        factor: float = 1.0,
-    ) -> Kernel:  # fmt: skip
-        duration = factor * cost.seconds * self.compute_factor
-        n_bytes = factor * cost.bytes
-        return Kernel(name, kernel_class, duration, flop, n_bytes, cost.residual, launches=launches)
+        self, name: str, kernel_class: str, cost: KernelCost, flop: float, launches: float
+    ) -> Kernel:
+        duration = cost.seconds * self.compute_factor
+        return Kernel(
+            name, kernel_class, duration, flop, cost.bytes, cost.residual, launches=launches
+        )
 
     def moved(self, n_bytes: float) -> float:
         """Duration [s] of reading and writing some bytes."""

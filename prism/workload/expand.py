@@ -302,7 +302,6 @@ class Expander:
         return (self.costs.scan(op),)
 
     def _scan_backward(self, op: Scan) -> Kernels:
-        """Twice the forward's work, and the forward once more."""
         return (self.costs.scan(op, backward=True),)
 
     def _norm(self, op: Norm) -> Kernels:
