@@ -46,10 +46,10 @@ GIB = 2.0**30
 PRIMARY = ("fp8", "mxfp8")
 """Precisions in which weights have no bfloat16 copy beside the quantized ones (``fp8_param_gather``
 of Megatron Bridge's recipes)."""
-ADAM_BYTES, MASTER_GRADIENT_BYTES = 12.0, 4.0
-"""A parameter's master copy and two moments in float32 ([2]_, section 3.1), and its gradient, which
-the optimizer takes in float32 too: Megatron-LM's 18 bytes per parameter with gradients in float32
-and 20 in bfloat16, 6 + 12 / d and 4 + 16 / d with its distributed optimizer ([5]_)."""
+MASTER_GRADIENT_BYTES = 4.0
+"""A parameter's gradient in float32, as the optimizer takes it: with a master copy and two moments
+([2]_, section 3.1) Megatron-LM's 18 bytes per parameter with gradients in float32 and 20 in
+bfloat16, 6 + 12 / d and 4 + 16 / d with its distributed optimizer ([5]_)."""
 LOSS_BYTES = {False: (4.0, 10.0), True: (2.0, 2.0)}
 """Bytes of a logit by `parallelism.fused_loss`: kept for the loss's backward, and beside it while
 that runs. Torch's cross entropy keeps float32 ([1]_, section 4.3), and has the product in bfloat16
@@ -153,8 +153,8 @@ class _LayerBytes(NamedTuple):
     beside: float  # what else is there while its backward runs
 
 
-def layer_activation_bytes(job: Job, layer: Layer) -> tuple[float, float]:
-    """Bytes of one layer's activations on one GPU for one microbatch: all, and those kept.
+def _layer_bytes(job: Job, layer: Layer) -> _LayerBytes:
+    """Add up what the ops of a layer keep.
 
     All is what the layer's ops keep for backward. With f = 4 h and as many key heads as heads that
     is 32 h per token in bfloat16, where [1]_ has 34 h with dropout's two masks. Routed ops have the
@@ -166,11 +166,6 @@ def layer_activation_bytes(job: Job, layer: Layer) -> tuple[float, float]:
     and gate (or up), not of k, out and up. Megatron's, of [1]_, is for the scores, which flash
     attention never keeps.
     """
-    found = _layer_bytes(job, layer)
-    return found.whole, found.kept
-
-
-def _layer_bytes(job: Job, layer: Layer) -> _LayerBytes:
     model, p, share = job.model, job.parallelism, share_of(job.parallelism)
     s, ops = share_sizes(model, share), layer_ops(model, share, layer)
     entering = _stored_bytes(p) if _quantizes(p) else BF16_BYTES
@@ -216,7 +211,7 @@ def estimate_memory(job: Job) -> Memory | None:
 
     Where the backward is split, a weight half still needs the inputs of the matrix products and
     their outputs' gradients, which are as many bytes as a layer's activations ([3]_, appendix: 32
-    s b h; in the list of `layer_activation_bytes` the same sum), recomputed ones too; weights stay
+    s b h; in the list of `_layer_bytes` the same sum), recomputed ones too; weights stay
     until the last input half, gradients until the last weight half.
 
     Errors (``experiments/layouts/memory.py``): -1 % in the mean, 8 % rms against the 13 peaks of
