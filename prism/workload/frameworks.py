@@ -79,6 +79,21 @@ the dot products with its gradient, and the queries' gradient from float32 (pass
 FUSED_LOSS_BYTES = 6.0, 6.0
 """Logits read twice and written once in bfloat16, and as much for the gradient."""
 
+_EAGER_PASSES = _COMMON | {
+    "swiglu": Passes(4.75, 8.7, 2, 3), "rope": Passes(20.1, 24.2, 16, 24),
+    "layout": Passes(2.3, 5.0, 1, 3), "residual": Passes(2.8, 2.7),
+}  # fmt: skip
+_EAGER = Framework(
+    "eager", "eager PyTorch 2.11",
+    _EAGER_PASSES | {
+        "repeat": Passes(4.3, 3.8, 2, 2), "attention": Passes(0.0, 0.0, 2, 4),
+        "norm": Passes(0.0, 0.0, 1, 2),
+    },
+    "eager", (15.0, 16.5), _FLASH_2, (9.9, 11.2), (4.0, 60.0),
+    fused_products=False, fused_sums=False, stops_early=True, optimizer_rate=0.74,
+    product_launches=(1.9, 3.7), saves=(("swiglu", 2.0),),
+)  # fmt: skip
+
 FRAMEWORKS = {
     framework.name: framework
     for framework in (
@@ -96,42 +111,19 @@ FRAMEWORKS = {
             },
             "compiled", (5.6, 5.7), _FLASH_2,
             fused_products=False, fused_sums=False, stops_early=True, casts_weights=True,
-            optimizer_rate=0.74,
-            product_launches=(1.9, 3.7),
+            optimizer_rate=_EAGER.optimizer_rate, product_launches=_EAGER.product_launches,
         ),
-        Framework(
-            "eager", "eager PyTorch 2.11",
-            _COMMON | {
-                "swiglu": Passes(4.75, 8.7, 2, 3), "rope": Passes(20.1, 24.2, 16, 24),
-                "repeat": Passes(4.3, 3.8, 2, 2), "layout": Passes(2.3, 5.0, 1, 3),
-                "residual": Passes(2.8, 2.7), "gelu": Passes(2.0, 3.0),
-                "attention": Passes(0.0, 0.0, 2, 4), "norm": Passes(0.0, 0.0, 1, 2),
-            },
-            "eager", (15.0, 16.5), _FLASH_2, (9.9, 11.2), (4.0, 60.0),
-            fused_products=False, fused_sums=False, stops_early=True, optimizer_rate=0.74,
-            product_launches=(1.9, 3.7), saves=(("swiglu", 2.0),),
+        _EAGER,
+        replace(
+            _EAGER, name="nanotron", about="nanotron 0.4", passes=_EAGER_PASSES, norm="te",
+            fused_products=True,
         ),
-        Framework(
-            "nanotron", "nanotron 0.4",
-            _COMMON | {
-                "swiglu": Passes(4.75, 8.7, 2, 3), "rope": Passes(20.1, 24.2, 16, 24),
-                "layout": Passes(2.3, 5.0, 1, 3), "residual": Passes(2.8, 2.7),
+        replace(
+            _EAGER, name="transformers", about="transformers 4.5x in eager PyTorch",
+            passes={
+                **_EAGER.passes, "rope": Passes(10.0, 15.0, 5, 9), "norm": Passes(18.0, 38.0, 6, 14)
             },
-            "te", (15.0, 16.5), _FLASH_2, (9.9, 11.2), (4.0, 60.0),
-            fused_sums=False, stops_early=True, optimizer_rate=0.74, product_launches=(1.9, 3.7),
-            saves=(("swiglu", 2.0),),
-        ),
-        Framework(
-            "transformers", "transformers 4.5x in eager PyTorch",
-            _COMMON | {
-                "swiglu": Passes(4.75, 8.7, 2, 3), "rope": Passes(10.0, 15.0, 5, 9),
-                "repeat": Passes(4.3, 3.8, 2, 2), "layout": Passes(2.3, 5.0, 1, 3),
-                "residual": Passes(2.8, 2.7), "norm": Passes(18.0, 38.0, 6, 14),
-                "attention": Passes(0.0, 0.0, 2, 4),
-            },
-            "eager", (15.0, 16.5), _FLASH_2, (17.9, 19.2), (4.0, 60.0),
-            fused_products=False, fused_sums=False, stops_early=True, optimizer_rate=0.74,
-            product_launches=(1.9, 3.7), saves=(("swiglu", 2.0),),
+            cast_bytes=(17.9, 19.2),
         ),
     )
 }  # fmt: skip
