@@ -99,7 +99,7 @@ class Expander:
         """Kernels of ops in program order."""
         out: list[Kernel] = []
         for op in ops:
-            out += self._shared_out(op, _FORWARD[type(op)](self, op))
+            out += self._shared_out(op, _KERNELS[type(op)](self, op, False))
         return tuple(out)
 
     def backward(self, ops: Sequence[Op]) -> Kernels:
@@ -107,7 +107,7 @@ class Expander:
         out: list[Kernel] = []
         streams = [op for op in ops if isinstance(op, Pointwise) and op.kind == "residual"]
         for op in [*(op for op in reversed(ops) if op not in streams), *streams]:
-            out += self._shared_out(op, _BACKWARD[type(op)](self, op))
+            out += self._shared_out(op, _KERNELS[type(op)](self, op, True))
         return tuple(out)
 
     def layer(self, layer: Layer) -> tuple[Kernels, Kernels]:
@@ -206,7 +206,9 @@ class Expander:
             cast += self._weight_cast(op, f"{op.name}_weight_cast")
         return (*cast, *self._gather(op, op.enter, op.depth, op.name))
 
-    def _product(self, op: Product) -> Kernels:
+    def _product(self, op: Product, backward: bool) -> Kernels:
+        if backward:
+            return self._product_backward(op)
         parts = self._parts(op)
         products = (
             self._gemm(op, part, part.name, op.rows, part.width, op.depth) for part in parts
@@ -281,16 +283,11 @@ class Expander:
         return replace(kernel, is_weight=True)
 
     # ---------------------------------------------------------------------- attention, the rest
-    def _attention(self, op: Attention) -> Kernels:
-        gathered = self._keys(op, "attention_keys_all_gather", "all_gather")
-        return (*gathered, *self.costs.attention(op))
-
-    def _attention_backward(self, op: Attention) -> Kernels:
-        return (
-            *self._keys(op, "attention_backward_keys_all_gather", "all_gather"),
-            *self.costs.attention(op, backward=True),
-            *self._keys(op, "keys_reduce_scatter", "reduce_scatter"),
-        )
+    def _attention(self, op: Attention, backward: bool) -> Kernels:
+        name = f"attention{_suffix(backward)}_keys_all_gather"
+        gathered = self._keys(op, name, "all_gather")
+        scattered = self._keys(op, "keys_reduce_scatter", "reduce_scatter") if backward else ()
+        return (*gathered, *self.costs.attention(op, backward=backward), *scattered)
 
     def _keys(self, op: Attention, name: str, op_kind: str) -> Kernels:
         """Communicate keys and values [bfloat16] of the cp group."""
@@ -298,74 +295,49 @@ class Expander:
         # one kernel class for gathering keys and scattering their gradients
         return self._collective(name, "cp_all_gather", op_kind, n_bytes, "cp")
 
-    def _scan(self, op: Scan) -> Kernels:
-        return (self.costs.scan(op),)
+    def _scan(self, op: Scan, backward: bool) -> Kernels:
+        return (self.costs.scan(op, backward=backward),)
 
-    def _scan_backward(self, op: Scan) -> Kernels:
-        return (self.costs.scan(op, backward=True),)
+    def _norm(self, op: Norm, backward: bool) -> Kernels:
+        name = op.name + _suffix(backward)
+        return (self.costs.norm(name, op.rows, op.width, backward=backward),)
 
-    def _norm(self, op: Norm) -> Kernels:
-        return (self.costs.norm(op.name, op.rows, op.width),)
-
-    def _norm_backward(self, op: Norm) -> Kernels:
-        return (self.costs.norm(f"{op.name}_backward", op.rows, op.width, backward=True),)
-
-    def _pointwise(self, op: Pointwise) -> Kernels:
-        kernel = self.costs.pointwise(op.name, op.kind, op.rows * op.width)
+    def _pointwise(self, op: Pointwise, backward: bool) -> Kernels:
+        name, values = op.name + _suffix(backward), op.rows * op.width
+        kernel = self.costs.pointwise(name, op.kind, values, backward=backward)
         return (kernel,) * (kernel.bytes > 0.0)
 
-    def _pointwise_backward(self, op: Pointwise) -> Kernels:
-        name, values = f"{op.name}_backward", op.rows * op.width
-        kernel = self.costs.pointwise(name, op.kind, values, backward=True)
-        return (kernel,) * (kernel.bytes > 0.0)
+    def _table(self, op: Table, backward: bool) -> Kernels:
+        """Look up rows of a table, or add gradients to them."""
+        name = f"embedding{_suffix(backward)}"
+        n_bytes = self.framework.embedding_bytes[backward] * op.rows * op.width
+        kernel = self.costs.memory(name, n_bytes, "embedding")
+        if not backward:
+            return (kernel, *self._reduce(name, op.rows, op.width))
+        gathered = self._tp_gather(name, 2.0 * op.rows * op.width)
+        return (*gathered, replace(kernel, is_weight=True))
 
-    def _table(self, op: Table) -> Kernels:
-        n_bytes = self.framework.embedding_bytes[0] * op.rows * op.width
-        lookup = self.costs.memory("embedding", n_bytes, "embedding")
-        return (lookup, *self._reduce("embedding", op.rows, op.width))
-
-    def _table_backward(self, op: Table) -> Kernels:
-        """Add gradients to their rows of the table."""
-        n_bytes = self.framework.embedding_bytes[1] * op.rows * op.width
-        scatter = self.costs.memory("embedding_backward", n_bytes, "embedding")
-        gathered = self._tp_gather("embedding_backward", 2.0 * op.rows * op.width)
-        return (*gathered, replace(scatter, is_weight=True))
-
-    def _loss(self, op: Loss) -> Kernels:
-        reduced = self._tp("loss_reduce", "all_reduce", LOSS_REDUCE_BYTES * op.rows)
-        return (*reversed(self._cross_entropy(op, 0, "")), *reduced)
-
-    def _loss_backward(self, op: Loss) -> Kernels:
-        return self._cross_entropy(op, 1, "_backward")
-
-    def _cross_entropy(self, op: Loss, way: int, suffix: str) -> Kernels:
+    def _loss(self, op: Loss, backward: bool) -> Kernels:
         """Cross entropy, and casting the logits to float32 or their gradient back."""
-        fused, logits = self.layout.fused_loss, op.rows * op.vocab
-        loss_bytes = (FUSED_LOSS_BYTES if fused else self.framework.loss_bytes)[way] * logits
-        loss = self.costs.memory(f"cross_entropy{suffix}", loss_bytes, "loss")
-        cast_bytes = 0.0 if fused else self.framework.cast_bytes[way] * logits
-        if not cast_bytes:
-            return (loss,)
-        return loss, self.costs.memory(f"logits_cast{suffix}", cast_bytes)
+        fused, logits, suffix = self.layout.fused_loss, op.rows * op.vocab, _suffix(backward)
+        loss_bytes = FUSED_LOSS_BYTES if fused else self.framework.loss_bytes
+        loss = self.costs.memory(f"cross_entropy{suffix}", loss_bytes[backward] * logits, "loss")
+        cast_bytes = 0.0 if fused else self.framework.cast_bytes[backward] * logits
+        cast = (self.costs.memory(f"logits_cast{suffix}", cast_bytes),) * (cast_bytes > 0.0)
+        if backward:
+            return (loss, *cast)
+        return (*cast, loss, *self._tp("loss_reduce", "all_reduce", LOSS_REDUCE_BYTES * op.rows))
 
-    def _host(self, op: Host) -> Kernels:
-        return self.costs.expert_layer(op.name)
-
-    def _host_backward(self, op: Host) -> Kernels:
-        return self.costs.expert_layer(op.name.replace("host", "backward_host"))
+    def _host(self, op: Host, backward: bool) -> Kernels:
+        name = op.name.replace("host", "backward_host") if backward else op.name
+        return self.costs.expert_layer(name)
 
     # ------------------------------------------------------------------------------ collectives
-    def _exchange(self, op: Exchange) -> Kernels:
-        name = op.name if op.group == "ep" else f"{op.name}_{op.op_kind}"
-        return self._exchanged(op, name, op.op_kind)
-
-    def _exchange_backward(self, op: Exchange) -> Kernels:
-        suffix = "" if op.group == "ep" else f"_{op.back_kind}"
-        return self._exchanged(op, f"{op.name}_backward{suffix}", op.back_kind)
-
-    def _exchanged(self, op: Exchange, name: str, op_kind: str) -> Kernels:
+    def _exchange(self, op: Exchange, backward: bool) -> Kernels:
+        op_kind = op.back_kind if backward else op.op_kind
         if not op_kind:
             return ()
+        name = op.name + _suffix(backward) + (f"_{op_kind}" if op.group != "ep" else "")
         n_bytes = 2.0 * op.rows * op.width
         return self._collective(name, f"{op.group}_{op_kind}", op_kind, n_bytes, op.group)
 
@@ -414,15 +386,12 @@ def _n_products(ops: Sequence[Op]) -> int:
     return sum(len(op.parts) for op in ops if isinstance(op, Product))
 
 
-_FORWARD: dict[type[Op], Callable[[Expander, Any], Kernels]] = {
+def _suffix(backward: bool) -> str:
+    return "_backward" if backward else ""
+
+
+_KERNELS: dict[type[Op], Callable[[Expander, Any, bool], Kernels]] = {
     Product: Expander._product, Attention: Expander._attention, Scan: Expander._scan,
     Norm: Expander._norm, Pointwise: Expander._pointwise, Table: Expander._table,
     Loss: Expander._loss, Exchange: Expander._exchange, Host: Expander._host,
-}  # fmt: skip
-_BACKWARD: dict[type[Op], Callable[[Expander, Any], Kernels]] = {
-    Product: Expander._product_backward, Attention: Expander._attention_backward,
-    Scan: Expander._scan_backward, Norm: Expander._norm_backward,
-    Pointwise: Expander._pointwise_backward, Table: Expander._table_backward,
-    Loss: Expander._loss_backward, Exchange: Expander._exchange_backward,
-    Host: Expander._host_backward,
 }  # fmt: skip
