@@ -14,7 +14,6 @@ from prism.distributions.library import load_library
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare
 from prism.workload.build import build_workload
-from prism.workload.expand import TP_OVERLAP_COST
 
 LIBRARY = load_library("h100-healthy")
 GROUPS = ("tp", "cp", "dp_cp", "embedding", "world")
@@ -215,9 +214,8 @@ def test_groups_take_what_their_own_place_costs(layout, order):
                 )
                 for g in groups
             ]
-            expected, hidden = max(each), getattr(message, "hidden_s", 0.0)
-            if hidden:  # beside the weight gradient's product
-                expected = max(expected - hidden, TP_OVERLAP_COST * expected)
+            shown = message.duration / (message.duration + getattr(message, "hidden_s", 0.0))
+            expected = max(each) * shown * getattr(message, "messages", 1.0)
             found = mean[r % len(mean), c].sum()
             assert found == pytest.approx(expected, rel=1e-6), (message.name, r)
             seen.add(message.group)

@@ -320,10 +320,10 @@ class Stage:
     pending: Counter  # backwards still to come, by chunk
     split: set  # (chunk, microbatch) whose weight half is an action of its own
     used: int = 0
-    gathers: list[Array] = field(default_factory=list)  # when each use's parameters are there
+    gathers: list[tuple] = field(default_factory=list)  # when each use's may begin, and may end
     stream: dict[str, Any] = field(default_factory=lambda: {"gather": 0.0, "reduce": 0.0})
     last: dict[tuple[str, str], Any] = field(default_factory=dict)  # (stream, group) -> last end
-    waiting: list[Any] = field(default_factory=list)  # gradients to reduce
+    waiting: list[tuple] = field(default_factory=list)  # gradients to reduce, and since when
 
 
 class Walk:
@@ -411,7 +411,8 @@ class Walk:
         split = (chunk, microbatch) in stage.split
         backward = work.inputs if split else work.backward
         kernels = {"F": work.forward, "B": backward, "W": work.weights}[kind]
-        for inputs in (None if kind == "W" else self.gather(s, chunk), arrived):
+        first, beside = (None, None) if kind == "W" else self.gather(s, chunk)
+        for inputs in (first, arrived):
             if inputs is not None:
                 stage.clock = np.maximum(stage.clock, inputs[:, None, None])
         begin, op = self.all_of(s), (kind, s, chunk, split)
@@ -421,10 +422,12 @@ class Walk:
             self.keep(op, self.all_of(s) - begin)
         else:
             stage.clock = np.broadcast_to((begin + given)[:, None, None], stage.clock.shape)
+        if beside is not None:
+            stage.clock = np.maximum(stage.clock, beside[:, None, None])
         if kind != "W":
             self.send(s, kind, chunk, microbatch)
         if kind == ("W" if split else "B"):
-            self.reduce(s, chunk)
+            self.reduce(s, chunk, begin)
 
     def run_kernels(self, s: int, kind: str, kernels: Any, microbatch: int) -> None:
         stage = self.stages[s]
@@ -590,39 +593,42 @@ class Walk:
             self.keep(op, np.broadcast_to(seconds, begin.shape))
         return (begin + seconds).repeat(size, axis=0)
 
-    def on_stream(self, s: int, name: str, other: str, c: Any) -> Array:
+    def on_stream(self, s: int, name: str, other: str, c: Any, since: Any = None) -> Array:
         """A collective after the last one on its stream, and the other stream's of its group."""
         stage = self.stages[s]
         before = stage.stream[name], stage.last.get((other, c.group), 0.0)
-        stage.stream[name] = end = self.collective(s, c, *before, self.all_of(s))
+        since = self.all_of(s) if since is None else since
+        stage.stream[name] = end = self.collective(s, c, *before, since)
         stage.last[name, c.group] = end
         return end
 
-    def gather(self, s: int, chunk: int) -> Array | None:
-        """When a chunk's parameters are there; issues this gather and some ahead of it."""
+    def gather(self, s: int, chunk: int) -> tuple:
+        """When a chunk may begin, and when it may end; issues this gather and some ahead of it."""
         stage = self.stages[s]
         if stage.used == len(stage.uses) or stage.uses[stage.used] != chunk:
-            return None
+            return None, None
         stage.used += 1
         ahead = self.p.prefetch if self.p.overlap else 0
         for use in stage.uses[len(stage.gathers) : stage.used + ahead]:
+            first = None
             for c in self.work.gathers[s][use]:
-                self.on_stream(s, "gather", "reduce", c)
-            stage.gathers.append(stage.stream["gather"])
+                end = self.on_stream(s, "gather", "reduce", c)
+                first = first if c.beside else end
+            stage.gathers.append((first, stage.stream["gather"]))
         return stage.gathers[stage.used - 1]
 
-    def reduce(self, s: int, chunk: int) -> None:
+    def reduce(self, s: int, chunk: int, begin: Array) -> None:
         """Reduce a chunk's gradients after its last backward (with resharding after each)."""
         stage = self.stages[s]
         stage.pending[chunk] -= 1
         if stage.pending[chunk] == 0 or self.again:
-            stage.waiting += self.work.reduces[s][chunk]
-        if self.p.overlap:
+            stage.waiting += [(c, begin if c.beside else None) for c in self.work.reduces[s][chunk]]
+        if self.work.hides_gradients:
             self.run_reduces(s)
 
     def run_reduces(self, s: int) -> None:
-        for c in self.stages[s].waiting:
-            self.on_stream(s, "reduce", "gather", c)
+        for c, since in self.stages[s].waiting:
+            self.on_stream(s, "reduce", "gather", c, since)
         self.stages[s].waiting = []
 
     def end_of_step(self) -> Array:

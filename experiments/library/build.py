@@ -342,6 +342,7 @@ OLDER = {
     "megatron-2022": "Megatron-LM of 2021 to 2023 over the present one",
     "eager-2023": "eager PyTorch 1.13 to 2.5 over the present one",
     "compiled-2024": "torch.compile of PyTorch 2.5 to 2.8 over the present one",
+    "nanotron": "nanotron of 2024 over eager PyTorch of 2026",
 }
 FP8_BACKWARD = (
     (

@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,11 +39,8 @@ START = {"derate": 1.0, "overlap_cost": 0.0, "fp8_backward": 1.0}
 TRIALS = {"derate": (1.0 / 1.1, 0.1), "overlap_cost": (0.5, 0.5), "fp8_backward": (1.2, 0.2)}
 DERATED = ("gb200", "b200", "gb300")  # whose jobs the tables do not meet
 BEGIN = {"overlap_cost": 0.5, "fp8_backward": 1.05}  # where a fit starts; speeds: 0.95
-RELEASES = (
-    "megatron-2022",
-    "eager-2023",
-    "compiled-2024",
-)  # with a speed of their own, on all devices
+# With a speed of their own, on all devices.
+RELEASES = ("megatron-2022", "eager-2023", "compiled-2024", "nanotron")
 DEVICES = ("h100", "a100", "gb200", "b200", "gb300")  # with dense jobs of their own
 EXPERT_TRIAL = 1e-3  # added to a pass of a layer with experts [s]
 LEAST_MODELS = 3  # that tell the error of a class
@@ -214,21 +212,28 @@ def content_instead(systems, body):
 
 
 # ------------------------------------------------------------------------------- speeds and errors
+@cache
+def dense_steps():
+    """Give published steps without experts, and nanotron's of one node (layout_sweep)."""
+    own = [entry for entry in run.published() if " moe" not in entry.group]
+    return own + run.nanotron(DATA, (1,))
+
+
 class Steps:
     """Predicted steps of a device and framework, and what each figure changes in them [s]."""
 
     def __init__(self, device, framework, folder, quiet):
         self.device, self.framework = device, framework
-        groups = [f"{device} {framework} {precision}" for precision in PRECISIONS]
-        chosen = [entry for entry in run.published() if entry.group in groups]
-        self.entries = chosen
+        chosen = self.entries = [
+            entry for entry in dense_steps() if entry.group.split()[:2] == [device, framework]
+        ]
 
         def ideal(**figures):
             library = _library(folder, device, START | figures)
             rows = run.ideal_steps(chosen, (*quiet, f"variability.library={library}"))
             return np.array([row["ideal_s"] for row in rows])
 
-        self.rows = run.predict(quiet, groups)
+        self.rows = run.predict(quiet, entries=chosen)
         over_ideal = self.column("mean_s") / self.column("ideal_s")
         self.base = ideal() * over_ideal
         self.change = {
@@ -333,8 +338,7 @@ def in_training(table, folder, body, step):
         for device in DEVICES:
             effects = step.get(device, step["gb200"])
             quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={effects}")
-            if any(entry.row["device"] == device and entry.row["framework"] == framework
-                   and " moe" not in entry.group for entry in run.published()):  # fmt: skip
+            if any(entry.group.split()[:2] == [device, framework] for entry in dense_steps()):
                 parts.append(Steps(device, framework, folder, quiet))
     fit = Fit(parts)
     own = [~part.held for part in parts]

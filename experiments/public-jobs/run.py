@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from ruamel.yaml import YAML
 from scipy.stats import spearmanr
 
@@ -28,7 +29,8 @@ from prism.simulation.steps import default_threads, run_blocks
 HERE = Path(__file__).resolve().parent
 SEED, REPLICATES = 1, 1024  # 16 cluster draws
 FOUR_A_NODE = ("gb200", "gb300")
-FRAMEWORKS = ("megatron", "megatron-2022", "compiled-2024", "eager", "eager-2023")
+FRAMEWORKS = ("megatron", "megatron-2022", "compiled-2024", "eager", "eager-2023", "nanotron")
+SICK = 100.0, 50.0  # GB/s of an all-reduce in a node, and over 32 of them, below which one is sick
 FAR = 0.15  # share beyond which a row is listed
 TEXT = {"job", "class", "model", "source", "release", "precision", "system", "round", "device"}
 WHOLE = {"gpus", "held_out"}
@@ -82,6 +84,35 @@ def published():
         for release, sizes in releases.items()
         for gpus, seconds in sizes.items()
     ]
+
+
+def nanotron(folder, nodes):
+    """Give the step times of nanotron without a pipeline, tp up to a node, on some nodes.
+
+    `folder` is that of the measured data (layout_sweep).
+    """
+    rows = pd.read_csv(folder / "layout_sweep" / "nanotron_h100.csv")
+    rows = rows[(rows.status == "Success") & (rows.pp == 1) & (rows.tp <= 8)]
+    rows = rows[rows.nodes.isin(nodes) & (rows["AR_Intra-node_(GB_per_s)"] > SICK[0])]
+    rows = rows[(rows.nodes < 32) | (rows["AllReduce_(GB_per_s)"] > SICK[1])]
+    out = []
+    for row in rows.itertuples():
+        layout = {"tp": row.tp, "microbatches": row.batch_accum, "microbatch_size": row.mbs}
+        parallelism = {key: int(n) for key, n in layout.items()}
+        model = {"n_layers": row.num_layers, "hidden_size": row.hidden_size,
+                 "ffn_size": row.interm_dim, "n_heads": row.num_heads,
+                 "n_kv_heads": row.num_kv_heads, "vocab_size": row.vocab_size,
+                 "seq_len": row.seq_len}  # fmt: skip
+        sharding = "zero1" if row.zero_stage else "ddp"
+        entry = {
+            "name": f"{row.num_params}B, tp {row.tp}, {row.mbs} x {row.batch_accum}, {sharding}",
+            "device": "h100", "framework": "nanotron", "source": "nanotron",
+            "model": {key: int(n) for key, n in model.items()}
+            | {"tied_embeddings": bool(row.tie_word_embeddings)},
+            "parallelism": parallelism | {"data_parallel": sharding if row.dp > 1 else "none"},
+        }  # fmt: skip
+        out.append(Entry(entry, "bf16", "2024", int(row.nodes) * 8, row.step_s))
+    return out
 
 
 def job_of(entry):
@@ -174,9 +205,10 @@ def simulate(job):
     }  # fmt: skip
 
 
-def predict(overrides=(), groups=()):
-    """Predict every published step time, or those of some classes."""
-    chosen = [entry for entry in published() if not groups or entry.group in groups]
+def predict(overrides=(), groups=(), entries=None):
+    """Predict every published step time, or some entries, of some classes or of all."""
+    some = published() if entries is None else entries
+    chosen = [entry for entry in some if not groups or entry.group in groups]
     return _predict(chosen, overrides, simulate)
 
 

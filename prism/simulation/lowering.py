@@ -85,7 +85,6 @@ class Part(NamedTuple):
     term: int
     mean: float  # seconds
     var: float  # s^2
-    hidden: float = 0.0  # seconds more, beside compute
     op_kind: str = "all_gather"  # of a collective
 
 
@@ -179,7 +178,7 @@ class Lowerer:
         term = Term(0.0, is_compute(c.kernel_class) and not frozen, frozen)
         var = (duration * law.std) ** 2
         role = "memory" if c.kernel_class in MEMORY_CLASSES else _link_role(c.law)
-        part = Part(role, c.group or "stage", c.bytes, 0, duration, var, 0.0, c.op_kind)
+        part = Part(role, c.group or "stage", c.bytes, 0, duration, var, c.op_kind)
         return LoweredOp(
             (), (term,), (duration,), (Noise(c.kernel_class, Draws(law, duration)),),
             ((c.kernel_class, 1.0),), (part,),
@@ -197,7 +196,7 @@ class Lowerer:
         counts: dict[Segment, float] = defaultdict(float)
         fixed: dict[Term, float] = defaultdict(float)
         shares: dict[str, float] = defaultdict(float)
-        stretched: dict[tuple[str, str, float, Term, float, str], tuple[float, float, float]] = {}
+        stretched: dict[tuple[str, str, float, Term, str], tuple[float, float]] = {}
         total = sum(k.duration for k in op_type.kernels) or 1.0
         alike: dict[tuple[str, str, float], list[Noise]] = defaultdict(list)
         for kernel in op_type.kernels:
@@ -218,17 +217,16 @@ class Lowerer:
                 own = Draws(law, duration)
                 same = alike[kernel.kernel_class, kernel.law, duration]
                 same.append(Noise(kernel.kernel_class, own))
-                beside = kernel.hidden_s * (duration / kernel.duration if kernel.hidden_s else 1.0)
                 part = (
-                    _link_role(kernel.law), kernel.group, kernel.bytes, term, beside,
+                    _link_role(kernel.law), kernel.group, kernel.bytes, term,
                     kernel.kernel_class.partition("_")[2],
                 )  # fmt: skip
-                mean, spread, hidden = stretched.get(part, (0.0, 0.0, 0.0))
-                stretched[part] = mean + duration, spread + own.variance, hidden + beside
+                mean, spread = stretched.get(part, (0.0, 0.0))
+                stretched[part] = mean + duration, spread + own.variance
         terms = tuple(dict.fromkeys([t for s in counts for t, _ in s.split] + list(fixed)))
         parts = tuple(
             Part(role, group, n_bytes, terms.index(term), *seconds, op_kind)
-            for (role, group, n_bytes, term, _, op_kind), seconds in stretched.items()
+            for (role, group, n_bytes, term, op_kind), seconds in stretched.items()
         )
         return LoweredOp(
             tuple(counts.items()), terms, tuple(fixed.get(t, 0.0) for t in terms),

@@ -17,7 +17,6 @@ from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.simulation.program import Origin, PlacedPart, Program
-from prism.workload.expand import TP_OVERLAP_COST
 
 Array = NDArray[np.float64]
 FIXED_ROLES = ("network", "other", "memory")  # of a node, that stretch fixed times
@@ -214,11 +213,6 @@ def _ratio(default: Wiring, moved: Wiring | None, place: PlacedPart, own: bool) 
     ratio = default.over_nominal(*message) if own else np.ones(len(default.members))
     if moved is not None:
         ratio = ratio * (moved.seconds(*message) / default.seconds(*message))
-    part = place.part
-    if part.hidden > 0.0:  # compute hides as many seconds of a shorter one
-        whole = ratio * (part.mean + part.hidden)
-        shown = np.maximum(whole - part.hidden, TP_OVERLAP_COST * whole) / part.mean
-        ratio = np.where(ratio < 1.0, shown, ratio)
     return ratio
 
 

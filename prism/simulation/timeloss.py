@@ -18,6 +18,7 @@ from prism.simulation.tracemodel.arrays import kernel_class
 from prism.simulation.tracemodel.devicetime import ideal_device_times
 from prism.simulation.tracemodel.model import TraceModel
 from prism.simulation.variability import is_communication
+from prism.workload.kernels import ChunkWork, Kernel
 
 Array = NDArray[np.float64]
 Run = Callable[..., Arrays]
@@ -166,7 +167,17 @@ def _ideal_job(step: Prepared, seed: int, run: Run) -> _Ideal:
     busy = tracked[0, :, 0].astype(np.float64) / (ideal.graph.n_replicas * ideal.n_members)
     if busy.size == 1:  # there is nothing to wait for; the engine counts in 32 bits
         busy = np.array([whole - optimizer])
-    return _Ideal(whole, optimizer, busy, np.zeros(busy.size), busy.size > 1)
+    idle = np.array([
+        step.job.parallelism.microbatches * sum(k.duration for chunk in row for k in _gaps(chunk))
+        for row in step.workload.chunks
+    ])  # fmt: skip
+    return _Ideal(whole, optimizer, busy - idle, idle, busy.size > 1)
+
+
+def _gaps(chunk: ChunkWork) -> list[Kernel]:
+    """Gaps between kernels in a microbatch's passes through a chunk."""
+    passes = chunk.inputs + chunk.weights or chunk.backward
+    return [k for k in (*chunk.forward, *passes) if k.kernel_class == "launch_gaps"]
 
 
 def _ideal_trace(model: TraceModel) -> _Ideal:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from prism.cluster.devices import device_key
@@ -18,6 +19,8 @@ from prism.jobs.job import layer_split
 from prism.workload.costs import build_costs
 from prism.workload.energy import under_power
 from prism.workload.expand import Expander, Kernels
+from prism.workload.frameworks import FRAMEWORKS, Framework
+from prism.workload.host import Host
 from prism.workload.kernelcost import NUMBER_BYTES
 from prism.workload.kernels import (
     LOGNORMAL,
@@ -41,6 +44,7 @@ from prism.workload.work import Collective, PerChunk, Workload, nominal_step, sc
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job
+    from prism.jobs.jobspec.blocks import ParallelismBlock
 
 __all__ = [
     "ChunkWork", "Collective", "Kernel", "Workload", "build_workload", "count_model_flop",
@@ -67,14 +71,9 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     cluster, costs = build_cluster(job, library), build_costs(job, library, tables)
     expander = Expander(model, layout, cluster, costs)
     layers = {layer: expander.layer(layer) for layer in dict.fromkeys(model_layers(model))}
-    # cp ranks of a lone replica still reduce, as in ddp
-    mode = "ddp" if layout.data_parallel == "none" else layout.data_parallel
-    # eager FSDP quantizes what it has gathered, the others a rank's part before
-    size = PARAMETER_BYTES if expander.framework.norm == "eager" else NUMBER_BYTES[layout.precision]
     gradient_bytes = DTYPE_BYTES[layout.gradient_dtype]
-    shared = cluster, mode, gradient_bytes, size
-    dense = _Sharing(*shared, "shard" if mode == "hsdp" else "dp_cp")
-    experts = _Sharing(*shared, "expert_dp", "expert_")
+    dense = _Sharing(cluster, layout, "shard" if layout.data_parallel == "hsdp" else "dp_cp")
+    experts = _Sharing(cluster, layout, "expert_dp", "expert_")
     weights = chunk_weights(job, slots)
     held = [[(w.others, w.routed) for w in row] for row in weights]
     of_stage = [[sum(n) for n in zip(*row, strict=True)] for row in held]
@@ -102,12 +101,13 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     chunks = tuple(tuple(_chunk(expander, layers, slot) for slot in row) for row in slots)
     gathers, reduces = per_chunk(_Sharing.gathers), per_chunk(_Sharing.reduces)
     group = "tp" if layout.tp > 1 else ""  # whose ranks send at the same time
-    if mode in ("fsdp", "hsdp") and layout.overlap:
-        again = layout.reshard_after_forward  # else once for all microbatches
+    if layout.overlap:
+        hidden = reduces if dense.hides_gradients else per_chunk(lambda _, n: ())
+        again = dense.is_full and layout.reshard_after_forward  # else once for all microbatches
         cost = costs.overlap_cost / (1 if again else layout.microbatches)
         chunks = tuple(
             tuple(_contended(cost, again, group, *parts) for parts in zip(*rows, strict=True))
-            for rows in zip(chunks, gathers, reduces, strict=True)
+            for rows in zip(chunks, gathers, hidden, strict=True)
         )
     if transfer is not None and layout.p2p == "async":
         sending = transfer.duration - cluster.transfer_time(0.0)  # nothing works on the way
@@ -118,6 +118,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         )
     workload = Workload(
         chunks=chunks,
+        hides_gradients=dense.hides_gradients,
         gathers=gathers,
         reduces=reduces,
         transfer=transfer,
@@ -135,7 +136,19 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         model_flop=count_model_flop(job),
         tokens=float(_sequences(job) * model.seq_len),
     )
-    return scaled(under_power(job, workload, costs.moved), library)
+    workload = under_power(job, workload, costs.moved)
+    pace = cache(_host(job, library, expander.framework).pace)  # chunks are alike
+    chunks = tuple(tuple(map(pace, row)) for row in workload.chunks)
+    return scaled(replace(workload, chunks=chunks), library)
+
+
+def _host(job: Job, library: Library, framework: Framework) -> Host:
+    """Give what launching takes in a job."""
+    forward, backward = (s * job.variability.host_scale for s in framework.launch_s)
+    gap_s = library.value("nominal/kernel_launch_s") * job.cluster.scale.memory.time
+    wait = "nominal/expert_layer_s"
+    wait_s = library.value(wait) if wait in library else 0.0
+    return Host((forward, backward), gap_s, wait_s * job.variability.host_scale)
 
 
 def nominal_library(job: Job, library: Library | None) -> Library:
@@ -254,45 +267,109 @@ class _Sharing:
     """Ranks that share parameters of one GPU, and what they do with a given number."""
 
     cluster: Cluster
-    mode: str  # kind of data parallelism
-    gradient_bytes: float
-    gathered_bytes: float  # of a parameter
+    layout: ParallelismBlock
     group: str
     prefix: str = ""  # of names: routed experts, which fewer ranks share
 
+    @property
+    def framework(self) -> Framework:
+        """What the framework hides, and in which messages."""
+        return FRAMEWORKS[self.layout.framework]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether parameters are shared out, layer by layer."""
+        return self.layout.data_parallel in ("fsdp", "hsdp")
+
+    @property
+    def hides_gradients(self) -> bool:
+        """Whether gradients are reduced beside the last backward."""
+        return self.layout.overlap and (self.is_full or self.framework.hides_gradients)
+
+    @property
+    def hides_parameters(self) -> bool:
+        """Whether parameters are gathered beside forward, rather than after the optimizer."""
+        return self.is_full or (self.layout.overlap and self.framework.hides_parameters)
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Bytes of a parameter that is gathered.
+
+        Eager FSDP quantizes what it has gathered, the others a rank's part before.
+        """
+        eager = self.framework.norm == "eager"
+        return PARAMETER_BYTES if eager else NUMBER_BYTES[self.layout.precision]
+
     def gathers(self, n: float) -> tuple[Collective, ...]:
-        """All-gather of parameters, with fsdp and hsdp."""
-        if self.mode not in ("fsdp", "hsdp"):
-            return ()
-        return self._some("parameter_gather", "all_gather", self.gathered_bytes * n, self.group)
+        """All-gather of parameters before they are used."""
+        gather = self._gather(n) if self.hides_parameters else ()
+        return gather if self.is_full else _first(gather)
 
     def reduces(self, n: float) -> tuple[Collective, ...]:
         """Gradients: all-reduce in ddp, else reduce-scatter; hsdp: then parts over shard groups."""
-        op_kind = "all_reduce" if self.mode == "ddp" else "reduce_scatter"
-        own = self._some("gradient_reduce", op_kind, self.gradient_bytes * n, self.group)
-        if self.mode != "hsdp":
+        mode, size = self.layout.data_parallel, DTYPE_BYTES[self.layout.gradient_dtype]
+        # cp ranks of a lone replica still reduce, as in ddp
+        whole = mode in ("ddp", "none") or (mode == "zero1" and self.framework.reduces_whole)
+        op_kind = "all_reduce" if whole else "reduce_scatter"
+        own = self._some("gradient_reduce", op_kind, size * n, self.group)
+        if not self.is_full:
+            return _first(own)[::-1] if self.hides_gradients else own
+        if mode != "hsdp":
             return own
-        n_bytes = self.gradient_bytes / self.n_shards * n
-        return own + self._some("gradient_replicate", "all_reduce", n_bytes, "replicas")
+        return own + self._some(
+            "gradient_replicate", "all_reduce", size / self.n_shards * n, "replicas"
+        )
 
     def param_gather(self, n: float) -> Collective | None:
-        """zero1: all-gather of a stage's parameters after the optimizer."""
-        if self.mode != "zero1":
-            return None
-        found = self._some("parameter_gather", "all_gather", self.gathered_bytes * n, self.group)
+        """All-gather of a stage's parameters after the optimizer, with zero1."""
+        found = () if self.hides_parameters else self._gather(n)
         return found[0] if found else None
 
     @property
     def n_shards(self) -> int:
         """Ranks that divide the optimizer's work, one in ddp."""
-        return 1 if self.mode == "ddp" else self.cluster.group(self.group).n_ranks
+        whole = self.layout.data_parallel in ("ddp", "none")
+        return 1 if whole else self.cluster.group(self.group).n_ranks
+
+    def _gather(self, n: float) -> tuple[Collective, ...]:
+        if self.layout.data_parallel in ("ddp", "none"):
+            return ()
+        return self._some("parameter_gather", "all_gather", self.parameter_bytes * n, self.group)
 
     def _some(self, name: str, op_kind: str, n_bytes: float, among: str) -> tuple[Collective, ...]:
-        """One collective; none in a group of one, or of no experts."""
+        """One collective, in messages of a bucket; none in a group of one, or of no experts."""
         if self.prefix and n_bytes == 0.0:
             return ()
-        found = _collective(self.cluster, self.prefix + name, op_kind, n_bytes, among, "dp")
-        return () if found is None else (found,)
+        messages = 1.0
+        if not self.is_full:
+            least = self.framework.bucket_rank_bytes * self.cluster.group(among).n_ranks
+            messages = max(1.0, n_bytes / max(self.framework.bucket_bytes, least))
+        found = _collective(
+            self.cluster, self.prefix + name, op_kind, n_bytes / messages, among, "dp"
+        )
+        return (
+            ()
+            if found is None
+            else (replace(found, messages=messages, duration=found.duration * messages),)
+        )
+
+
+def _first(whole: tuple[Collective, ...]) -> tuple[Collective, ...]:
+    """Split off the first of a collective's messages: the rest run beside the chunk's kernels."""
+    return tuple(
+        part
+        for c in whole
+        for part in (
+            replace(c, duration=c.duration / c.messages, messages=1.0),
+            replace(
+                c,
+                duration=c.duration * (1.0 - 1.0 / c.messages),
+                messages=c.messages - 1.0,
+                beside=True,
+            ),
+        )
+        if part.duration > 0.0
+    )
 
 
 def _explicit_workload(job: Job) -> Workload:

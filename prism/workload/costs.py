@@ -38,8 +38,6 @@ class Costs:
     cast_bytes_per_s: float = 0.0
     cast_copies: float = 2.0  # quantized copies of an operand: by rows and by columns
     overlap_cost: float = 0.0  # share of hidden collectives that compute beside becomes longer
-    expert_layer_s: float = 0.0  # that the host holds up each pass of a layer with experts
-    gap_s: float = 0.0  # between kernels
     fp8_backward: float = 1.0  # time of gradients' products in fp8, over their shapes' forward
     compute_factor: float = 1.0  # how many times longer compute takes on a hardware variant
     memory_factor: float = 1.0
@@ -153,20 +151,6 @@ class Costs:
         law = "residual/memory"
         return Kernel(name, kernel_class, duration, 0.0, n_bytes, law, launches=launches)
 
-    def expert_layer(self, name: str) -> tuple[Kernel, ...]:
-        """Time by which the host, launching kernel by kernel, holds up a layer with experts.
-
-        It waits for the counts of tokens first, so that it is never ahead.
-        """
-        duration = self.expert_layer_s * self.compute_factor
-        return (Kernel(name, "compute", duration, 0.0, 0.0, "residual/compute"),) * (duration > 0.0)
-
-    def gaps(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        """Gaps between some kernels, together."""
-        duration = self.gap_s * sum(k.launches for k in kernels if not k.group)
-        gap = Kernel("launch_gaps", "launch_gaps", duration, 0.0, 0.0, "residual/memory")
-        return (gap,) * (duration > 0.0)
-
     def _compute(
         self, name: str, kernel_class: str, cost: KernelCost, flop: float, launches: float
     ) -> Kernel:
@@ -221,7 +205,6 @@ def build_costs(job: Job, library: Library, tables: Library) -> Costs:
     speed = library.value("nominal/derate") if "nominal/derate" in library else 1.0
     own = f"nominal/speed_{layout.framework}"
     speed *= library.value(own) if own in library else 1.0
-    expert_s = 0.0 if layout.cuda_graphs else _optional(library, "expert_layer_s")
     cast = "nominal/cast_efficiency"
     efficiency = value(cast) if cast in library else 1.0
     return Costs(
@@ -232,9 +215,7 @@ def build_costs(job: Job, library: Library, tables: Library) -> Costs:
         cast_bytes_per_s=device.memory_bytes_per_s * efficiency,
         cast_copies=_copies(device.name, precision),
         overlap_cost=_optional(library, "overlap_cost"),
-        expert_layer_s=expert_s,
         fp8_backward=_optional(library, "fp8_backward") or 1.0,
-        gap_s=value("nominal/kernel_launch_s") * job.cluster.scale.memory.time,
         compute_factor=compute / speed * job.cluster.scale.compute.time,
         memory_factor=memory * job.cluster.scale.memory.time,
     )

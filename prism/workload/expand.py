@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from prism.cluster.machine import Cluster
 from prism.workload.frameworks import FRAMEWORKS, FUSED_LOSS_BYTES, Framework
-from prism.workload.kernels import Kernel, collective_law
+from prism.workload.host import BLOCKS
+from prism.workload.kernels import Kernel, collective_law, exposed
 from prism.workload.layers import Layer, embedding_ops, layer_halves, loss_ops, share_of
 from prism.workload.ops import (
     Attention,
@@ -38,14 +39,9 @@ if TYPE_CHECKING:
     from prism.jobs.jobspec.blocks import ModelBlock, ParallelismBlock
     from prism.workload.costs import Costs
 
-TP_OVERLAP_COST = 0.2
-"""Part of a hidden tp collective that stays visible, as slower compute beside it.
-
-Megatron starts the reduction of a column-parallel layer's input gradient (reduce-scatter, or
-all-reduce without sequence parallelism) before the weight gradient's product, which hides it. The
-collective still takes memory bandwidth and cores: NCCL runs 16 to 32 blocks beside 132
-multiprocessors of an H100. An assumption, not a fit.
-"""
+DUALPIPE_COST = 20.0 / 132.0
+"""Share of all-to-alls beside another microbatch by which its compute becomes longer: they keep 20
+of an H800's 132 multiprocessors ([1]_, section 3.2.2)."""
 
 DEFAULT_IMBALANCE = 1.1
 """Tokens of the busiest ep rank over the mean where the job does not say. An assumption between
@@ -121,21 +117,24 @@ class Expander:
             again = self._selected(ops) if layer.mixer in ("attention", "window") else ()
         backward = tuple(map(recomputed, again))
         backward += self.backward(halves[1]) + self.backward(halves[0])
-        return self._spaced(self.forward(ops)), self._spaced(backward)
+        forward = self._captured(layer, self._overlapped(self.forward(ops)))
+        return forward, self._captured(layer, self._overlapped(backward))
 
     def embedding(self) -> tuple[Kernels, Kernels]:
         """Forward and backward of the input embedding."""
         ops = embedding_ops(self.model, share_of(self.layout))
-        return self._spaced(self.forward(ops)), self._spaced(self.backward(ops))
+        return self.forward(ops), self.backward(ops)
 
     def loss(self) -> tuple[Kernels, Kernels]:
         """Forward and backward of the loss."""
         ops = loss_ops(self.model, share_of(self.layout))
-        return self._spaced(self.forward(ops)), self._spaced(self.backward(ops))
+        return self.forward(ops), self.backward(ops)
 
-    def _spaced(self, kernels: Kernels) -> Kernels:
-        """Kernels as they follow each other, with the gaps between them."""
-        return self._overlapped(kernels + self.costs.gaps(kernels))
+    def _captured(self, layer: Layer, kernels: Kernels) -> Kernels:
+        """Leave a layer's kernels without launches where a CUDA graph holds them."""
+        if layer.mlp != "experts" or not self.layout.cuda_graphs:
+            return kernels
+        return tuple(replace(k, launches=0.0) for k in kernels if k.name != BLOCKS.name)
 
     def _whole_again(self, ops: Sequence[Op]) -> Kernels:
         """Forward kernels of a layer that runs again in backward.
@@ -177,15 +176,13 @@ class Expander:
         """Leave of all-to-alls what is exposed beside another microbatch's compute.
 
         DualPipe pairs a forward with a backward of another microbatch, so that each direction's
-        all-to-alls run beside as much compute as it has itself ([1]_, section 3.2.1). What of them
-        is longer is exposed, and at least `TP_OVERLAP_COST`, which stands for the multiprocessors
-        that they take (20 of 132 in [1]_, section 3.2.2).
+        all-to-alls run beside as much compute as it has itself ([1]_, section 3.2.1).
         """
         sent = sum(k.duration for k in kernels if k.group == "ep")
         if not self.layout.expert_overlap or sent == 0.0:
             return kernels
         work = sum(k.duration for k in kernels if not k.group)
-        left = max(sent - work, TP_OVERLAP_COST * sent) / sent
+        left = exposed(sent, work, DUALPIPE_COST) / sent
         return tuple(
             replace(k, duration=k.duration * left) if k.group == "ep" else k for k in kernels
         )
@@ -329,8 +326,7 @@ class Expander:
         return (*cast, loss, *self._tp("loss_reduce", "all_reduce", LOSS_REDUCE_BYTES * op.rows))
 
     def _host(self, op: Host, backward: bool) -> Kernels:
-        name = op.name.replace("host", "backward_host") if backward else op.name
-        return self.costs.expert_layer(name)
+        return (BLOCKS,)
 
     # ------------------------------------------------------------------------------ collectives
     def _exchange(self, op: Exchange, backward: bool) -> Kernels:
@@ -359,13 +355,13 @@ class Expander:
         op_kind = "reduce_scatter" if self.layout.sequence_parallel else "all_reduce"
         return self._tp(f"{name}_{op_kind}", op_kind, 2.0 * rows * width)
 
-    def _hidden(self, kernels: Kernels, hidden_s: float) -> Kernels:
-        """Leave of collectives what shows beside a weight gradient of some duration."""
-        out = []
-        for k in kernels:
-            visible = max(k.duration - hidden_s, TP_OVERLAP_COST * k.duration)
-            out.append(replace(k, duration=visible, hidden_s=k.duration - visible))
-        return tuple(out)
+    def _hidden(self, kernels: Kernels, beside_s: float) -> Kernels:
+        """Leave of collectives what shows beside weight gradients, which Megatron starts after."""
+        shown = [exposed(k.duration, beside_s, self.costs.overlap_cost) for k in kernels]
+        return tuple(
+            replace(k, duration=visible, hidden_s=k.duration - visible)
+            for k, visible in zip(kernels, shown, strict=True)
+        )
 
     def _tp(self, name: str, op_kind: str, n_bytes: float) -> Kernels:
         return self._collective(name, f"tp_{op_kind}", op_kind, n_bytes, "tp")
@@ -379,7 +375,7 @@ class Expander:
             return ()
         duration = self.cluster.collective_time(op_kind, n_bytes, group)
         law = collective_law(self.cluster, n_bytes, group)
-        return (Kernel(name, kernel_class, duration, 0.0, n_bytes, law, group_name),)
+        return (Kernel(name, kernel_class, duration, 0.0, n_bytes, law, group_name, launches=1.0),)
 
 
 def _n_products(ops: Sequence[Op]) -> int:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple
 
 
@@ -66,6 +67,12 @@ class Framework:
     saves: tuple[tuple[str, float], ...] = ()  # kind, bytes a value kept beside the least
     optimizer_rate: float = 1.0  # of the optimizer's traffic, over a copy's
     product_launches: tuple[float, float] = (1.0, 2.0)  # of one product's forward and backward
+    launch_s: tuple[float, float] = 36e-6, 54e-6  # of the host, a launch in forward and backward
+    hides_gradients: bool = True  # reduces them beside the last backward, not after it
+    hides_parameters: bool = False  # gathers them (zero1) beside the next forward
+    bucket_bytes: float = 25.0 * 2.0**20  # of a message of gradients
+    bucket_rank_bytes: float = 0.0  # at least, for every rank
+    reduces_whole: bool = False  # all-reduces gradients with zero1 too
 
 
 _FLASH_2 = {"": "fa2", "v100": "efficient"}
@@ -99,7 +106,7 @@ FRAMEWORKS = {
     for framework in (
         Framework(
             "megatron", "Megatron Core 0.14 with Transformer Engine 2.8", _FUSED, "te", (16.0, 6.0),
-            _CUDNN,
+            _CUDNN, hides_parameters=True, bucket_bytes=160e6, bucket_rank_bytes=4e6,
         ),
         Framework(
             "compiled", "torch.compile of PyTorch 2.11",
@@ -112,11 +119,12 @@ FRAMEWORKS = {
             "compiled", (5.6, 5.7), _FLASH_2,
             fused_products=False, fused_sums=False, stops_early=True, casts_weights=True,
             optimizer_rate=_EAGER.optimizer_rate, product_launches=_EAGER.product_launches,
+            launch_s=(39e-6, 53e-6),
         ),
         _EAGER,
         replace(
             _EAGER, name="nanotron", about="nanotron 0.4", passes=_EAGER_PASSES, norm="te",
-            fused_products=True,
+            fused_products=True, hides_gradients=False, reduces_whole=True,
         ),
         replace(
             _EAGER, name="transformers", about="transformers 4.5x in eager PyTorch",
@@ -128,13 +136,20 @@ FRAMEWORKS = {
     )
 }  # fmt: skip
 FRAMEWORKS |= {
-    name: replace(FRAMEWORKS[name.partition("-")[0]], name=name, about=about, attention=attention)
-    for name, about, attention in (
-        ("megatron-2022", "Megatron-LM of 2021 to 2023, before Transformer Engine", _FLASH_2),
-        ("eager-2023", "eager PyTorch 1.13 to 2.5, Triton's attention", {"": "efficient"}),
-        ("compiled-2024", "torch.compile of PyTorch 2.5 to 2.8", _FLASH_2),
+    name: replace(FRAMEWORKS[name.partition("-")[0]], name=name, about=about, **changes)
+    for name, about, changes in (
+        (
+            "megatron-2022", "Megatron-LM of 2021 to 2023, before Transformer Engine",
+            {"attention": _FLASH_2, "hides_gradients": False, "hides_parameters": False,
+             "bucket_bytes": inf},
+        ),
+        (
+            "eager-2023", "eager PyTorch 1.13 to 2.5, Triton's attention",
+            {"attention": {"": "efficient"}},
+        ),
+        ("compiled-2024", "torch.compile of PyTorch 2.5 to 2.8", {"attention": _FLASH_2}),
     )
-}
+}  # fmt: skip
 """Older releases, whose products are slower by a factor that published jobs give
 (``nominal/speed_...`` of a library). Triton's attention has no kernels measured: PyTorch's
 memory-efficient one stands in."""

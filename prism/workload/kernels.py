@@ -54,6 +54,19 @@ class ChunkWork:
     weights: tuple[Kernel, ...] = ()
 
 
+def exposed(seconds: float, beside_s: float, cost: float) -> float:
+    """Part of communication that shows beside some compute, which it makes longer by a share of it.
+
+    NCCL's kernels take multiprocessors and memory from what runs beside them.
+
+    Examples
+    --------
+    >>> exposed(3.0, 2.0, 0.25), exposed(3.0, 5.0, 0.0), exposed(3.0, 0.0, 0.5)
+    (1.5, 0.0, 3.0)
+    """
+    return seconds - (1.0 - cost) * min(seconds, beside_s)
+
+
 def split_backward(kernels: tuple[Kernel, ...]) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """Split a backward into what gives the input's gradient and what gives the weights'.
 

@@ -226,4 +226,4 @@ class Exchange(Op):
 
 @dataclass(frozen=True)
 class Host(Op):
-    """A pass in which the host, launching kernel by kernel, holds up the device."""
+    """Where the host waits for what the device has computed, as counts of tokens."""

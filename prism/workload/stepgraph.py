@@ -45,12 +45,13 @@ class _Stage:
     split: frozenset[tuple[int, int]]  # (chunk, microbatch) of split backwards
     uses: list[int] = field(default_factory=list)  # chunks whose parameters are gathered, in order
     n_used: int = 0
-    gathers: list[int] = field(default_factory=list)  # last node of every use's gathers
+    gathers: list[tuple[int, int]] = field(default_factory=list)  # by use: before it, beside it
     gather_stream: int = START
     reduce_stream: int = START
     gathered: dict[str, int] = field(default_factory=dict)  # group -> its last gather
     reduced: dict[str, int] = field(default_factory=dict)  # group -> its last reduce
-    reduces: list[Collective] = field(default_factory=list)
+    # gradients to reduce, and since when that may be, if not since now
+    reduces: list[tuple[Collective, list[int] | None]] = field(default_factory=list)
 
 
 class _Route(NamedTuple):
@@ -140,7 +141,9 @@ class _StepBuilder:
         stage = self.stages[s]
         kind, chunk, microbatch = action
         # a weight's gradient needs its input and its output's gradient, not the weight
-        waits = inputs if kind == "W" else self._gather(s, chunk) + inputs
+        before, beside = (START, START) if kind == "W" else self._gather(s, chunk)
+        waits = [before, *inputs]
+        begin = [*stage.last, *waits]
         split = (chunk, microbatch) in stage.split
         op_types = self.op_types.get((kind, s, chunk, split))
         if op_types is None:
@@ -149,11 +152,13 @@ class _StepBuilder:
             self._lay_kernels(s, op_types, waits, microbatch)
         else:
             ((number,),) = op_types
-            stage.last = [self.b.add(stage.last + waits, number, stage=s, microbatch=microbatch)]
+            stage.last = [self.b.add(begin, number, stage=s, microbatch=microbatch)]
+        if beside != before:
+            stage.last = [self.b.join([last, beside], stage=s) for last in stage.last]
         if kind != "W":
             self._send(s, action, route)
         if kind == ("W" if split else "B"):
-            self._reduce(s, chunk)
+            self._reduce(s, chunk, begin)
 
     def _op_types(self, s: int, action: Action, split: bool) -> list[list[int]]:
         """Numbers of an action's op types: one for the group, or one of each member."""
@@ -212,40 +217,44 @@ class _StepBuilder:
 
     # -- data parallelism -------------------------------------------------------------------
 
-    def _gather(self, s: int, chunk: int) -> list[int]:
+    def _gather(self, s: int, chunk: int) -> tuple[int, int]:
         """Parameters of a chunk, gathered on a stream of their own, prefetched a few uses ahead.
 
         Gathers and reductions of one group have one communicator, which runs them one at a time in
-        the order in which they are issued.
+        the order in which they are issued. Returns what the chunk's kernels wait for, and what runs
+        beside them.
         """
         stage = self.stages[s]
         if stage.n_used == len(stage.uses) or stage.uses[stage.n_used] != chunk:
-            return []  # none, or the stage's own order already puts this after the gather
+            return START, START  # none, or the stage's order already puts this after the gather
         stage.n_used += 1
         ahead = self.options.prefetch if self.options.overlap else 0
         for use in stage.uses[len(stage.gathers) : stage.n_used + ahead]:
+            needed = START
             for collective in self.work.gathers[s][use]:
                 before = stage.gather_stream, stage.reduced.get(collective.group, START)
                 stage.gather_stream = self._collective(s, [*before, *stage.last], collective)
                 stage.gathered[collective.group] = stage.gather_stream
-            stage.gathers.append(stage.gather_stream)
-        return [stage.gathers[stage.n_used - 1]]
+                needed = needed if collective.beside else stage.gather_stream
+            stage.gathers.append((needed, stage.gather_stream))
+        return stage.gathers[stage.n_used - 1]
 
-    def _reduce(self, s: int, chunk: int) -> None:
+    def _reduce(self, s: int, chunk: int, begin: list[int]) -> None:
         """Gradients of a chunk, reduced on a stream of their own after its last weight gradient."""
         stage = self.stages[s]
         stage.pending[chunk] -= 1
         if stage.pending[chunk] > 0 and not self.options.reshard_after_forward:
             return
-        stage.reduces.extend(self.work.reduces[s][chunk])
-        if self.options.overlap:
+        for collective in self.work.reduces[s][chunk]:
+            stage.reduces.append((collective, begin if collective.beside else None))
+        if self.work.hides_gradients:
             self._lay_reduces(s)
 
     def _lay_reduces(self, s: int) -> None:
         stage = self.stages[s]
-        for collective in stage.reduces:
+        for collective, ready in stage.reduces:
             before = stage.reduce_stream, stage.gathered.get(collective.group, START)
-            stage.reduce_stream = self._collective(s, [*stage.last, *before], collective)
+            stage.reduce_stream = self._collective(s, [*(ready or stage.last), *before], collective)
             stage.reduced[collective.group] = stage.reduce_stream
         stage.reduces.clear()
 

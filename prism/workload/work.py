@@ -26,9 +26,11 @@ class Collective:
     op_kind: str  # all_gather, reduce_scatter, all_reduce, transfer or optimizer
     kernel_class: str
     duration: float  # nominal, from the last arrival [s]
-    bytes: float  # message size, or memory traffic of the optimizer [byte]
+    bytes: float  # size of a message, or memory traffic of the optimizer [byte]
     law: str  # library entry of its residual
     group: str = ""  # who takes part: of `Cluster.group`, or hop: two neighbouring stages
+    messages: float = 1.0  # of this many bytes, one after the other
+    beside: bool = False  # runs beside its chunk's kernels, not before or after them
 
 
 Parts = TypeVar("Parts")
@@ -44,8 +46,9 @@ class Workload:
     """
 
     chunks: tuple[tuple[ChunkWork, ...], ...]
-    gathers: PerChunk  # fsdp's parameters, one after the other
+    gathers: PerChunk  # parameters before they are used, one after the other
     reduces: PerChunk  # gradients over dp and cp; hsdp: in a shard group, then over those
+    hides_gradients: bool = True  # reduced beside backward, else after it
     transfer: Collective | None = None  # activation or gradient to a neighbouring stage
     # on links that leave a site, by the stage that sends forward: the time that a transfer holds
     # the uplink, which the next one waits for, and its time on the way

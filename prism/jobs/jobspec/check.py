@@ -174,12 +174,9 @@ def _check_variability(b: Blocks) -> Iterator[Problem]:
     if v.ranks == "measured" and v.model is None:
         text = "measured needs a fitted model; set variability.model: MODEL.nc, or drawn"
         yield text, "variability.ranks", "variability.model"
-    for name in ("kernel_scale", "host_scale"):
-        if getattr(v, name) != 1.0 and v.model is None:
-            text = (
-                "is a what-if of a fitted trace; set variability.model: MODEL.nc, or leave it out"
-            )
-            yield text, f"variability.{name}", "variability.model"
+    if v.kernel_scale != 1.0 and v.model is None:
+        text = "is a what-if of a fitted trace; set variability.model: MODEL.nc, or leave it out"
+        yield text, "variability.kernel_scale", "variability.model"
     if v.library == "":
         sets = ", ".join(DEVICE_LIBRARY.values())
         text = f"no distribution set is shipped for {b.cluster.device}; name one ({sets}) or none"
