@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 from prism.cluster.devices import device_key
@@ -136,10 +135,8 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         model_flop=count_model_flop(job),
         tokens=float(_sequences(job) * model.seq_len),
     )
-    workload = under_power(job, workload, costs.moved)
-    pace = cache(_host(job, library, expander.framework).pace)  # chunks are alike
-    chunks = tuple(tuple(map(pace, row)) for row in workload.chunks)
-    return scaled(replace(workload, chunks=chunks), library)
+    pace = _host(job, library, expander.framework).pace
+    return scaled(under_power(job, workload, costs.moved, pace), library)
 
 
 def _host(job: Job, library: Library, framework: Framework) -> Host:

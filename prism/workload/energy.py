@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 
 def under_power(
-    job: Job, workload: Workload, memory_time: Callable[[float], float] | None = None
-) -> Workload:
+    job: Job, workload: Workload, memory_time: Callable[[float], float],
+    pace: Callable[[ChunkWork], ChunkWork],
+) -> Workload:  # fmt: skip
     """Return a workload of nominal durations as the job's power limit and clock leave it.
 
     The limit is the TDP where the job gives none. Bubbles and what gathers and reductions expose
@@ -37,9 +38,12 @@ def under_power(
     ----------
     memory_time : callable
         Time that a kernel's bytes take [s]: no product is faster than its bytes.
+    pace : callable
+        Adds the gaps between a chunk's kernels, in which a GPU draws less.
     """
-    memory_time = None if memory_time is None else cache(memory_time)  # layers are alike
-    state = power_state(job, *_step(job, workload), memory_time)
+    memory_time, pace = cache(memory_time), cache(pace)  # layers and chunks are alike
+    spaced = tuple(tuple(map(pace, row)) for row in workload.chunks)
+    state = power_state(job, *_step(job, replace(workload, chunks=spaced)), memory_time)
     slowdowns = {"gemm": state.gemm_slowdown, "attention": state.attention_slowdown}
 
     @cache
@@ -49,12 +53,11 @@ def under_power(
         )
         if factor is None:
             return kernel
-        least = 0.0 if memory_time is None else memory_time(kernel.bytes)
-        return replace(kernel, duration=max(factor * kernel.duration, least))
+        return replace(kernel, duration=max(factor * kernel.duration, memory_time(kernel.bytes)))
 
     def chunk(work: ChunkWork) -> ChunkWork:
         names = ("forward", "backward", "inputs", "weights")
-        return replace(work, **{n: tuple(map(slowed, getattr(work, n))) for n in names})
+        return pace(replace(work, **{n: tuple(map(slowed, getattr(work, n))) for n in names}))
 
     chunks = tuple(tuple(map(chunk, row)) for row in workload.chunks)
     return replace(workload, chunks=chunks, power=state)
