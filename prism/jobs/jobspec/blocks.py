@@ -182,8 +182,8 @@ class ParallelismBlock(Block):
         False,
     )
     cuda_graphs: StrictBool = key(
-        "Kernels of layers with experts are launched as CUDA graphs (cuda_graph_impl), so that the "
-        "host does not hold them up.",
+        "Kernels of layers with experts are launched as CUDA graphs (cuda_graph_impl): the host "
+        "takes no time for them, and does not wait for counts of tokens.",
         False,
     )
     data_parallel: Literal["ddp", "zero1", "zero2", "fsdp", "hsdp", "none"] = key(
@@ -222,9 +222,18 @@ class ParallelismBlock(Block):
         "selective is none: attention recomputes its scores in any case.",
         "none",
     )
-    overlap: StrictBool = key("Gradient and parameter collectives overlap with compute.", True)
+    overlap: StrictBool = key(
+        "Gradient and parameter collectives overlap with compute where the framework lets them: "
+        "fsdp and hsdp both; ddp and zero1 gradients, with megatron zero1's parameters too; with "
+        "nanotron and megatron-2022 neither.",
+        True,
+    )
     prefetch: Number = key("fsdp: layer groups gathered ahead of compute.", 1)
-    bucket_layers: Count = key("ddp without a pipeline: layers per bucket.", 4)
+    bucket_layers: Count = key(
+        "ddp and zero1 without a pipeline: layers whose gradients are ready together, which go in "
+        "messages of the framework's bucket.",
+        4,
+    )
     layer_split: Split = key(
         "Layers of each model chunk in virtual-stage order (chunk*pp + stage; in a V there and "
         "back), pp*vpp counts [auto: even, or one fewer on the first and the last].",
@@ -455,7 +464,9 @@ class VariabilityBlock(Block):
         "What-if of a fitted trace: its kernels and transfers take this many times as long.", 1.0
     )
     host_scale: Positive = key(
-        "The same of the host's time between launches: 2 is a host half as fast.", 1.0
+        "The host takes this many times as long for a launch, in a fitted trace from launch to "
+        "launch: 2 is a host half as fast.",
+        1.0,
     )
     resolution: Literal["op", "kernel"] = key(
         "One op per forward or backward, or one per kernel and rank.", "op"
