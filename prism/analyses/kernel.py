@@ -51,7 +51,8 @@ def kernel(
         Of ``collective`` op ("all_reduce", "all_gather", "reduce_scatter", "alltoall" or
         "sendrecv", every rank to the next), bytes as nccl-tests counts them, ranks, nodes (as few
         as hold the ranks; of 4 GPUs on GB200 and GB300, else 8), nvlink_domain_gpus and
-        network_gbit of a GPU (the device's), transport ("infiniband" or "roce").
+        network_gbit of a GPU (the device's), transport ("infiniband", "roce", "efa", "tcpx" or
+        "slingshot").
 
     Returns
     -------

@@ -3,5 +3,5 @@
 # modules that rooms above may import
 FACE = (
     "devices", "groups", "linkcongestion", "machine", "nccl", "nodemap", "nodes.hosts",
-    "nodes.inventory", "power", "wiring",
+    "nodes.inventory", "power", "transports", "wiring",
 )  # fmt: skip

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from prism.common.errors import PrismError
 
-# Steps of a ring with the protocol Simple, NCCL 2.27, src/graph/tuning.cc [s].
-HOPS_S = 3.4e-6, 14e-6  # NVLink, network
+HOP_S = 3.4e-6  # of NVLink: a ring's step with the protocol Simple, NCCL 2.27, src/graph/tuning.cc
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,6 @@ class Device:
     nvlink_bytes_per_s: float  # one direction; data sheets give both
     network_bytes_per_s: float  # one direction
     nvlink_latency_s: float  # one hop of a small message
-    network_latency_s: float
     power_w: float  # thermal design power
     fp8_flop_per_s: float = 0.0  # 0: no such arithmetic
     fp4_flop_per_s: float = 0.0
@@ -36,21 +34,18 @@ class Device:
 # G. Lockwood from NVIDIA's Blackwell architecture briefs; AMD's data sheet of MI300X. Networks:
 # 400 Gbit/s per GPU (DGX H100, Llama 3, arXiv:2407.21783), 800 Gbit/s with B300 and GB300
 # (ConnectX-8), 200 Gbit/s with A100, 4 x 100 Gbit/s for 8 GPUs in DGX-1 V100.
-# Latencies: a ring's step by NCCL's tuning model. NCCL profiles of DGX H100 and DGX A100 in
-# microsoft/vidur: small all-reduces of 8 take 3.0 and 7.3 us per step, the smallest send_recv
-# between two nodes 16 and 27 us.
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
-        Device("v100", 125e12, 0.90e12, 32e9, 150e9, 6.25e9, *HOPS_S, 300.0),
-        Device("a100", 312e12, 2.04e12, 80e9, 300e9, 25e9, *HOPS_S, 400.0),
-        Device("h100", 989e12, 3.35e12, 80e9, 450e9, 50e9, *HOPS_S, 700.0, 1979e12),
-        Device("h200", 989e12, 4.80e12, 141e9, 450e9, 50e9, *HOPS_S, 700.0, 1979e12),
-        Device("b200", 2250e12, 8.0e12, 180e9, 900e9, 50e9, *HOPS_S, 1000.0, 4500e12, 9e15),
-        Device("b300", 2250e12, 8.0e12, 270e9, 900e9, 100e9, *HOPS_S, 1100.0, 4500e12, 13.5e15),
-        Device("gb200", 2500e12, 8.0e12, 186e9, 900e9, 50e9, *HOPS_S, 1200.0, 5000e12, 10e15),
-        Device("gb300", 2500e12, 8.0e12, 278e9, 900e9, 100e9, *HOPS_S, 1400.0, 5000e12, 15e15),
-        Device("mi300x", 1307e12, 5.3e12, 192e9, 448e9, 50e9, *HOPS_S, 750.0, 2615e12),
+        Device("v100", 125e12, 0.90e12, 32e9, 150e9, 6.25e9, HOP_S, 300.0),
+        Device("a100", 312e12, 2.04e12, 80e9, 300e9, 25e9, HOP_S, 400.0),
+        Device("h100", 989e12, 3.35e12, 80e9, 450e9, 50e9, HOP_S, 700.0, 1979e12),
+        Device("h200", 989e12, 4.80e12, 141e9, 450e9, 50e9, HOP_S, 700.0, 1979e12),
+        Device("b200", 2250e12, 8.0e12, 180e9, 900e9, 50e9, HOP_S, 1000.0, 4500e12, 9e15),
+        Device("b300", 2250e12, 8.0e12, 270e9, 900e9, 100e9, HOP_S, 1100.0, 4500e12, 13.5e15),
+        Device("gb200", 2500e12, 8.0e12, 186e9, 900e9, 50e9, HOP_S, 1200.0, 5000e12, 10e15),
+        Device("gb300", 2500e12, 8.0e12, 278e9, 900e9, 100e9, HOP_S, 1400.0, 5000e12, 15e15),
+        Device("mi300x", 1307e12, 5.3e12, 192e9, 448e9, 50e9, HOP_S, 750.0, 2615e12),
     )
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,9 +27,11 @@ from prism.cluster.linktiers import (
     ring_factor,
     unit_sizes,
 )
-from prism.cluster.nccl import Path, measured_time
+from prism.cluster.nccl import Path, measured_time, smallest_step, sum_per_byte
+from prism.cluster.transports import TRANSPORTS
 from prism.distributions.kerneltables import KernelTable
 from prism.jobs.jobspec.blocks import Link as LinkBlock
+from prism.jobs.jobspec.blocks import NetworkLink
 from prism.jobs.scheduleorders import steady_share
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+STEP_OF_HOP = 0.47  # a step at its shortest over NVLink's hop, as on H100
 
 
 @dataclass(frozen=True)
@@ -102,21 +106,17 @@ class Cluster:
         bytes: the whole (gathered, unreduced) buffer on one rank; of an all-to-all what a rank
         sends, the part that it keeps included.
 
-        Inside a domain it takes what was measured, see `prism.cluster.nccl.measured_time`. With g
-        of n members in each of k NVLink domains, an all-gather or reduce-scatter sends ``max(S/g
-        (k-1)/k / b_net, S (g-1)/g / b_nvl)``: one ring per member across the domains over that
-        member's own network card, a ring inside each domain, both pipelined; the latency is that of
-        n - 1 steps, k - 1 of them over the network. Where members are spread unevenly, g is their
-        mean over the domains and may be a fraction, and k the most domains that a group of the kind
-        touches. An all-reduce is both in turn, or a tree; NCCL takes the faster, see
-        `prism.cluster.nccl`. A ring leaves a unit of a tier once for all of its members there, so
+        Inside a domain it takes what was measured, see `prism.cluster.nccl.measured_time`, and
+        beyond it what `prism.cluster.nccl.Path` says. Where members are spread unevenly, those of a
+        domain are their mean and may be a fraction, and domains the most that a group of the kind
+        touches. A ring leaves a unit of a tier once for all of its members there, so
         oversubscription o with q members per unit, g of them in each domain, divides the network
         rate by max(1, o g / q); see `prism.cluster.linktiers.ring_factor` for hierarchical
         collectives. Of the steps, u - 1 leave one of u units, at the tier's latency; of a tree's,
         log2(u).
 
         Rings: Thakur et al., 2005, doi:10.1177/1094342005051521. Two trees: Sanders et al., 2009,
-        doi:10.1016/j.parco.2009.09.001. PAT: Jeaugey, 2025, arXiv:2506.20252.
+        doi:10.1016/j.parco.2009.09.001.
         """
         if group.n_ranks <= 1 or n_bytes <= 0:
             return 0.0
@@ -134,15 +134,39 @@ class Cluster:
             return 0.0
         if domains == 1 and op_kind in self.measured:
             return self._measured_time(op_kind, n_bytes, n_ranks)
-        inside = n_ranks / domains  # in the mean
-        crossing = n_bytes * (domains - 1) / domains
-        path = Path(
-            n_ranks, domains, self.nvlink.latency_s, self.network.latency_s,
-            n_bytes * (inside - 1) / inside / self.nvlink.bytes_per_s,
-            crossing / inside / self.network.bytes_per_s * factor,
-            crossing * self.network_factor, latency_s, tree_latency_s, self.nvlink_factor,
+        path = self._path(n_ranks, domains, factor)
+        if op_kind == "all_reduce":
+            path = path._replace(sum_s=self._sum_s(n_ranks / domains))
+        path = path._replace(ring_s=latency_s, tree_s=tree_latency_s)
+        return path.fastest(op_kind, n_bytes)
+
+    def _path(self, n_ranks: int, domains: int, factor: float) -> Path:
+        link = self.network if domains > 1 else self.nvlink
+        return Path(
+            n_ranks, domains, link.latency_s, self._step_s, self.nvlink.bytes_per_s,
+            self.network.bytes_per_s * n_ranks / domains / factor,
+            channels=1.0 / self.network_factor,
         )  # fmt: skip
-        return path.fastest(op_kind)
+
+    @cached_property
+    def _step_s(self) -> float:
+        """Latency of a collective's step inside a domain, at its shortest [s]."""
+        table = self.measured.get("all_gather")
+        if table is None:
+            return self.nvlink.latency_s * STEP_OF_HOP
+        return self.nvlink_factor * smallest_step(table)
+
+    def _sum_s(self, inside: float) -> float:
+        """Time of a byte that a domain adds up for so many members; 0 where none is measured."""
+        if inside <= 1.0 or "all_reduce" not in self.measured:
+            return 0.0
+        if inside not in self._sums:
+            self._sums[inside] = sum_per_byte(self.measured["all_reduce"], inside)
+        return self.nvlink_factor * self._sums[inside]
+
+    @cached_property
+    def _sums(self) -> dict[float, float]:
+        return {}
 
     def _measured_time(self, op_kind: str, n_bytes: float, n_ranks: int) -> float:
         """Duration of a collective inside an NVLink domain, from its table [s]."""
@@ -154,11 +178,11 @@ class Cluster:
         """Duration of an all-to-all [s]; `exits` says where it lies.
 
         All messages are in flight at once, those to other domains over the rank's own network card:
-        with g = n_ranks, k domains and m = g / k members in each, ``a_nvl + a_net + max(S (m-1)/g /
-        b_nvl, S (g-m)/g / b_net)``. Where a token's copies lie in few domains, it crosses the
-        network once for each of them, to the rank of its own place there, which passes it on over
-        NVLink: ``max(S (m-1)/m / b_nvl, c S (k-1)/k / b_net)``, c being its domains over its
-        copies. Latencies count once where their tier is used.
+        with g = n_ranks, k domains and m = g / k members in each, ``max(S (m-1)/g / b_nvl, S
+        (g-m)/g / b_net)``. Where a token's copies lie in few domains, it crosses the network once
+        for each of them, to the rank of its own place there, which passes it on over NVLink:
+        ``max(S (m-1)/m / b_nvl, c S (k-1)/k / b_net)``, c being its domains over its copies. The
+        outermost tier's latency counts once.
 
         Messages in flight together: NCCL's documentation, "Point-to-point communication",
         all-to-all. Forwarding: DeepSeek-V3, arXiv:2412.19437, section 3.2.2.
@@ -166,20 +190,17 @@ class Cluster:
         if self.dispatch is not None:
             latency = latency_s + (self.network.latency_s if domains > 1 else 0.0)
             return latency + self.dispatch.seconds(n_bytes, n_ranks, domains, factor)
-        inside, latency, limit = n_ranks / domains, latency_s, self.most_domains
-        if domains == 1 < n_ranks and "all_to_all" in self.measured:
+        if n_ranks == 1:
+            return 0.0
+        if domains == 1 and "all_to_all" in self.measured:
             return self._measured_time("all_to_all", n_bytes, n_ranks)
-        nvlink_s = n_bytes * (inside - 1.0) / (inside if limit else n_ranks)
-        nvlink_s /= self.nvlink.bytes_per_s
-        network_s = 0.0
-        if inside > 1.0:
-            latency += self.nvlink.latency_s
-        if domains > 1:
-            latency += self.network.latency_s
-            copies = min(limit, domains, self.token_copies) if limit else self.token_copies
-            crossing = copies / self.token_copies * (domains - 1.0) / domains
-            network_s = n_bytes * crossing / self.network.bytes_per_s * factor
-        return latency + max(nvlink_s, network_s)
+        inside, limit = n_ranks / domains, self.most_domains
+        copies = min(limit, domains, self.token_copies) if limit else self.token_copies
+        path = self._path(n_ranks, domains, factor)._replace(ring_s=latency_s)
+        return path.exchange(
+            n_bytes, n_bytes * (inside - 1.0) / (inside if limit else n_ranks),
+            n_bytes * copies / self.token_copies * (domains - 1.0) / domains,
+        )  # fmt: skip
 
     def exits(self, domains: int, units: Sequence[int]) -> Reach:
         """How an all-to-all lies that touches this many NVLink domains, and units of every tier.
@@ -286,7 +307,8 @@ class Cluster:
 def build_cluster(job: Job, library: Library) -> Cluster:
     """Put a job's layout on its cluster.
 
-    A link's missing figures are the device's, and its missing efficiency the library's. Inside an
+    A link's missing figures are the device's and the transport's, and its missing efficiency the
+    library's, on other networks than InfiniBand by the ratio of the transports. Inside an
     NVLink domain the library's measured tables hold, where they are of a device with as fast an
     NVLink and the job gives no figures of its own.
 
@@ -298,7 +320,9 @@ def build_cluster(job: Job, library: Library) -> Cluster:
     block, layout = job.cluster, job.parallelism
     device = find_device(block.device)
 
-    def link(tier: str, bytes_per_s: float, latency_s: float) -> tuple[Link, float]:
+    def link(
+        tier: str, bytes_per_s: float, latency_s: float, over: float = 1.0
+    ) -> tuple[Link, float]:
         """One tier's link and its efficiency: the job's figures where it has them."""
         given, time = getattr(block.links, tier) or LinkBlock(), getattr(block.scale, tier).time
         if given.bandwidth_gbytes_per_s is not None:
@@ -307,11 +331,15 @@ def build_cluster(job: Job, library: Library) -> Cluster:
             latency_s = given.latency_us * 1e-6
         efficiency = given.efficiency
         if efficiency is None:
-            efficiency = library.value(f"nominal/{tier}_efficiency")
+            efficiency = min(1.0, over * library.value(f"nominal/{tier}_efficiency"))
         return Link(bytes_per_s * efficiency / time, latency_s * time), efficiency
 
     nvlink, share = link("nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s)
-    network, efficiency = link("network", device.network_bytes_per_s, device.network_latency_s)
+    transport = TRANSPORTS[(block.links.network or NetworkLink()).transport]
+    network, efficiency = link(
+        "network", device.network_bytes_per_s, transport.hop_s,
+        transport.efficiency / TRANSPORTS["infiniband"].efficiency,
+    )  # fmt: skip
     own = DEVICES.get(device_key(library.device))
     same = own is not None and own.nvlink_bytes_per_s == device.nvlink_bytes_per_s
     measured = library.tables if same and block.links.nvlink is None else {}

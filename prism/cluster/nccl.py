@@ -1,9 +1,11 @@
-"""Which of NCCL's algorithms a collective takes, and how long: measured inside an NVLink domain.
+"""How long NCCL's collectives take: as measured inside an NVLink domain, by a formula beyond it.
 
-Beyond a domain, and where nothing was measured, NCCL's own tuning model decides with its constants
-(src/graph/tuning.cc of 2.27, BSD-3-Clause): rings of n - 1 steps, trees of log2(k) levels, and for
-one rank to a domain PAT, which sends to ranks 1, 2, 4, ... away. Left out: sums in switches beyond
-a domain (CollNet, NVLS trees).
+A ring of n ranks in k domains takes n - 1 steps, k - 1 of them over the network, and brings
+S (n - 1) / n bytes over every edge; it leaves a domain over the network cards of all its members. A
+tree takes log2(k) levels over the network, up and down; its busiest domain sends S / 2 for each
+neighbour, so that of two domains each sends the buffer once, as often as a ring's half. In the
+domain a switch adds up where that was measured (NVLS), else a chain of GPUs. Steps take longer with
+more bytes, as NCCL then fills a deeper pipeline. Left out: sums in switches of the network (SHARP).
 """
 
 from __future__ import annotations
@@ -11,32 +13,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from prism.cluster.transports import ALGORITHMS, FULL_BYTES, Algorithms
 from prism.distributions.kerneltables import KernelTable
-
-
-class Protocol(NamedTuple):
-    """What an algorithm with a protocol costs, beside the link's latency and bandwidth."""
-
-    base_s: float
-    nvlink: float  # latency of a step over the hop's of a link [1]
-    network: float
-    rate: float  # of the links' rate [1]
-    most_bytes_per_s: float = math.inf  # of a rank group in a domain, over the network
-
-
-RINGS = (
-    Protocol(8.4e-6, 1.0, 1.0, 1.0),  # Simple
-    Protocol(14e-6, 1.9 / 3.4, 4.0 / 14.0, 0.92),  # LL128
-    Protocol(6.6e-6, 0.6 / 3.4, 2.7 / 14.0, 0.5, 20e9),  # LL
-)
-TREES = (
-    Protocol(8.4e-6, 4.0 / 3.4, 1.0, 0.92),
-    Protocol(14e-6, 1.25 / 3.4, 8.5 / 14.0, 0.92 * 120.0 / 128.0),
-    Protocol(6.8e-6, 0.6 / 3.4, 5.0 / 14.0, 0.92 / 3.8, 20e9),  # LL
-)
-PAT = Protocol(8.0e-6, 0.0, 1.0 / 3.5, 0.75)
-PAT_RANK = 2.8 / 14.0
-"""Latency that PAT adds for every rank over the network's hop [1]."""
 
 
 class Path(NamedTuple):
@@ -44,49 +22,66 @@ class Path(NamedTuple):
 
     n_ranks: int
     domains: int
-    nvlink_hop_s: float
-    network_hop_s: float
-    nvlink_s: float  # of the group's bytes inside the domains
-    network_s: float  # ... and between them
-    network_bytes: float  # that a group sends from one domain to the next
+    hop_s: float  # of a message over the slowest link
+    step_s: float  # of a collective's step inside a domain, at its shortest
+    nvlink_bytes_per_s: float  # of a rank
+    network_bytes_per_s: float  # of a domain, over the network cards of its members in the group
+    sum_s: float = 0.0  # of a byte that the domain's switch adds up; 0: none does
     ring_s: float = 0.0  # latency that farther units add to a ring
     tree_s: float = 0.0  # ... and to a tree
-    base_factor: float = 1.0  # on what a collective takes before it sends
+    channels: float = 1.0  # NCCL's rate over the measured one
+    figures: Algorithms = ALGORITHMS
 
-    def _sending(self, protocol: Protocol) -> float:
-        slowest = max(self.nvlink_s, self.network_s) / protocol.rate
-        return max(slowest, self.network_bytes / protocol.most_bytes_per_s)
+    def steps(self, n_bytes: float) -> float:
+        """Latency of a ring's steps, or of messages to every other rank [s]."""
+        f, n, k = self.figures, self.n_ranks, self.domains
+        grown = f.least + (1.0 - f.least) * _filled(n_bytes / n, f.power)
+        inside = (n - k) * self.step_s * (f.beyond if k > 1 else f.within)
+        return grown * ((k - 1) * self.hop_s + inside)
 
-    def ring(self, protocol: Protocol, phases: float) -> float:
-        """Duration of a ring [s]: n - 1 steps in a phase, k - 1 of them over the network."""
-        between = (self.domains - 1) * self.network_hop_s * protocol.network + self.ring_s
-        inside = (self.n_ranks - self.domains) * self.nvlink_hop_s * protocol.nvlink
-        once = between + inside + self._sending(protocol)
-        return protocol.base_s * self.base_factor + phases * once
+    def _network_s(self, sent: float, passed: float) -> float:
+        """Time of what the cards send from domain to domain, and the channels pass on [s]."""
+        if self.domains == 1:
+            return 0.0
+        most = self.figures.channels_bytes_per_s * self.channels
+        return math.hypot(sent / self.network_bytes_per_s, passed / most)
 
-    def tree(self, protocol: Protocol) -> float:
-        """Duration of a tree over domains with a chain in each, up and down [s]."""
-        between = math.log2(self.domains) * self.network_hop_s * protocol.network + self.tree_s
-        chain = (self.n_ranks / self.domains - 1.0) * self.nvlink_hop_s * protocol.nvlink
-        return protocol.base_s * self.base_factor + 2.0 * (
-            between + chain + self._sending(protocol)
-        )
+    def ring(self, n_bytes: float, phases: float) -> float:
+        """Duration of a ring [s]; an all-reduce has two phases."""
+        n, g = self.n_ranks, self.n_ranks / self.domains
+        moved = n_bytes * (n - 1) / n
+        inside = n_bytes * (g - 1.0) / g / self.nvlink_bytes_per_s
+        sending = max(self._network_s(moved, moved), inside)
+        return self.hop_s + phases * (self.steps(n_bytes) + self.ring_s + sending)
 
-    def pat(self) -> float:
-        """Duration of PAT [s]."""
-        steps = math.log2(self.domains) * PAT.network + self.n_ranks * PAT_RANK
-        sent = self._sending(PAT)
-        return PAT.base_s * self.base_factor + steps * self.network_hop_s + self.tree_s + sent
+    def tree(self, n_bytes: float) -> float:
+        """Duration of a tree over domains, up and down [s]."""
+        f, others = self.figures, self.n_ranks / self.domains - 1.0
+        levels = math.log2(self.domains) * self.hop_s * f.level * _filled(n_bytes, f.power)
+        sent = n_bytes * min(self.domains, 4) / 2.0
+        inside = n_bytes * self.sum_s
+        if not inside:
+            inside = 2.0 * n_bytes * min(others, 1.0) / (self.nvlink_bytes_per_s * f.chain_rate)
+        latency = levels + self.tree_s + others * self.step_s * f.chain
+        sending = max(self._network_s(sent, 2.0 * (sent - n_bytes)), inside)
+        return self.hop_s + 2.0 * latency + sending
 
-    def fastest(self, op_kind: str) -> float:
+    def fastest(self, op_kind: str, n_bytes: float) -> float:
         """Duration of an all-gather, reduce-scatter or all-reduce by the best algorithm [s]."""
-        phases = 2.0 if op_kind == "all_reduce" else 1.0
-        each = [self.ring(protocol, phases) for protocol in RINGS]
         if op_kind == "all_reduce":
-            each += [self.tree(protocol) for protocol in TREES]
-        elif self.n_ranks == self.domains > 1:
-            each.append(self.pat())
-        return min(each)
+            return min(self.ring(n_bytes, 2.0), self.tree(n_bytes))
+        return self.ring(n_bytes, 1.0)
+
+    def exchange(self, n_bytes: float, inside: float, outside: float) -> float:
+        """Duration of an all-to-all of which a rank sends this many bytes to either side [s]."""
+        latency = self.hop_s + self.figures.messages * self.steps(n_bytes) + self.ring_s
+        own = self.network_bytes_per_s * self.domains / self.n_ranks
+        return latency + max(inside / self.nvlink_bytes_per_s, outside / own)
+
+
+def _filled(n_bytes: float, power: float) -> float:
+    """How deep a step of this many bytes fills NCCL's pipeline [1]."""
+    return math.pow(n_bytes / (n_bytes + FULL_BYTES), power)
 
 
 def bus_factor(op: str, ranks: int) -> float:
@@ -100,6 +95,21 @@ def bus_factor(op: str, ranks: int) -> float:
     if op == "p2p":
         return 1.0
     return (2.0 if op == "all_reduce" else 1.0) * (ranks - 1) / ranks
+
+
+def smallest_step(table: KernelTable) -> float:
+    """Latency of a ring's step with the shortest messages of a measured all-gather [s]."""
+    ranks, n_bytes = float(table.axes["ranks"][-1]), float(table.axes["bytes"][0])
+    return n_bytes / table(ranks=ranks, bytes=n_bytes) / (ranks - 1.0)
+
+
+def sum_per_byte(table: KernelTable, n_ranks: float) -> float:
+    """Time of a byte more in a measured all-reduce of large messages [s/byte]."""
+    sizes, most = table.axes["bytes"], min(n_ranks, float(table.axes["ranks"][-1]))
+    ends = [float(x) for x in sizes[[-3, -1]]]
+    low, high = (x / table(ranks=most, bytes=x) for x in ends)
+    least = max(most, float(table.axes["ranks"][0]))
+    return (high - low) / (ends[1] - ends[0]) * (1.0 - 1.0 / n_ranks) / (1.0 - 1.0 / least)
 
 
 def measured_time(table: KernelTable, op_kind: str, n_bytes: float, n_ranks: int) -> float:

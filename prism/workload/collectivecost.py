@@ -8,11 +8,12 @@ counts them too.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from prism.cluster.machine import Cluster, build_cluster
+from prism.cluster.transports import TRANSPORTS
 from prism.common.errors import PrismError
 from prism.common.text import format_share
 from prism.distributions.library import Library
@@ -29,9 +30,6 @@ OPS = {
 
 OP_NAMES = {kind: name for name, kind in reversed(OPS.items())}
 """As answers name them, nccl-tests' own."""
-
-TRANSPORTS = ("infiniband", "roce")
-"""Networks whose hosts send over a network card of each GPU."""
 
 GIGABIT = 1e9 / 8.0  # byte
 _HOST_GPUS = {"gb200": 4, "gb300": 4}  # NVL72: 18 trays of 4 (NVIDIA data sheets)
@@ -51,7 +49,7 @@ class Hosts(NamedTuple):
 
 def lay_hosts(
     library: Library, device: str, ranks: int = 0, nodes: int = 0, nvlink_domain_gpus: int = 0,
-    network_gbit: float = 0.0,
+    network_gbit: float = 0.0, transport: str = "infiniband",
 ) -> tuple[Hosts, Cluster]:  # fmt: skip
     """Spread ranks evenly over hosts; 0 is a default, as many full hosts as hold the ranks.
 
@@ -85,13 +83,13 @@ def lay_hosts(
             {"nodes": nodes, "gpus_per_node": each, "device": device}
         ).nvlink_domain_gpus
     )
+    network: dict[str, Any] = {"transport": transport}
+    if network_gbit:
+        network["bandwidth_gbytes_per_s"] = network_gbit * GIGABIT / 1e9
     block = {
         "nodes": nodes, "gpus_per_node": own, "device": device,
-        "nvlink_domain_gpus": max(1, domain * own // each),
+        "nvlink_domain_gpus": max(1, domain * own // each), "links": {"network": network},
     }  # fmt: skip
-    if network_gbit:
-        network = {"bandwidth_gbytes_per_s": network_gbit * GIGABIT / 1e9}
-        block["links"] = {"network": network}
     job = job_from_dict(
         {
             "model": {"durations": {"forward_s": 1.0, "backward_s": 1.0}},
@@ -105,31 +103,38 @@ def lay_hosts(
     return Hosts(ranks, nodes, domain, gbit), cluster
 
 
-def collective_cost(library: Library, cluster: Cluster, op: str, n_bytes: float) -> KernelCost:
+def collective_cost(
+    library: Library, cluster: Cluster, op: str, n_bytes: float, transport: str
+) -> KernelCost:
     """Duration of one of `OPS` between all ranks of a cluster."""
     kind, group = OPS[op], cluster.group("world")
-    inside = cluster.tier(group) == "nvlink"
+    inside, domains = cluster.tier(group) == "nvlink", group.domains(cluster.nvlink_gpus)
+    network = TRANSPORTS[transport]
+    table = cluster.measured.get(kind) if inside else None
     if kind == "p2p":
         rank = np.arange(group.n_ranks)
         hops = cluster.hops(group.n_ranks, rank, np.roll(rank, -1), 1)
-        seconds = float(cluster.hop_time(n_bytes, hops).max())
-        return KernelCost(
-            seconds, 0.0, n_bytes, _of_link(library, inside), True, "residual/p2p"
-        )  # fmt: skip
-    seconds = cluster.collective_time(kind, n_bytes, group)
-    residual = collective_law(cluster, n_bytes, group)
-    table = cluster.measured.get(kind) if inside else None
-    if table is None:
-        source = f"tuning model of NCCL 2.27, {_of_link(library, inside)}"
-        return KernelCost(seconds, 0.0, n_bytes, source, True, residual)
-    covered = table.covers(ranks=float(group.n_ranks), bytes=n_bytes)
-    extrapolated = not covered or table.source.startswith(CARRIED)
-    return KernelCost(seconds, 0.0, n_bytes, table.source, extrapolated, residual)
+        seconds, residual = float(cluster.hop_time(n_bytes, hops).max()), "residual/p2p"
+    else:
+        seconds = cluster.collective_time(kind, n_bytes, group)
+        residual = collective_law(cluster, n_bytes, group)
+    if table is not None:
+        covered = table.covers(ranks=float(group.n_ranks), bytes=n_bytes)
+        covered, source = covered and not table.source.startswith(CARRIED), table.source
+    elif inside:
+        covered, source = False, f"rings and trees, {_of_link(library, 'nvlink')}"
+    else:
+        covered = network.covers(kind, domains, n_bytes)
+        source = (
+            f"{network.label}: hop {1e6 * network.hop_s:g} us, rings and trees fitted to public "
+            f"nccl-tests results (experiments/library/transports.csv), "
+            f"{_of_link(library, 'network')}"
+        )
+    return KernelCost(seconds, 0.0, n_bytes, source, not covered, residual)
 
 
-def _of_link(library: Library, inside: bool) -> str:
+def _of_link(library: Library, tier: str) -> str:
     """Source of a link's rate: of its bandwidth, and of the share that is reached."""
-    tier = "nvlink" if inside else "network"
     entry = f"nominal/{tier}_efficiency"
     share = format_share(library.value(entry), 2)
     return f"{share} of the {tier}'s bandwidth ({library.source(entry)})"

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from prism.cluster.devices import DEVICES, device_key
 from prism.cluster.nccl import bus_factor
+from prism.cluster.transports import TRANSPORTS
 from prism.common import sizes as needs
 from prism.common.errors import PrismError
 from prism.distributions.library import Library, library_names, load_library
 from prism.workload.collectivecost import (
     OP_NAMES,
     OPS,
-    TRANSPORTS,
     Hosts,
     collective_cost,
     lay_hosts,
@@ -79,7 +79,8 @@ class Call:
         """Duration, with another backend or size."""
         asked: dict[str, Any] = self.options | self.sizes | changed
         if self.cluster is not None:
-            return collective_cost(self.library, self.cluster, asked["op"], asked["bytes"])
+            names = asked["op"], asked["bytes"], asked["transport"]
+            return collective_cost(self.library, self.cluster, *names)
         if backend:
             asked["backend"] = backend
         return kernel_cost(self.library, self.kind, **asked)
@@ -139,12 +140,8 @@ class Call:
         times = (cost.seconds, p5, p50, p95, spread.cv)
         return {
             "backend": backend, **dict(zip(FIGURES, times, strict=True)), **self._rates(cost),
-            "source": self._source(cost), "extrapolated": cost.extrapolated,
+            "source": cost.source, "extrapolated": cost.extrapolated,
         }  # fmt: skip
-
-    def _source(self, cost: KernelCost) -> str:
-        other = self.options.get("transport", TRANSPORTS[0])
-        return cost.source + (f"; {other} as {TRANSPORTS[0]}" if other != TRANSPORTS[0] else "")
 
     def _rates(self, cost: KernelCost) -> dict[str, float]:
         if self.hosts is not None:
@@ -246,12 +243,9 @@ def _collective_call(
         )
     if options["op"] not in OPS:
         raise _unknown("collective: op", options["op"], OPS)
-    transport = options.setdefault("transport", TRANSPORTS[0])
+    transport = options.setdefault("transport", "infiniband")
     if transport not in TRANSPORTS:
-        raise PrismError(
-            f"collective: transport {transport!r}: no measurements of it; take "
-            f"{' or '.join(TRANSPORTS)}, with network_gbit for the rate of a GPU"
-        )
+        raise _unknown("collective: transport", transport, TRANSPORTS)
     for name in ("ranks", "nodes", "nvlink_domain_gpus"):
         if sizes.get(name, 1.0) % 1.0:
             raise PrismError(f"collective: {name} is {sizes[name]:g}, expected a whole number")
@@ -259,7 +253,7 @@ def _collective_call(
     most = max(whole["ranks"], whole["nodes"])
     needs.check_size("collective", {"GPUs": (most, needs.GPU)}, "ranks and nodes")
     hosts, cluster = lay_hosts(
-        library, device, **whole, network_gbit=sizes.get("network_gbit", 0.0)
+        library, device, **whole, network_gbit=sizes.get("network_gbit", 0.0), transport=transport
     )
     own = {"bytes": sizes["bytes"]}
     return Call(COLLECTIVE, device, library, own, options, hosts, cluster)

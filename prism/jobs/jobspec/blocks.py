@@ -355,11 +355,23 @@ class Link(Block):
     )
 
 
+class NetworkLink(Link):
+    """The links between NVLink domains."""
+
+    transport: Literal["infiniband", "roce", "efa", "tcpx", "slingshot"] = key(
+        "Kind of network: sets the latency of a hop and the share of the bandwidth.", "infiniband"
+    )
+    latency_us: NonNegative | None = key("Latency of one hop [the transport's; us].")
+    efficiency: Efficiency | None = key(
+        "Share of the bandwidth a large message reaches [the transport's]."
+    )
+
+
 class Links(Block):
     """The tiers of links."""
 
     nvlink: Link | None = key("Inside an NVLink domain.")
-    network: Link | None = key("Between NVLink domains.")
+    network: NetworkLink | None = key("Between NVLink domains.")
 
 
 class ClusterBlock(Block):
