@@ -299,8 +299,9 @@ class _Sharing:
 
     def gathers(self, n: float) -> tuple[Collective, ...]:
         """All-gather of parameters before they are used."""
-        gather = self._gather(n) if self.hides_parameters else ()
-        return gather if self.is_full else _first(gather)
+        if not self.hides_parameters:
+            return ()
+        return self._gather(n) if self.is_full else _first(self._gather(n, bucketed=True))
 
     def reduces(self, n: float) -> tuple[Collective, ...]:
         """Gradients: all-reduce in ddp, else reduce-scatter; hsdp: then parts over shard groups."""
@@ -308,7 +309,7 @@ class _Sharing:
         # cp ranks of a lone replica still reduce, as in ddp
         whole = mode in ("ddp", "none") or (mode == "zero1" and self.framework.reduces_whole)
         op_kind = "all_reduce" if whole else "reduce_scatter"
-        own = self._some("gradient_reduce", op_kind, size * n, self.group)
+        own = self._some("gradient_reduce", op_kind, size * n, self.group, bucketed=True)
         if not self.is_full:
             return _first(own)[::-1] if self.hides_gradients else own
         if mode != "hsdp":
@@ -318,7 +319,7 @@ class _Sharing:
         )
 
     def param_gather(self, n: float) -> Collective | None:
-        """All-gather of a stage's parameters after the optimizer, with zero1."""
+        """All-gather of a stage's parameters after the optimizer, in one message, with zero1."""
         found = () if self.hides_parameters else self._gather(n)
         return found[0] if found else None
 
@@ -328,17 +329,20 @@ class _Sharing:
         whole = self.layout.data_parallel in ("ddp", "none")
         return 1 if whole else self.cluster.group(self.group).n_ranks
 
-    def _gather(self, n: float) -> tuple[Collective, ...]:
+    def _gather(self, n: float, bucketed: bool = False) -> tuple[Collective, ...]:
         if self.layout.data_parallel in ("ddp", "none"):
             return ()
-        return self._some("parameter_gather", "all_gather", self.parameter_bytes * n, self.group)
+        n_bytes = self.parameter_bytes * n
+        return self._some("parameter_gather", "all_gather", n_bytes, self.group, bucketed)
 
-    def _some(self, name: str, op_kind: str, n_bytes: float, among: str) -> tuple[Collective, ...]:
-        """One collective, in messages of a bucket; none in a group of one, or of no experts."""
+    def _some(
+        self, name: str, op_kind: str, n_bytes: float, among: str, bucketed: bool = False
+    ) -> tuple[Collective, ...]:
+        """One collective, or messages of a bucket; none in a group of one, or of no experts."""
         if self.prefix and n_bytes == 0.0:
             return ()
         messages = 1.0
-        if not self.is_full:
+        if bucketed and not self.is_full:
             least = self.framework.bucket_rank_bytes * self.cluster.group(among).n_ranks
             messages = max(1.0, n_bytes / max(self.framework.bucket_bytes, least))
         found = _collective(
