@@ -18,7 +18,6 @@ from prism.simulation.tracemodel.arrays import kernel_class
 from prism.simulation.tracemodel.devicetime import ideal_device_times
 from prism.simulation.tracemodel.model import TraceModel
 from prism.simulation.variability import is_communication
-from prism.workload.kernels import ChunkWork, Kernel
 
 Array = NDArray[np.float64]
 Run = Callable[..., Arrays]
@@ -168,16 +167,10 @@ def _ideal_job(step: Prepared, seed: int, run: Run) -> _Ideal:
     if busy.size == 1:  # there is nothing to wait for; the engine counts in 32 bits
         busy = np.array([whole - optimizer])
     idle = np.array([
-        step.job.parallelism.microbatches * sum(k.duration for chunk in row for k in _gaps(chunk))
+        step.job.parallelism.microbatches * sum(k.duration for chunk in row for k in chunk.gaps)
         for row in step.workload.chunks
     ])  # fmt: skip
     return _Ideal(whole, optimizer, busy - idle, idle, busy.size > 1)
-
-
-def _gaps(chunk: ChunkWork) -> list[Kernel]:
-    """Gaps between kernels in a microbatch's passes through a chunk."""
-    passes = chunk.inputs + chunk.weights or chunk.backward
-    return [k for k in (*chunk.forward, *passes) if k.kernel_class == "launch_gaps"]
 
 
 def _ideal_trace(model: TraceModel) -> _Ideal:

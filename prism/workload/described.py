@@ -64,11 +64,12 @@ def framework_figures(job: Job, workload: Workload | None = None) -> dict[str, A
 
 
 def step_figures(job: Job) -> dict[str, Any] | None:
-    """Say what a job's step is made with: framework, attention, and the power of its GPUs.
+    """Say what a job's step is made with: framework, attention, power, host, gradients.
 
     None of jobs whose durations are given or fitted. `power` has the speed of products and of
     attention over that of their tables [1], the mean draw of a GPU at nominal durations and its
-    limit [W].
+    limit [W]; `launch_gaps` is what the busiest stage waits for its host in a step [s]; `gradients`
+    has the collective, its messages and their size [byte], and whether backward hides them.
     """
     if not _describable(job) or job.variability.model is not None:
         return None
@@ -81,6 +82,19 @@ def step_figures(job: Job) -> dict[str, Any] | None:
             "backend": attention_backend(job), "named": job.parallelism.attention is not None
         },
     }  # fmt: skip
+    layout = job.parallelism
+    figures["launch_gaps"] = layout.microbatches * max(
+        sum(k.duration for chunk in row for k in chunk.gaps) for row in workload.chunks
+    )
+    reduces = [c for row in workload.reduces for chunk in row for c in chunk]
+    if reduces:
+        of_stage = [sum(c.messages for chunk in row for c in chunk) for row in workload.reduces]
+        figures["gradients"] = {
+            "op_kind": reduces[0].op_kind,
+            "messages": max(of_stage),
+            "bytes": max(c.bytes for c in reduces),
+            "hidden": workload.hides_gradients,
+        }
     if state is not None:
         figures["power"] = {
             "gemm_speed": 1.0 / state.gemm_slowdown,

@@ -53,6 +53,12 @@ class ChunkWork:
     inputs: tuple[Kernel, ...] = ()  # halves of a split backward
     weights: tuple[Kernel, ...] = ()
 
+    @property
+    def gaps(self) -> list[Kernel]:
+        """Gaps between kernels in a microbatch's passes."""
+        passes = self.inputs + self.weights or self.backward
+        return [k for k in (*self.forward, *passes) if k.kernel_class == "launch_gaps"]
+
 
 def exposed(seconds: float, beside_s: float, cost: float) -> float:
     """Part of communication that shows beside some compute, which it makes longer by a share of it.

@@ -88,6 +88,11 @@ def _step_rows(step: Json, device: str) -> list[tuple[str, Cell]]:
         text = f"{power['watts']:.0f} of {power['limit_w']:.0f} W; products at "
         text += f"{format_share(power['gemm_speed'])} of the speed in their tables, attention at "
         rows.append(("power of a GPU", f"{text}{format_share(power['attention_speed'])}"))
+    rows.append(("waits for the host", f"{format_duration(step['launch_gaps'])} of a step"))
+    if (sent := step.get("gradients")) is not None:
+        text = f"{sent['op_kind']}, {format_count(round(sent['messages']), 'message')} of up to "
+        text += f"{sent['bytes'] / 1e6:.4g} MB, {'beside' if sent['hidden'] else 'after'} "
+        rows.append(("gradients", f"{text}the last backward"))
     return rows
 
 
