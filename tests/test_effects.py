@@ -428,7 +428,7 @@ def on_library(name="h100-uncurated", effects=None, cluster=None, **layout):
     return prism.load_job({
         "model": MODEL, "parallelism": layout,
         "cluster": {"nodes": 1, "gpus_per_node": 1} | (cluster or {}),
-        "variability": {"library": name, "effects": off | (effects or {})},
+        "variability": {"library": name, "host_scale": 1e-9, "effects": off | (effects or {})},
     })  # fmt: skip
 
 

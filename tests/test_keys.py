@@ -38,7 +38,7 @@ def quiet(model: dict[str, Any], layout: dict[str, Any], cluster: dict[str, Any]
     effects = {**QUIET, "expert": {"cv": 0.0}} if "ep" in layout else QUIET
     return {
         "model": model, "parallelism": layout, "cluster": cluster,
-        "variability": {"effects": effects, "model_error": 0.0},
+        "variability": {"effects": effects, "model_error": 0.0, "host_scale": 1e-9},
         "run": {"failures": "none"},
     }  # fmt: skip
 

@@ -49,7 +49,8 @@ def made(effects=None, model=None, cluster=None, variability=None, **parallelism
     return _job(json.dumps({
         "model": MODEL | (model or {}), "parallelism": layout,
         "cluster": nodes | (cluster or {}),
-        "variability": {"library": "none", "effects": effects or {}} | (variability or {}),
+        "variability": {"library": "none", "host_scale": 1e-9, "effects": effects or {}}
+        | (variability or {}),
     }))  # fmt: skip
 
 

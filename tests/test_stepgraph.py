@@ -30,13 +30,14 @@ def given(forward=1.0, backward=2.0, effects=None, weight=None, **parallelism):
 
 
 def sized(model=None, cluster=None, effects=None, **parallelism):
-    """A job of a small model, on nodes of one GPU unless told otherwise; nothing varies."""
+    """A job of a small model, on nodes of one GPU unless told; nothing varies, launches are free."""
     gpus = int(np.prod([parallelism.get(key, 1) for key in ("tp", "cp", "pp", "dp")]))
     machine = {"gpus_per_node": 1, **(cluster or {})}
     machine.setdefault("nodes", gpus // machine["gpus_per_node"])
     return prism.load_job({
         "model": MODEL | (model or {}), "parallelism": {"microbatches": 2} | parallelism,
-        "cluster": machine, "variability": {"library": None, "effects": effects or {}},
+        "cluster": machine,
+        "variability": {"library": None, "host_scale": 1e-9, "effects": effects or {}},
     })  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def made(tiers=None, effects=None, parallelism=None, **cluster):
              "links": LINKS}  # fmt: skip
     return _job(json.dumps({
         "model": MODEL, "parallelism": layout, "cluster": block | cluster,
-        "variability": {"library": "none", "effects": effects or {}},
+        "variability": {"library": "none", "host_scale": 1e-9, "effects": effects or {}},
     }))  # fmt: skip
 
 

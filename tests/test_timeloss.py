@@ -96,7 +96,7 @@ def laid_out(library=None, **parallelism):
         "model": {"n_layers": 4, "hidden_size": 1024, "n_heads": 8, "ffn_size": 4096,
                   "seq_len": 1024, "vocab_size": 32000},
         "parallelism": p, "cluster": {"nodes": 1, "gpus_per_node": n, "device": "h100"},
-        "variability": {"library": library},
+        "variability": {"library": library, "host_scale": 1e-9},
     })  # fmt: skip
 
 
