@@ -251,11 +251,12 @@ def microbatch(model, layout):
         if spread and tp > 1:
             out.add("tp_all_gather", ring(2.0 * t * h * scale, tp))
 
-    def leave(hidden_s=None):
+    def leave(hidden_s=0.0):
+        """Reduce beside weight gradients of some duration, which it makes longer."""
         if tp > 1:
             op_kind = "reduce_scatter" if spread else "all_reduce"
             whole = ring(2.0 * t * h, tp, op_kind=op_kind)
-            seen = whole if hidden_s is None else max(whole - hidden_s, 0.2 * whole)
+            seen = whole - (1.0 - value("overlap_cost")) * min(whole, hidden_s)
             out.add(f"tp_{op_kind}", seen)
 
     def context():

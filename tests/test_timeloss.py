@@ -136,7 +136,9 @@ def test_the_parts_of_a_quiet_step(layout):
     if layout in ({}, {"tp": 2}):  # nothing beside, so all compute is on the path
         computes = [x for kind, x in path.items()
                     if not kind.startswith(("tp", "world", "optimizer"))]  # fmt: skip
-        assert seconds["compute"] == pytest.approx(sum(computes), rel=1e-5)
+        work = seconds["compute"] + seconds["launch_gaps"]
+        assert work == pytest.approx(sum(computes), rel=1e-5)
+        assert seconds["launch_gaps"] == pytest.approx(path["launch_gaps"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
