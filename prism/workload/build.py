@@ -137,8 +137,9 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         model_flop=count_model_flop(job),
         tokens=float(_sequences(job) * model.seq_len),
     )
-    workload = under_power(job, workload, costs.moved)
-    pace = cache(_host(job, library, expander.framework).pace)  # chunks are alike
+    host = _host(job, library, expander.framework)
+    workload = under_power(job, workload, costs.moved, host.gap_s)
+    pace = cache(host.pace)  # chunks are alike
     chunks = tuple(tuple(map(pace, row)) for row in workload.chunks)
     return scaled(replace(workload, chunks=chunks), library)
 

@@ -26,20 +26,25 @@ if TYPE_CHECKING:
 
 
 def under_power(
-    job: Job, workload: Workload, memory_time: Callable[[float], float] | None = None
-) -> Workload:
+    job: Job, workload: Workload, memory_time: Callable[[float], float] | None = None,
+    gap_s: float = 0.0,
+) -> Workload:  # fmt: skip
     """Return a workload of nominal durations as the job's power limit and clock leave it.
 
-    The limit is the TDP where the job gives none. Bubbles and what gathers and reductions expose
-    are not known here, so that the step waits less, and computes slower, than it may.
+    The limit is the TDP where the job gives none. Bubbles, the host and what gathers and reductions
+    expose are not known here, so that the step waits less, and computes slower, than it may.
 
     Parameters
     ----------
     memory_time : callable
         Time that a kernel's bytes take [s]: no product is faster than its bytes.
+    gap_s : float
+        Time that a GPU waits after each launch [s].
     """
     memory_time = None if memory_time is None else cache(memory_time)  # layers are alike
-    state = power_state(job, *_step(job, workload), memory_time)
+    kernels, wait_s = _step(job, workload)
+    wait_s += gap_s * sum(n * kernel.launches for kernel, n in kernels)
+    state = power_state(job, kernels, wait_s, memory_time)
     slowdowns = {"gemm": state.gemm_slowdown, "attention": state.attention_slowdown}
 
     @cache
