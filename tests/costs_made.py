@@ -41,7 +41,7 @@ def value(name):
 
 
 def make_job(layout=None, model=None, cluster=None, *, sizes=SMALL, effects=OFF, **run):
-    """Make a job on as many nodes as its layout fills; by default nothing varies. Launches are free."""
+    """Make a job on nodes that its layout fills; launches are free, nothing varies unless told."""
     layout = layout or {}
     world = math.prod(layout.get(key, 1) for key in ("tp", "cp", "pp", "dp"))
     machine = {"device": "mi300x", "links": LINKS, "gpus_per_node": min(8, world)}
@@ -49,7 +49,8 @@ def make_job(layout=None, model=None, cluster=None, *, sizes=SMALL, effects=OFF,
     machine.setdefault("nodes", world // machine["gpus_per_node"])
     return prism.load_job({
         "model": sizes | (model or {}), "parallelism": layout, "cluster": machine,
-        "variability": {"library": None, "host_scale": 1e-9, "effects": effects, "model_error": 0.0},
+        "variability": {"library": None, "host_scale": 1e-9, "effects": effects,
+                        "model_error": 0.0},
         "run": run,
     })  # fmt: skip
 

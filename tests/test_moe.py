@@ -169,12 +169,19 @@ def test_a_capacity_bounds_the_busiest_rank(imbalance, capacity, busiest):
 
 
 @pytest.mark.parametrize(("recompute", "passes"), [("none", 2), ("full", 3)])
-def test_the_host_holds_up_layers_with_experts_unless_they_are_cuda_graphs(recompute, passes):
-    library = prism.load_library("h100-healthy")
-    blocks = {"variability": {"library": "h100-healthy"}, "recompute": recompute}
-    launched, graphs = (ideal(made(**blocks, cuda_graphs=on)) for on in (False, True))
-    cost = library.value("nominal/expert_layer_s")
-    assert launched - graphs == pytest.approx(2 * 3 * passes * cost, rel=1e-3)
+def test_the_host_waits_in_layers_with_experts_unless_they_are_cuda_graphs(recompute, passes):
+    """Kernels are long here, so that launching takes no time beside the waits."""
+    cost = prism.load_library("h100-healthy").value("nominal/expert_layer_s")
+
+    def step(graphs, scale):
+        calm = {"library": "h100-healthy", "host_scale": scale}
+        return ideal(made(variability=calm, recompute=recompute, cuda_graphs=graphs,
+                          microbatch_size=64, overlap=False))  # fmt: skip
+
+    waits = 2 * 3 * passes * cost  # microbatches, layers
+    assert step(False, 0.2) - step(False, 0.1) == pytest.approx(0.1 * waits, rel=1e-3)
+    assert step(True, 0.2) == pytest.approx(step(True, 0.1), rel=1e-9)
+    assert step(False, 0.1) > step(True, 0.1) + 0.1 * waits  # the gaps between kernels too
 
 
 def test_one_expert_that_all_tokens_go_to_is_a_dense_layer():

@@ -376,9 +376,7 @@ def _first(whole: tuple[Collective, ...]) -> tuple[Collective, ...]:
 
 def _beside(collectives: PerChunk) -> PerChunk:
     """Leave out what no kernels run beside: a first chunk's message before or after them."""
-    return tuple(
-        (tuple(c for c in first if c.beside), *others) for first, *others in collectives
-    )
+    return tuple((tuple(c for c in first if c.beside), *others) for first, *others in collectives)
 
 
 def _explicit_workload(job: Job) -> Workload:

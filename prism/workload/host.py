@@ -43,7 +43,7 @@ class Host(NamedTuple):
         passes = work.forward, work.backward
         for i, kernels in enumerate(passes):
             for k in kernels:
-                if _blocks(k):
+                if blocks(k):
                     spans.append([0.0, 0.0])
                     continue
                 spans[-1][i] += k.launches * self.launch_s[i] - k.duration - self._between(k)
@@ -66,15 +66,16 @@ class Host(NamedTuple):
         """Put gaps after kernels, of which each launch is late by some time."""
         out: list[Kernel] = []
         for k in kernels:
-            if _blocks(k):
+            if blocks(k):
                 out += _gap(self.wait_s)
             else:
                 out += (k, *_gap(self._between(k) + k.launches * late_s))
         return tuple(out)
 
 
-def _blocks(kernel: Kernel) -> bool:
-    return kernel.name.endswith(BLOCKS.name)  # a recomputed one too
+def blocks(kernel: Kernel) -> bool:
+    """Tell where the host waits, in what is recomputed too."""
+    return kernel.name.endswith(BLOCKS.name)
 
 
 def _gap(seconds: float) -> tuple[Kernel, ...]:
