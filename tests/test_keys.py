@@ -650,6 +650,10 @@ KEYS: dict[str, list[Case]] = {
     # ------------------------------------------------------------------------------ variability
     "variability.library": [case("gpu", "h100-stressed", below={E + "residual.scale": 1.0}, n=6400,
                                  within=ratio(1.2, 20.0))],
+    "variability.host_scale": [  # from free launches; the work and its end stay as they are
+        case("gpu", 1.0, STEP, ideal=ratio(1.3, 5.0), path__launch_gaps=ratio(3.0, 100.0),
+             path__optimizer=times(1.0), path__gemm_mlp=times(1.0)),
+    ],
     "variability.dependence": [
         case("one", "none", below={E + "rank.cv": 0.1, E + "call.cv": 0.1}, n=MANY,
              cv=ratio(0.1, 0.7)),
@@ -890,7 +894,7 @@ def keys_below(schema: Mapping[str, Any], path: str) -> set[str]:
 ELSEWHERE = {
     "name", "source",  # of the file
     "variability.model", "variability.ranks",  # of a fitted trace: test_modelfile.py
-    "variability.kernel_scale", "variability.host_scale",  # likewise: test_periods.py
+    "variability.kernel_scale",  # likewise: test_periods.py
 }  # fmt: skip
 
 
