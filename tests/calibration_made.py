@@ -27,7 +27,8 @@ def small_job(tp: int, pp: int, dp: int, microbatches: int, **more: Any) -> pris
         "parallelism": {"tp": tp, "pp": pp, "dp": dp, "microbatches": microbatches,
                         "data_parallel": "zero1"},
         "cluster": {"nodes": tp * pp * dp // 8, "clock_mhz": 1300.0},
-        "variability": {"library": BASE, "effects": {"rank": {"lemon_fraction": 0.0}}},
+        "variability": {"library": BASE, "host_scale": 1e-9,
+                        "effects": {"rank": {"lemon_fraction": 0.0}}},
         "run": {"steps": 100, "failures": "none"},
     }).replace(more)  # fmt: skip
 

@@ -41,7 +41,7 @@ def value(name):
 
 
 def make_job(layout=None, model=None, cluster=None, *, sizes=SMALL, effects=OFF, **run):
-    """Make a job on as many nodes as its layout fills; by default nothing varies."""
+    """Make a job on nodes that its layout fills; launches are free, nothing varies unless told."""
     layout = layout or {}
     world = math.prod(layout.get(key, 1) for key in ("tp", "cp", "pp", "dp"))
     machine = {"device": "mi300x", "links": LINKS, "gpus_per_node": min(8, world)}
@@ -49,7 +49,9 @@ def make_job(layout=None, model=None, cluster=None, *, sizes=SMALL, effects=OFF,
     machine.setdefault("nodes", world // machine["gpus_per_node"])
     return prism.load_job({
         "model": sizes | (model or {}), "parallelism": layout, "cluster": machine,
-        "variability": {"library": None, "effects": effects, "model_error": 0.0}, "run": run,
+        "variability": {"library": None, "host_scale": 1e-9, "effects": effects,
+                        "model_error": 0.0},
+        "run": run,
     })  # fmt: skip
 
 
@@ -250,11 +252,12 @@ def microbatch(model, layout):
         if spread and tp > 1:
             out.add("tp_all_gather", ring(2.0 * t * h * scale, tp))
 
-    def leave(hidden_s=None):
+    def leave(hidden_s=0.0):
+        """Reduce beside weight gradients of some duration, which it makes longer."""
         if tp > 1:
             op_kind = "reduce_scatter" if spread else "all_reduce"
             whole = ring(2.0 * t * h, tp, op_kind=op_kind)
-            seen = whole if hidden_s is None else max(whole - hidden_s, 0.2 * whole)
+            seen = whole - (1.0 - value("overlap_cost")) * min(whole, hidden_s)
             out.add(f"tp_{op_kind}", seen)
 
     def context():

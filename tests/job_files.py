@@ -20,7 +20,7 @@ CHUNKS = {"zb-v": 2, "dualpipe-v": 2, "interleaved": None}
 ROUNDS = {"dualpipe-v": 2}
 """Rounds of as many microbatches as there are stages that a schedule has at least."""
 NOT_DRAWN = {
-    "variability.model", "variability.ranks", "variability.kernel_scale", "variability.host_scale",
+    "variability.model", "variability.ranks", "variability.kernel_scale",
     "model.name",
 }  # fmt: skip
 """Keys that need a file or mean a large model; the last is drawn beside sizes."""

@@ -139,7 +139,7 @@ def test_stalls_are_counted_by_node_or_by_job(tmp_path, by):
 
 
 def test_what_measurements_do_not_tell_stays_the_library_s(tmp_path):
-    alike = [small_job(8, 2, dp, 32) for dp in (4, 8)]
+    alike = [small_job(8, 2, dp, 64) for dp in (4, 8)]
     steps = [Truth(1.3, 0.6, relative=0.01).steps(job, 5) for job in alike]
     unlike = job_of("work")
     other = Truth(1.3, 0.6, relative=0.01).steps(unlike, 6)

@@ -355,7 +355,7 @@ def congested(probability=0.3, factor=4.0, leaf_nodes=1, duration=None, dp=2, sc
         "parallelism": {"dp": dp, "overlap": False},
         "cluster": {"nodes": dp, "gpus_per_node": 1, "leaf_nodes": leaf_nodes,
                     "scale": {"network": {"cv": scale}}},
-        "variability": {"library": "none", "effects": {"regime": regime}},
+        "variability": {"library": "none", "host_scale": 1e-9, "effects": {"regime": regime}},
     })  # fmt: skip
 
 
@@ -428,7 +428,7 @@ def on_library(name="h100-uncurated", effects=None, cluster=None, **layout):
     return prism.load_job({
         "model": MODEL, "parallelism": layout,
         "cluster": {"nodes": 1, "gpus_per_node": 1} | (cluster or {}),
-        "variability": {"library": name, "effects": off | (effects or {})},
+        "variability": {"library": name, "host_scale": 1e-9, "effects": off | (effects or {})},
     })  # fmt: skip
 
 

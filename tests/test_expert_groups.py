@@ -117,7 +117,8 @@ def test_a_slow_rank_anywhere_in_the_group_delays_all():
     step = {}
     for node in (None, 0, 3):
         slow = {} if node is None else {"node_slowdowns": {node: 1.5}}
-        step[node] = prism.simulate(make_job(cluster=slow, **OVER_TP), 64, seed=1).step_time[0]
+        job = make_job(cluster=slow, model={"seq_len": 4096}, **OVER_TP)
+        step[node] = prism.simulate(job, 64, seed=1).step_time[0]
     assert float(step[0]) == pytest.approx(float(step[3]), rel=1e-6)
     assert float(step[0]) > 1.1 * float(step[None])
 

@@ -20,7 +20,7 @@ def tiny(**run):
         "model": {"n_layers": 2, "hidden_size": 256, "ffn_size": 512, "n_heads": 4,
                   "n_kv_heads": 4, "vocab_size": 512, "seq_len": 128},
         "parallelism": {"dp": 16, "microbatches": 64}, "cluster": {"nodes": 2},
-        "variability": {"model_error": 0.0}, "run": run,
+        "variability": {"model_error": 0.0, "host_scale": 1e-9}, "run": run,
     })  # fmt: skip
 
 

@@ -36,7 +36,8 @@ def made(scale=None, effects=None, cluster=None, parallelism=None, variability=N
                   "vocab_size": 32000, "seq_len": 2048},
         "parallelism": layout | (parallelism or {}),
         "cluster": nodes | ({} if scale is None else {"scale": scale}),
-        "variability": {"library": "h100-healthy", "effects": OFF | (effects or {})}
+        "variability": {"library": "h100-healthy", "host_scale": 1e-9,
+                        "effects": OFF | (effects or {})}
         | (variability or {}),
     }))  # fmt: skip
 

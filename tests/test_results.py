@@ -475,7 +475,7 @@ def test_terms_within_their_error_are_shown_as_zero_and_none_that_do_not_matter(
 def test_numbers_agree_with_their_nouns_and_units_fit(run, tmp_path):
     prism.save(prism.estimate({
         "model": MODEL | {"n_layers": 2}, "cluster": {"nodes": 1, "gpus_per_node": 1},
-        "variability": {"library": "h100-healthy"}, "run": {"steps": 1},
+        "variability": {"library": "h100-healthy", "host_scale": 1e-9}, "run": {"steps": 1},
     }, replicates=64, run_replicates=1, seed=1), tmp_path / "result.nc")  # fmt: skip
     text = run("show", tmp_path / "result.nc", "--details")[1]
     assert re.search(r"\b1 GPU\b", text) and re.search(r"\b1 step\b", text)
@@ -498,7 +498,7 @@ def linked_job(layout, bandwidth=None, **variability):
         "cluster": {"nodes": 4, "gpus_per_node": 4, "nvlink_domain_gpus": 4, "leaf_nodes": 1,
                     "node_slowdowns": {1: {"network": 1.5}},
                     "links": {"network": network} if bandwidth else {}},
-        "variability": {"library": None, **variability, "effects": {
+        "variability": {"library": None, "host_scale": 1e-9, **variability, "effects": {
             "rank": {"cv": 0.02}, "step": {"cv": 0.01}, "microbatch": {"cv": 0.05},
             "residual": {"law": "gamma", "cv": 0.05}, "regime": {"probability": 0.1, "factor": 2.0},
         }},

@@ -29,7 +29,7 @@ CONGESTED = {"probability": 0.1, "factor": 8.0, "duration_s": 300.0}
 def small(effects=None, run=None, **cluster):
     return prism.load_job(SMALL | {
         "cluster": SMALL["cluster"] | cluster,
-        "variability": {"effects": effects or {}, "model_error": 0.0},
+        "variability": {"effects": effects or {}, "host_scale": 1e-9, "model_error": 0.0},
         "run": {"failures": "none", **(run or {})},
     })  # fmt: skip
 

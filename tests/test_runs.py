@@ -313,7 +313,8 @@ def test_a_gpu_costs_less_while_it_waits_and_not_nothing():
     """Energy has the time that a run stands still, at less than the power of a step."""
     stops = {"per_1000_node_days": 2e5, "restart": "30s"}
     made = job({"steps": 2_000_000, "failures": "none"}, model=MODEL,
-               variability={"library": "h100-healthy", "model_error": 0.0})  # fmt: skip
+               variability={"library": "h100-healthy", "model_error": 0.0,
+                            "host_scale": 1e-9})  # fmt: skip
     every = {"interval_steps": 1000, "write_s": 0, "mode": "blocking"}
     failed = made.replace({"run.failures": stops, "run.checkpoint": every})
     calm, found = (runs_of(each, runs=200)[1] for each in (made, failed))

@@ -52,7 +52,7 @@ def test_steps_of_the_exact_engine(effects, dp):
     about = replicas(simulated(dp, effects, "exchangeable"))
     assert (about["engine"], about["replicas"], about["simulated"]) == ("exchangeable", dp, 129)
     unseen = about["slowest_unseen"]
-    assert np.mean(found != exact) < 1.5 * unseen + 0.01
+    assert np.mean(found != exact) < 1.5 * unseen + 0.02  # 0.006 by chance alone
     if effects == "noisy":  # what is left out decides
         assert unseen > 0.2
     assert ks_2samp(found.ravel(), exact.ravel(), method="asymp").statistic < 0.025

@@ -77,11 +77,12 @@ AHEAD, BACK, BOTH = sent(2.0), sent(4.0), sent(4.0, "all_reduce")
 HALVES = np.array([ring(4.0 * n / 8, 2, 2, "all_reduce") for n in UNITS])  # of shards of 8
 FSDP, HSDP = {"data_parallel": "fsdp"}, {"data_parallel": "hsdp", "shard_size": 8}
 APART = {"overlap": False}
+PARTS = 4.0 * sum(UNITS) / 160e6  # messages of Megatron, of 4 MB a rank or these at least
 # all_gather, reduce_scatter, all_reduce [s], shards of the optimizer
 SHARING = {
     "ddp": (APART, 0.0, 0.0, BOTH.sum(), 1),
     "one bucket": (APART | {"bucket_layers": 2}, 0.0, 0.0,
-                   ring(4.0 * sum(UNITS), 16, 2, "all_reduce"), 1),
+                   PARTS * ring(4.0 * sum(UNITS) / PARTS, 16, 2, "all_reduce"), 1),
     "gradients in bf16": (APART | {"gradient_dtype": "bf16"}, 0.0, 0.0,
                           sent(2.0, "all_reduce").sum(), 1),
     "three microbatches reduce once": (APART | {"microbatches": 3}, 0.0, 0.0, BOTH.sum(), 1),
@@ -94,8 +95,10 @@ SHARING = {
     "fsdp, kept": (APART | FSDP | {"microbatches": 3, "reshard_after_forward": False}, AHEAD.sum(),
                    BACK.sum(), 0.0, 16),
     "hsdp": (APART | HSDP, 2 * in_node(2.0).sum(), in_node(4.0).sum(), HALVES.sum(), 8),
-    "ddp, hidden": ({}, 0.0, 0.0, BOTH[0], 1),  # the first layers' come last
-    "zero1, hidden": ({"data_parallel": "zero1"}, ring(2.0 * sum(UNITS), 16, 2), BACK[0], 0.0, 16),
+    # one message each: the first layers' come last, and are gathered first
+    "ddp, hidden": ({}, 0.0, 0.0, BOTH[0] + SHARED * BOTH[1], 1),
+    "zero1, hidden": ({"data_parallel": "zero1"}, AHEAD[0] + SHARED * AHEAD[1],
+                      BACK[0] + SHARED * BACK[1], 0.0, 16),
     "fsdp, hidden": (FSDP, AHEAD[0] + SHARED * (2 * AHEAD + BACK).sum(), BACK[0], 0.0, 16),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Forty small jobs of every kind, for the twin."""
+"""Fifty small jobs of every kind, for the twin."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ DENSE = {
     "n_layers": 8, "hidden_size": 1024, "ffn_size": 2816, "n_heads": 8, "vocab_size": 8000,
     "seq_len": 1024,
 }  # fmt: skip
+LARGE = DENSE | {"vocab_size": 160_000}  # whose tables are several buckets
 EXPERTS = DENSE | {"n_experts": 8, "experts_per_token": 2, "expert_ffn_size": 512}
 PIPELINE = {"pp": 4, "microbatches": 8}
 GRID = {"dp": 2, "tp": 2, "pp": 2, "microbatches": 4}
@@ -56,13 +57,24 @@ def _jobs() -> dict[str, Job]:
         "ddp": make_job({"dp": 8, "tp": 2, "microbatches": 2}),
         "ddp, nothing overlaps": make_job({"dp": 8, "overlap": False}),
         "zero1": make_job({"dp": 4, "tp": 2, "pp": 2, "microbatches": 4, "data_parallel": "zero1"}),
+        **{
+            f"{mode}, {framework}{'' if overlap else ', nothing overlaps'}": make_job(
+                {"dp": 2, "tp": 2, "pp": 2, "vpp": 2, "microbatches": 4, "data_parallel": mode,
+                 "framework": framework, "overlap": overlap}, model=LARGE,
+            )
+            for mode in ("ddp", "zero1")
+            for framework in ("megatron", "eager", "nanotron")
+            for overlap in (True, False)
+        },
         "fsdp": make_job({"dp": 16, "microbatches": 2, **fsdp}),
         "fsdp, prefetch 2": make_job({"dp": 16, "prefetch": 2, **fsdp}),
         "fsdp, pipeline": make_job({"dp": 4, "pp": 2, "microbatches": 4, **fsdp}),
         "fsdp, tp": make_job({"dp": 4, "tp": 4, **fsdp}),
         "hsdp": make_job({"dp": 16, **hsdp}),
         "hsdp, tp": make_job({"dp": 8, "tp": 2, **hsdp}),
-        "cp": make_job({"dp": 2, "tp": 2, "cp": 2, "pp": 2, "microbatches": 4}),
+        "cp": make_job(
+            {"dp": 2, "tp": 2, "cp": 2, "pp": 2, "microbatches": 4}, host_scale=1e-9
+        ),
         "tp without sequence parallelism": make_job({**GRID, "sequence_parallel": False}),
         "recompute": make_job({**GRID, "recompute": "full"}),
         "experts": make_job({"dp": 4, "tp": 2, "pp": 2, "ep": 4, "microbatches": 4}, model=EXPERTS),

@@ -102,11 +102,12 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     group = "tp" if layout.tp > 1 else ""  # whose ranks send at the same time
     if layout.overlap:
         hidden = reduces if dense.hides_gradients else per_chunk(lambda _, n: ())
+        found = (gathers, hidden) if dense.is_full else (_beside(gathers), _beside(hidden))
         again = dense.is_full and layout.reshard_after_forward  # else once for all microbatches
         cost = costs.overlap_cost / (1 if again else layout.microbatches)
         chunks = tuple(
             tuple(_contended(cost, again, group, *parts) for parts in zip(*rows, strict=True))
-            for rows in zip(chunks, gathers, hidden, strict=True)
+            for rows in zip(chunks, *found, strict=True)
         )
     if transfer is not None and layout.p2p == "async":
         sending = transfer.duration - cluster.transfer_time(0.0)  # nothing works on the way
@@ -371,6 +372,11 @@ def _first(whole: tuple[Collective, ...]) -> tuple[Collective, ...]:
         )
         if part.duration > 0.0
     )
+
+
+def _beside(collectives: PerChunk) -> PerChunk:
+    """Leave out what no kernels run beside: a first chunk's message before or after them."""
+    return tuple((tuple(c for c in first if c.beside), *others) for first, *others in collectives)
 
 
 def _explicit_workload(job: Job) -> Workload:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism.cluster.machine import Cluster
 from prism.workload.frameworks import FRAMEWORKS, FUSED_LOSS_BYTES, Framework
-from prism.workload.host import BLOCKS
+from prism.workload.host import BLOCKS, blocks
 from prism.workload.kernels import Kernel, collective_law, exposed
 from prism.workload.layers import Layer, embedding_ops, layer_halves, loss_ops, share_of
 from prism.workload.ops import (
@@ -134,7 +134,7 @@ class Expander:
         """Leave a layer's kernels without launches where a CUDA graph holds them."""
         if layer.mlp != "experts" or not self.layout.cuda_graphs:
             return kernels
-        return tuple(replace(k, launches=0.0) for k in kernels if k.name != BLOCKS.name)
+        return tuple(replace(k, launches=0.0) for k in kernels if not blocks(k))
 
     def _whole_again(self, ops: Sequence[Op]) -> Kernels:
         """Forward kernels of a layer that runs again in backward.

@@ -27,35 +27,55 @@ class Host(NamedTuple):
     """Of the device, where the host has waited for it: until kernels follow again."""
 
     def pace(self, work: ChunkWork) -> ChunkWork:
-        """Replace `BLOCKS` in a chunk's passes by the gaps between its kernels."""
-        passes, gaps = (work.forward, work.backward), [0.0, 0.0]
+        """Put the gaps between a chunk's kernels, and those where `BLOCKS` stands."""
+        late = self._behind(work)
+        return replace(
+            work,
+            forward=self._spaced(work.forward, late[0]),
+            backward=self._spaced(work.backward, late[1]),
+            inputs=self._spaced(work.inputs, late[1]),
+            weights=self._spaced(work.weights, late[1]),
+        )
+
+    def _behind(self, work: ChunkWork) -> list[float]:
+        """Time a launch that the host takes longer than the device, in forward and backward [s]."""
         spans = [[0.0, 0.0]]  # host over device, by pass, between two waits of the host [s]
+        passes = work.forward, work.backward
         for i, kernels in enumerate(passes):
-            for kernel in kernels:
-                if _blocks(kernel):
+            for k in kernels:
+                if blocks(k):
                     spans.append([0.0, 0.0])
-                    gaps[i] += self.wait_s
                     continue
-                between = self.gap_s * kernel.launches * (not kernel.group)
-                gaps[i] += between
-                spans[-1][i] += kernel.launches * self.launch_s[i] - kernel.duration - between
+                spans[-1][i] += k.launches * self.launch_s[i] - k.duration - self._between(k)
         if len(spans) > 1:  # what follows the last wait goes on in the next microbatch
             first = spans.pop(0)
             spans[-1] = [sum(pair) for pair in zip(spans[-1], first, strict=True)]
+        late = [0.0, 0.0]
         for span in spans:
-            late, behind = [max(0.0, each) for each in span], max(0.0, sum(span))
-            for i, each in enumerate(late):
-                gaps[i] += behind * each / sum(late) if behind else 0.0
-        forward, backward, inputs = (
-            tuple(k for k in kernels if not _blocks(k)) + _gap(gap)
-            for kernels, gap in zip((*passes, work.inputs), (*gaps, gaps[1]), strict=True)
-        )
-        inputs = inputs if work.inputs else ()
-        return replace(work, forward=forward, backward=backward, inputs=inputs)
+            own, behind = [max(0.0, each) for each in span], max(0.0, sum(span))
+            for i, each in enumerate(own):
+                late[i] += behind * each / sum(own) if behind else 0.0
+        launches = [sum(k.launches for k in kernels) for kernels in passes]
+        return [s / n if s else 0.0 for s, n in zip(late, launches, strict=True)]
+
+    def _between(self, kernel: Kernel) -> float:
+        """Gaps of the device after a kernel's launches [s]."""
+        return self.gap_s * kernel.launches * (not kernel.group)
+
+    def _spaced(self, kernels: tuple[Kernel, ...], late_s: float) -> tuple[Kernel, ...]:
+        """Put gaps after kernels, of which each launch is late by some time."""
+        out: list[Kernel] = []
+        for k in kernels:
+            if blocks(k):
+                out += _gap(self.wait_s)
+            else:
+                out += (k, *_gap(self._between(k) + k.launches * late_s))
+        return tuple(out)
 
 
-def _blocks(kernel: Kernel) -> bool:
-    return kernel.name.endswith(BLOCKS.name)  # a recomputed one too
+def blocks(kernel: Kernel) -> bool:
+    """Tell where the host waits, in what is recomputed too."""
+    return kernel.name.endswith(BLOCKS.name)
 
 
 def _gap(seconds: float) -> tuple[Kernel, ...]:
