@@ -27,7 +27,7 @@ from prism.cluster.linktiers import (
     ring_factor,
     unit_sizes,
 )
-from prism.cluster.nccl import Path, measured_time, smallest_step, sum_per_byte
+from prism.cluster.nccl import STEP_OF_HOP, Path, measured_time, smallest_step, sum_per_byte
 from prism.cluster.transports import TRANSPORTS
 from prism.distributions.kerneltables import KernelTable
 from prism.jobs.jobspec.blocks import Link as LinkBlock
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-STEP_OF_HOP = 0.47  # a step at its shortest over NVLink's hop, as on H100
+MEASURED_HOP = "nominal/network_hop_s"
+"""Entry of a library whose network was measured."""
 
 
 @dataclass(frozen=True)
@@ -134,18 +135,25 @@ class Cluster:
             return 0.0
         if domains == 1 and op_kind in self.measured:
             return self._measured_time(op_kind, n_bytes, n_ranks)
-        path = self._path(n_ranks, domains, factor)
-        if op_kind == "all_reduce":
-            path = path._replace(sum_s=self._sum_s(n_ranks / domains))
-        path = path._replace(ring_s=latency_s, tree_s=tree_latency_s)
+        summed = self._sum_s(n_ranks / domains) if op_kind == "all_reduce" else 0.0
+        path = self._path(n_ranks, domains, factor, summed, latency_s, tree_latency_s)
         return path.fastest(op_kind, n_bytes)
 
-    def _path(self, n_ranks: int, domains: int, factor: float) -> Path:
+    def _path(
+        self,
+        n_ranks: int,
+        domains: int,
+        factor: float,
+        summed: float,
+        ring_s: float,
+        tree_s: float = 0.0,
+    ) -> Path:
+        """Return the links under a group; latencies are those that farther units add."""
         link = self.network if domains > 1 else self.nvlink
+        wires = self.network.bytes_per_s * n_ranks / domains / factor
         return Path(
-            n_ranks, domains, link.latency_s, self._step_s, self.nvlink.bytes_per_s,
-            self.network.bytes_per_s * n_ranks / domains / factor,
-            channels=1.0 / self.network_factor,
+            n_ranks, domains, link.latency_s, self._step_s, self.nvlink.bytes_per_s, wires,
+            1.0 / self.network_factor, summed, ring_s, tree_s,
         )  # fmt: skip
 
     @cached_property
@@ -196,8 +204,7 @@ class Cluster:
             return self._measured_time("all_to_all", n_bytes, n_ranks)
         inside, limit = n_ranks / domains, self.most_domains
         copies = min(limit, domains, self.token_copies) if limit else self.token_copies
-        path = self._path(n_ranks, domains, factor)._replace(ring_s=latency_s)
-        return path.exchange(
+        return self._path(n_ranks, domains, factor, 0.0, latency_s).exchange(
             n_bytes, n_bytes * (inside - 1.0) / (inside if limit else n_ranks),
             n_bytes * copies / self.token_copies * (domains - 1.0) / domains,
         )  # fmt: skip
@@ -308,7 +315,8 @@ def build_cluster(job: Job, library: Library) -> Cluster:
     """Put a job's layout on its cluster.
 
     A link's missing figures are the device's and the transport's, and its missing efficiency the
-    library's, on other networks than InfiniBand by the ratio of the transports. Inside an
+    library's, on other networks than InfiniBand by the ratio of the transports; where the library
+    has a network of its own measured, both are that network's. Inside an
     NVLink domain the library's measured tables hold, where they are of a device with as fast an
     NVLink and the job gives no figures of its own.
 
@@ -336,10 +344,10 @@ def build_cluster(job: Job, library: Library) -> Cluster:
 
     nvlink, share = link("nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s)
     transport = TRANSPORTS[(block.links.network or NetworkLink()).transport]
-    network, efficiency = link(
-        "network", device.network_bytes_per_s, transport.hop_s,
-        transport.efficiency / TRANSPORTS["infiniband"].efficiency,
-    )  # fmt: skip
+    hop_s, over = transport.hop_s, transport.efficiency / TRANSPORTS["infiniband"].efficiency
+    if MEASURED_HOP in library.entries:  # on the library's own network, whatever that is
+        hop_s, over = library.value(MEASURED_HOP), 1.0
+    network, efficiency = link("network", device.network_bytes_per_s, hop_s, over)
     own = DEVICES.get(device_key(library.device))
     same = own is not None and own.nvlink_bytes_per_s == device.nvlink_bytes_per_s
     measured = library.tables if same and block.links.nvlink is None else {}

@@ -36,10 +36,10 @@ TRANSPORTS = {
             (("all_reduce", 12), ("all_gather", 10), ("reduce_scatter", 10), ("all_to_all", 10),
              ("p2p", 2)),
         ),
-        Transport("roce", "RoCE", 17.9e-6, 0.952, (("all_reduce", 2), ("all_gather", 2))),
-        Transport("efa", "EFA", 72.8e-6, 0.733, (("all_reduce", 2),)),
-        Transport("tcpx", "TCPX", 138e-6, 0.922, (("all_reduce", 2), ("all_gather", 2))),
-        Transport("slingshot", "Slingshot", 136e-6, 0.676, ()),
+        Transport("roce", "RoCE", 17.4e-6, 0.952, (("all_reduce", 2), ("all_gather", 2))),
+        Transport("efa", "EFA", 72.5e-6, 0.737, (("all_reduce", 2),)),
+        Transport("tcpx", "TCPX", 135e-6, 0.924, (("all_reduce", 2), ("all_gather", 2))),
+        Transport("slingshot", "Slingshot", 188e-6, 0.67, ()),
     )
 }  # fmt: skip
 """Networks by their names; InfiniBand, the default, is the one that libraries' shares are of."""
@@ -48,16 +48,17 @@ TRANSPORTS = {
 class Algorithms(NamedTuple):
     """Figures of NCCL's rings and trees, the same on every network."""
 
-    within: float = 6.77  # time of a ring's step over that of a domain's smallest ones, inside it
-    beyond: float = 12.2  # the same where the ring goes on to other domains
-    least: float = 0.133  # share of a step's time that a message of no bytes takes
-    power: float = 0.409  # of the bytes of a step, with which the rest of it grows
-    level: float = 5.72  # most of a tree's level over a hop
-    chain: float = 0.873  # of a tree inside a domain: time of a step over the smallest ones
-    chain_rate: float = 0.81  # share of NVLink's rate that a tree's chain of GPUs reaches
-    messages: float = 0.693  # time of an all-to-all's message over a ring's step
-    channels_bytes_per_s: float = 1.57e12  # that NCCL's channels pass on in a domain, in all
+    within: float = 6.84  # time of a ring's step over that of a domain's smallest ones, inside it
+    beyond: float = 12.9  # the same where the ring goes on to other domains
+    least: float = 0.129  # share of a step's time that a message of no bytes takes
+    power: float = 0.398  # of the bytes of a step, with which the rest of it grows
+    level: float = 5.62  # most of a tree's level over a hop
+    chain: float = 0.871  # of a tree inside a domain: time of a step over the smallest ones
+    chain_rate: float = 0.775  # share of NVLink's rate that a tree's chain of GPUs reaches
+    messages: float = 0.681  # time of an all-to-all's message over a ring's step
+    channels_bytes_per_s: float = 1.46e12  # that NCCL's channels pass on in a domain, in all
 
 
 ALGORITHMS = Algorithms()
 FULL_BYTES = 32e6  # of a step: about where it grows no further; 16 to 256 MB fit as well
+OVERLAP_DOMAINS = 100.0  # about where a ring's steps begin to overlap, from published FSDP series
