@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import prism
 import prism.plots
+from prism.cluster.transports import TRANSPORTS
 
 GEMM = {"m": 4096, "n": 8192, "k": 2048}
 ATTENTION = {"batch": 2, "heads": 32, "seq": 4096, "head_dim": 128}
@@ -164,9 +165,20 @@ def test_other_hosts_use_the_network():
     q |= {"device": "gb200", "op": "sendrecv"}
     rack, racks = (prism.kernel("collective", ranks=n, nodes=n, **q) for n in (16, 36))
     assert rack["bus_bytes_per_s"] > 10 * racks["bus_bytes_per_s"]
-    roce = prism.kernel("collective", ranks=8, transport="roce", **q)
-    assert roce["mean"] == prism.kernel("collective", ranks=8, **q)["mean"]
-    assert roce["transport"] == "roce"
+
+
+def test_transports_differ_in_latency_and_say_what_they_rest_on():
+    q = {"device": "h100", "op": "all_reduce", "nodes": 2}
+    found = {
+        name: prism.kernel("collective", bytes=2**16, transport=name, **q) for name in TRANSPORTS
+    }
+    assert found["infiniband"] == prism.kernel("collective", bytes=2**16, **q)
+    order = sorted(TRANSPORTS, key=lambda name: TRANSPORTS[name].hop_s)
+    assert sorted(found, key=lambda name: found[name]["mean"]) == order
+    assert all(TRANSPORTS[name].label in found[name]["source"] for name in found)
+    assert [name for name in found if found[name]["extrapolated"]] == ["slingshot"]
+    for more in ({"bytes": 2**40}, {"nodes": 64}, {"op": "alltoall", "transport": "efa"}):
+        assert prism.kernel("collective", **{"bytes": 2**20} | q | more)["extrapolated"], more
 
 
 GROWS = {
@@ -284,7 +296,6 @@ WRONG = [
     ("collective", REDUCE | {"ranks": 13}, "nodes"),
     ("collective", REDUCE | {"ranks": 32, "nodes": 2}, "nodes"),
     ("collective", REDUCE | {"ranks": 10**12}, "ranks"),
-    ("collective", REDUCE | {"transport": "efa"}, "infiniband"),
     ("collective", REDUCE | {"transport": "ethernet"}, "roce"),
     ("collective", REDUCE | {"network_gbit": 0}, "network_gbit"),
 ]

@@ -2,7 +2,7 @@
 
 A ring of n ranks in k domains takes n - 1 steps, k - 1 of them over the network, and brings
 S (n - 1) / n bytes over every edge; it leaves a domain over the network cards of all its members. A
-tree takes log2(k) levels over the network, up and down; its busiest domain sends S / 2 for each
+tree has log2(k) levels over the network, up and down; its busiest domain sends S / 2 for each
 neighbour, so that of two domains each sends the buffer once, as often as a ring's half. In the
 domain a switch adds up where that was measured (NVLS), else a chain of GPUs. Steps take longer with
 more bytes, as NCCL then fills a deeper pipeline. Left out: sums in switches of the network (SHARP).
@@ -20,7 +20,7 @@ from prism.cluster.transports import ALGORITHMS, FULL_BYTES, OVERLAP_DOMAINS, Al
 from prism.distributions.kerneltables import KernelTable
 
 _ROUNDS = 30  # of rate and latency in turn
-_LEAST = 1e-15  # s: of a byte or a hop
+_LEAST_BYTE_S, _LEAST_HOP_S = 1e-15, 1e-9
 STEP_OF_HOP = 0.43  # a collective's step at its shortest over NVLink's hop, as on H100
 
 
@@ -44,7 +44,7 @@ class Path(NamedTuple):
         f, n, k = self.figures, self.n_ranks, self.domains
         grown = f.least + (1.0 - f.least) * _filled(n_bytes / n, f.power)
         inside = (n - k) * self.step_s * (f.beyond if k > 1 else f.within)
-        together = math.sqrt(1.0 + k / OVERLAP_DOMAINS)
+        together = math.sqrt(1.0 + (k - 1) / OVERLAP_DOMAINS)
         return grown * ((k - 1) * self.hop_s + inside) / together
 
     def _network_s(self, sent: float, passed: float) -> float:
@@ -65,7 +65,10 @@ class Path(NamedTuple):
     def tree(self, n_bytes: float) -> float:
         """Duration of a tree over domains, up and down [s]."""
         f, others = self.figures, self.n_ranks / self.domains - 1.0
-        levels = math.log2(self.domains) * self.hop_s * f.level * _filled(n_bytes, f.power)
+        levels = 0.0
+        if self.domains > 1:  # up and down overlap but for one level, in the mean of both ways
+            passed = (1.0 + math.log2(self.domains)) / 2.0
+            levels = passed * self.hop_s * f.level * _filled(n_bytes, f.power)
         sent = n_bytes * min(self.domains, 4) / 2.0
         inside = n_bytes * self.sum_s
         if not inside:
@@ -121,14 +124,14 @@ def solve_link(
 
     byte_s, hop_s = large[1] / large[0], small[1]
     for _ in range(_ROUNDS):
-        byte_s = _solve(partial(seconds, large[0], hop_s), large[1])
-        hop_s = _solve(partial(seconds, small[0], byte_s=byte_s), small[1])
+        byte_s = _solve(partial(seconds, large[0], hop_s), large[1], _LEAST_BYTE_S)
+        hop_s = _solve(partial(seconds, small[0], byte_s=byte_s), small[1], _LEAST_HOP_S)
     return 1.0 / byte_s, hop_s
 
 
-def _solve(rising: Callable[[float], float], goal: float) -> float:
+def _solve(rising: Callable[[float], float], goal: float, low: float) -> float:
     """Where a function reaches its goal, to a millionth; the nearest end where it does not."""
-    low, high = _LEAST, 1.0
+    high = 1.0
     while high > low * (1.0 + 1e-6):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if rising(middle) < goal else (low, middle)

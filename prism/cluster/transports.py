@@ -32,14 +32,14 @@ TRANSPORTS = {
     each.name: each
     for each in (
         Transport(
-            "infiniband", "InfiniBand", 14e-6, 0.952,
+            "infiniband", "InfiniBand", 14e-6, 0.951,
             (("all_reduce", 12), ("all_gather", 10), ("reduce_scatter", 10), ("all_to_all", 10),
              ("p2p", 2)),
         ),
-        Transport("roce", "RoCE", 17.4e-6, 0.952, (("all_reduce", 2), ("all_gather", 2))),
-        Transport("efa", "EFA", 72.5e-6, 0.737, (("all_reduce", 2),)),
-        Transport("tcpx", "TCPX", 135e-6, 0.924, (("all_reduce", 2), ("all_gather", 2))),
-        Transport("slingshot", "Slingshot", 188e-6, 0.67, ()),
+        Transport("roce", "RoCE", 17.1e-6, 0.951, (("all_reduce", 2), ("all_gather", 2))),
+        Transport("efa", "EFA", 67.4e-6, 0.737, (("all_reduce", 2),)),
+        Transport("tcpx", "TCPX", 133e-6, 0.927, (("all_reduce", 2), ("all_gather", 2))),
+        Transport("slingshot", "Slingshot", 208e-6, 0.699, ()),
     )
 }  # fmt: skip
 """Networks by their names; InfiniBand, the default, is the one that libraries' shares are of."""
@@ -48,15 +48,15 @@ TRANSPORTS = {
 class Algorithms(NamedTuple):
     """Figures of NCCL's rings and trees, the same on every network."""
 
-    within: float = 6.84  # time of a ring's step over that of a domain's smallest ones, inside it
-    beyond: float = 12.9  # the same where the ring goes on to other domains
-    least: float = 0.129  # share of a step's time that a message of no bytes takes
-    power: float = 0.398  # of the bytes of a step, with which the rest of it grows
-    level: float = 5.62  # most of a tree's level over a hop
-    chain: float = 0.871  # of a tree inside a domain: time of a step over the smallest ones
-    chain_rate: float = 0.775  # share of NVLink's rate that a tree's chain of GPUs reaches
-    messages: float = 0.681  # time of an all-to-all's message over a ring's step
-    channels_bytes_per_s: float = 1.46e12  # that NCCL's channels pass on in a domain, in all
+    within: float = 6.6  # time of a ring's step over that of a domain's smallest ones, inside it
+    beyond: float = 12.7  # the same where the ring goes on to other domains
+    least: float = 0.137  # share of a step's time that a message of no bytes takes
+    power: float = 0.405  # of the bytes of a step, with which the rest of it grows
+    level: float = 6.82  # most of a tree's level over a hop
+    chain: float = 0.798  # of a tree inside a domain: time of a step over the smallest ones
+    chain_rate: float = 0.903  # share of NVLink's rate that a tree's chain of GPUs reaches
+    messages: float = 0.657  # time of an all-to-all's message over a ring's step
+    channels_bytes_per_s: float = 1.22e12  # that NCCL's channels pass on in a domain, in all
 
 
 ALGORITHMS = Algorithms()
