@@ -165,7 +165,7 @@ class Cluster:
         return self.nvlink_factor * smallest_step(table)
 
     def _sum_s(self, inside: float) -> float:
-        """Time of a byte that a domain adds up for so many members; 0 where none is measured."""
+        """Time of a byte that a domain adds up for `inside` members; 0 where none is measured."""
         if inside <= 1.0 or "all_reduce" not in self.measured:
             return 0.0
         if inside not in self._sums:
@@ -311,12 +311,22 @@ class Cluster:
         return np.where(hops.near, nvlink_s, network_s)
 
 
+def network_figures(library: Library, transport: str) -> tuple[float, float]:
+    """Latency of a hop [s] and share of the bandwidth [1] that a transport has.
+
+    A library's share is InfiniBand's, and another transport's in proportion; where the library has
+    a network of its own measured, both are that network's.
+    """
+    share, network = library.value("nominal/network_efficiency"), TRANSPORTS[transport]
+    if MEASURED_HOP in library.entries:
+        return library.value(MEASURED_HOP), share
+    return network.hop_s, share * network.efficiency / TRANSPORTS["infiniband"].efficiency
+
+
 def build_cluster(job: Job, library: Library) -> Cluster:
     """Put a job's layout on its cluster.
 
-    A link's missing figures are the device's and the transport's, and its missing efficiency the
-    library's, on other networks than InfiniBand by the ratio of the transports; where the library
-    has a network of its own measured, both are that network's. Inside an
+    A link's missing figures are the device's, the library's and the transport's. Inside an
     NVLink domain the library's measured tables hold, where they are of a device with as fast an
     NVLink and the job gives no figures of its own.
 
@@ -329,7 +339,7 @@ def build_cluster(job: Job, library: Library) -> Cluster:
     device = find_device(block.device)
 
     def link(
-        tier: str, bytes_per_s: float, latency_s: float, over: float = 1.0
+        tier: str, bytes_per_s: float, latency_s: float, efficiency: float
     ) -> tuple[Link, float]:
         """One tier's link and its efficiency: the job's figures where it has them."""
         given, time = getattr(block.links, tier) or LinkBlock(), getattr(block.scale, tier).time
@@ -337,17 +347,18 @@ def build_cluster(job: Job, library: Library) -> Cluster:
             bytes_per_s = given.bandwidth_gbytes_per_s * 1e9
         if given.latency_us is not None:
             latency_s = given.latency_us * 1e-6
-        efficiency = given.efficiency
-        if efficiency is None:
-            efficiency = min(1.0, over * library.value(f"nominal/{tier}_efficiency"))
+        if given.efficiency is not None:
+            efficiency = given.efficiency
         return Link(bytes_per_s * efficiency / time, latency_s * time), efficiency
 
-    nvlink, share = link("nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s)
-    transport = TRANSPORTS[(block.links.network or NetworkLink()).transport]
-    hop_s, over = transport.hop_s, transport.efficiency / TRANSPORTS["infiniband"].efficiency
-    if MEASURED_HOP in library.entries:  # on the library's own network, whatever that is
-        hop_s, over = library.value(MEASURED_HOP), 1.0
-    network, efficiency = link("network", device.network_bytes_per_s, hop_s, over)
+    nvlink, share = link(
+        "nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s,
+        library.value("nominal/nvlink_efficiency"),
+    )  # fmt: skip
+    network, efficiency = link(
+        "network", device.network_bytes_per_s,
+        *network_figures(library, (block.links.network or NetworkLink()).transport),
+    )  # fmt: skip
     own = DEVICES.get(device_key(library.device))
     same = own is not None and own.nvlink_bytes_per_s == device.nvlink_bytes_per_s
     measured = library.tables if same and block.links.nvlink is None else {}
