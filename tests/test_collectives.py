@@ -1,6 +1,7 @@
 """Collectives: measured tables inside an NVLink domain, NCCL's algorithms beyond it, no jumps."""
 
 import csv
+import json
 import math
 import os
 from dataclasses import replace
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tables_made import nccl_tests
 
 from prism import kernel, load_job, load_library
 from prism.cluster.machine import OPS, Link, build_cluster
-from prism.cluster.nccl import STEP_OF_HOP
+from prism.cluster.nccl import STEP_OF_HOP, bus_factor
 from prism.cluster.transports import (
     ALGORITHMS,
     FULL_BYTES,
@@ -22,7 +24,7 @@ from prism.cluster.transports import (
 )
 
 MIB = 2**20
-DATA = Path(os.environ.get("PRISM_DATA", "../shared/data")) / "collectives_multinode"
+DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))
 HOP_S = TRANSPORTS["infiniband"].hop_s
 BYTES = st.floats(0.0, 37.0).map(lambda x: 2.0**x)
 DEVICES = ("a100", "h100", "b200", "gb200")
@@ -190,6 +192,27 @@ def test_ranks_beyond_the_table_follow_it(op_kind):
     assert small[1] - small[0] == pytest.approx(max(small[0] - before, 0.0) * doublings, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "n_hosts", "latency", "bandwidth"),
+    [("all_reduce", 2, 45e-6, 350e9), ("all_gather", 4, 90e-6, 300e9),
+     ("reduce_scatter", 2, 60e-6, 40e9), ("all_reduce", 1, 25e-6, 250e9)],
+)  # fmt: skip
+def test_a_job_with_the_links_takes_what_was_measured(
+    name, n_hosts, latency, bandwidth, tmp_path, run
+):
+    """The smallest message and the largest."""
+    low, high, n = 8 << 10, 8 << 30, 8 * n_hosts
+    hosts = [f"n{i}" for i in range(n_hosts)]
+    text = nccl_tests(latency, bandwidth, hosts, low=low, high=high, name=name)
+    (tmp_path / "run.txt").write_text(text)
+    links = json.loads(run("fit", tmp_path / "run.txt", "--json", "-q")[1])["links"]
+    cluster = make_cluster(n, links=links)
+    for n_bytes in (low, 2**33):
+        expected = latency + bus_factor(name, n) * n_bytes / bandwidth
+        found = seconds(cluster, name, n_bytes)
+        assert found == pytest.approx(expected, rel=0.02)
+
+
 # ------------------------------------------------------------- against public nccl-tests results
 LIBRARY = Path(__file__).parents[1] / "experiments" / "library"
 
@@ -207,13 +230,15 @@ def test_records_are_the_fitted_figures():
         assert float(rows[key]["low"]) <= value <= float(rows[key]["high"]), key
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs the measured data")
+@pytest.mark.skipif(
+    not (DATA / "collectives_multinode").is_dir(), reason=f"no measured data in {DATA}"
+)
 def test_bands_of_sizes_are_as_measured(monkeypatch):
     """Geometric mean within 10 % from 1 MiB on, sd of the log under .2; below within 25 %."""
     monkeypatch.syspath_prepend(str(LIBRARY))
     import collectives
 
-    rows = collectives.calibrating(DATA.parent)
+    rows = collectives.calibrating(DATA)
     found = collectives.bands(rows, collectives.Between(rows).seconds(collectives.shipped()))
     checked = 0
     for (network, _, _, size), band in found[found.n >= 5].iterrows():

@@ -10,8 +10,6 @@ import pytest
 import tables_made
 
 import prism
-from prism.cluster.machine import build_cluster
-from prism.cluster.nccl import bus_factor
 
 SAMPLES = Path(__file__).parents[1] / "experiments" / "samples"
 
@@ -84,30 +82,6 @@ def test_intervals_of_a_line_cover(tmp_path, ask):
         spread.append(row["repeat_cv"])
         assert row["latency_ci"][1] - row["latency_ci"][0] < 4e-6
     assert (inside >= 15).all() and np.mean(spread) == pytest.approx(0.02, rel=0.35)
-
-
-@pytest.mark.parametrize(
-    ("name", "n_hosts", "latency", "bandwidth"),
-    [("all_reduce", 2, 45e-6, 350e9), ("all_gather", 4, 90e-6, 300e9),
-     ("reduce_scatter", 2, 60e-6, 40e9), ("all_reduce", 1, 25e-6, 250e9)],
-)  # fmt: skip
-def test_a_job_with_the_links_takes_what_was_measured(
-    name, n_hosts, latency, bandwidth, tmp_path, ask
-):
-    """The smallest message and the largest."""
-    low, high, n = 8 << 10, 8 << 30, 8 * n_hosts
-    hosts = [f"n{i}" for i in range(n_hosts)]
-    text = tables_made.nccl_tests(latency, bandwidth, hosts, low=low, high=high, name=name)
-    (tmp_path / "run.txt").write_text(text)
-    links = ask("fit", tmp_path / "run.txt")[1]["links"]
-    cluster = {"device": "h100", "nodes": n_hosts, "links": links}
-    job = prism.load_job({"model": {"name": "llama3-8b"}, "cluster": cluster,
-                          "parallelism": {"dp": n, "data_parallel": "zero1"}})  # fmt: skip
-    built = build_cluster(job, prism.load_library("h100-healthy"))
-    for n_bytes in (low, 2**33):
-        expected = latency + bus_factor(name, n) * n_bytes / bandwidth
-        found = built.collective_time(name, n_bytes, built.group("dp_cp"))
-        assert found == pytest.approx(expected, rel=0.02)
 
 
 def test_a_folder_of_tests_and_links_in_a_job(tmp_path, ask):
