@@ -100,6 +100,17 @@ def test_a_hardware_variant_scales_the_table():
         assert seconds(slow, op_kind, 1e8) == pytest.approx(1.5 * seconds(plain, op_kind, 1e8))
 
 
+def test_a_hardware_variant_scales_the_network():
+    job = {
+        "model": {"name": "llama3-8b"}, "parallelism": {"dp": 16, "data_parallel": "zero1"},
+        "cluster": {"nodes": 16, "gpus_per_node": 1, "scale": {"network": {"time": 1.5}}},
+    }  # fmt: skip
+    slow = build_cluster(load_job(job), load_library("h100-healthy"))
+    for op_kind in OPS:
+        plain = seconds(make_cluster(16, domain=1), op_kind, 1e8)
+        assert seconds(slow, op_kind, 1e8) == pytest.approx(1.5 * plain)
+
+
 def test_weights_gathered_over_2048_gpus_by_hand():
     """FSDP's all-gather of a 7B model's layer: a ring of 2,047 steps, 255 of them between nodes."""
     cluster, f, x = make_cluster(2048), ALGORITHMS, 4e8 / 2048
