@@ -4,8 +4,10 @@ Plain Python of which kernels a layer has in each framework, with which sizes. O
 is asked of `prism.kernel`, collectives follow from published formulas; seconds by class add up.
 """
 
+import csv
 import math
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import prism
@@ -25,14 +27,9 @@ OFF = {
 SMALL = {"n_layers": 2, "hidden_size": 1024, "ffn_size": 2816, "n_heads": 16, "n_kv_heads": 8,
          "vocab_size": 8192, "seq_len": 4096}  # fmt: skip
 _LIBRARY = prism.load_library("mi300x-healthy")
-# base [s]; factors on a step's latency (NVLink, network) and on rates: NCCL 2.27, tuning.cc
-_RINGS = (
-    (8.4e-6, 1.0, 1.0, 1.0),
-    (14e-6, 1.9 / 3.4, 4 / 14, 0.92),
-    (6.6e-6, 0.6 / 3.4, 2.7 / 14, 0.5),
-)
-_TREES = ((8.4e-6, 4 / 3.4, 1.0, 0.92), (14e-6, 1.25 / 3.4, 8.5 / 14, 0.92 * 120 / 128),
-          (6.8e-6, 0.6 / 3.4, 5 / 14, 0.92 / 3.8))  # fmt: skip
+with open(Path(__file__).parents[1] / "experiments" / "library" / "transports.csv") as _file:
+    _NCCL = {r["figure"]: float(r["value"]) for r in csv.DictReader(_file)
+             if r["transport"] == "all"}  # fmt: skip
 
 
 def value(name):
@@ -66,21 +63,27 @@ def classes(job):
 
 
 def ring(n_bytes, n, k=1, op_kind="all_gather", slower=1.0, nvlink=NVLINK, network=NETWORK):
-    """NCCL's fastest algorithm over n ranks in k domains [s]; `slower` is how uplinks are."""
-    inside = n / k
-    sending = max(n_bytes * (inside - 1) / inside / nvlink[0],
-                  n_bytes * (k - 1) / k / inside / network[0] * slower)  # fmt: skip
-    least = n_bytes * (k - 1) / k / 20e9  # the protocol LL has no more than 20 GB/s a node
-    phases, times = 2.0 if op_kind == "all_reduce" else 1.0, []
-    for i, (base, near, far, rate) in enumerate(_RINGS):
-        steps = (n - k) * nvlink[1] * near + (k - 1) * network[1] * far
-        times.append(base + phases * (steps + max(sending / rate, least * (i == 2))))
-    for i, (base, near, far, rate) in enumerate(_TREES * (op_kind == "all_reduce")):
-        steps = (inside - 1) * nvlink[1] * near + math.log2(k) * network[1] * far
-        times.append(base + 2.0 * (steps + max(sending / rate, least * (i == 2))))
-    if op_kind != "all_reduce" and n == k > 1:
-        steps = (math.log2(k) / 3.5 + n * 2.8 / 14) * network[1]
-        times.append(8e-6 + steps + sending / 0.75)
+    """NCCL's ring or tree over n ranks in k domains [s]; `slower` is how uplinks are."""
+    f, g, step = _NCCL, n / k, 0.43 * nvlink[1]
+    hop, far = (network[1], 1.0) if k > 1 else (nvlink[1], 0.0)
+
+    def wires(sent, passed):
+        return far * math.hypot(sent * slower / g / network[0], passed / f["channels_bytes_per_s"])
+
+    def filled(x):
+        return (x / (x + 32e6)) ** f["power"]
+
+    moved, phases = n_bytes * (n - 1) / n, 2.0 if op_kind == "all_reduce" else 1.0
+    steps = (k - 1) * hop + (n - k) * step * f["beyond" if k > 1 else "within"]
+    steps *= f["least"] + (1.0 - f["least"]) * filled(n_bytes / n)
+    sending = max(wires(moved, moved), n_bytes * (g - 1) / g / nvlink[0])
+    times = [hop + phases * (steps / math.sqrt(1.0 + (k - 1) / 100) + sending)]
+    if op_kind == "all_reduce":
+        levels = far * (1.0 + math.log2(k)) * hop * f["level"] * filled(n_bytes)
+        sent = n_bytes * min(k, 4) / 2
+        inside = 2.0 * n_bytes * min(g - 1, 1.0) / nvlink[0] / f["chain_rate"]
+        chain = 2.0 * (g - 1) * step * f["chain"]
+        times.append(hop + levels + chain + max(wires(sent, 2.0 * (sent - n_bytes)), inside))
     return min(times)
 
 

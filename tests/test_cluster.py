@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,13 +15,15 @@ from touched import touched
 
 import prism
 from prism import NodeSlowdown, PrismError, load_job, load_library
-from prism.cluster.devices import DEVICES, HOPS_S, find_device
+from prism.cluster.devices import DEVICES, HOP_S, find_device
 from prism.cluster.groups import Group, Layout
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.linktiers import Tier
 from prism.cluster.machine import Cluster, Link, build_cluster
+from prism.cluster.nccl import STEP_OF_HOP
 from prism.cluster.nodemap import Placement
 from prism.cluster.power import mix_of, power_state
+from prism.cluster.transports import ALGORITHMS, FULL_BYTES, OVERLAP_DOMAINS, TRANSPORTS
 from prism.distributions.library import Entry, Library
 from prism.simulation.prepare import prepare
 from prism.workload.build import build_workload
@@ -31,9 +34,20 @@ NVLINK = Link(400e9, 5e-6)
 NETWORK = Link(40e9, 20e-6)
 
 
-def ring_time(n: int, k: int, sending_s: float, phases: float = 1.0) -> float:
-    """NCCL's ring with the protocol Simple: n - 1 steps, k - 1 of them over the network [s]."""
-    return 8.4e-6 + phases * ((n - k) * 5e-6 + (k - 1) * 20e-6 + sending_s)
+def ring_time(
+    n: int, k: int, n_bytes: float, phases: float = 1.0, slow: float = 1.0
+) -> float:  # fmt: skip
+    """Add up a hop, n - 1 steps that grow with their bytes, and what the slower link sends [s]."""
+    f, g, x = ALGORITHMS, n / k, n_bytes / n
+    grown = f.least + (1.0 - f.least) * (x / (x + FULL_BYTES)) ** f.power
+    inside = 5e-6 * STEP_OF_HOP * (f.beyond if k > 1 else f.within)
+    steps = (
+        grown * ((k - 1) * 20e-6 + (n - k) * inside) / math.sqrt(1.0 + (k - 1) / OVERLAP_DOMAINS)
+    )
+    moved = n_bytes * (n - 1) / n if k > 1 else 0.0
+    wires = math.hypot(moved * slow / (g * 40e9), moved / f.channels_bytes_per_s)
+    sending = max(wires, n_bytes * (g - 1.0) / g / 400e9)
+    return (20e-6 if k > 1 else 5e-6) + phases * (steps + sending)
 
 
 def make_cluster(tp: int = 8, cp: int = 1, dp: int = 4, pp: int = 4, vpp: int = 1) -> Cluster:
@@ -119,39 +133,47 @@ def test_tiers_of_the_megatron_order() -> None:
 
 def test_ring_inside_a_node() -> None:
     cluster = make_cluster()
-    expected = ring_time(8, 1, 1e9 * 7 / 8 / 400e9)
-    assert cluster.collective_time("all_gather", 1e9, cluster.group("tp")) == pytest.approx(
-        expected
-    )
+    found = cluster.collective_time("all_gather", 1e9, cluster.group("tp"))
+    assert found == pytest.approx(ring_time(8, 1, 1e9))
 
 
 def test_ring_over_the_network() -> None:
     cluster = make_cluster(dp=16)
     group = cluster.group("dp_cp")
-    sending_s = 1e9 * 15 / 16 / 40e9
-    expected = ring_time(16, 16, sending_s)
+    expected = ring_time(16, 16, 1e9)
     assert cluster.collective_time("reduce_scatter", 1e9, group) == pytest.approx(expected)
     both = cluster.collective_time("all_reduce", 1e9, group)
-    assert both == pytest.approx(ring_time(16, 16, sending_s, 2.0))
+    assert both == pytest.approx(ring_time(16, 16, 1e9, 2.0))
+
+
+@pytest.mark.parametrize(("dp", "sent", "passed"), [(2, 1.0, 0.0), (3, 1.5, 1.0), (64, 2.0, 2.0)])
+def test_a_tree_s_busiest_domain_by_hand(dp: int, sent: float, passed: float) -> None:
+    """Of two domains each sends the buffer once, of many the busiest sends it twice."""
+    f, cluster = ALGORITHMS, make_cluster(dp=dp)
+    group = cluster.group("dp_cp")
+    for n_bytes in (1e3, 1e8) if dp < 4 else (1e3,):
+        filled = (n_bytes / (n_bytes + FULL_BYTES)) ** f.power
+        wires = math.hypot(sent * n_bytes / 40e9, passed * n_bytes / f.channels_bytes_per_s)
+        expected = 20e-6 * (1.0 + (1.0 + math.log2(dp)) * f.level * filled) + wires
+        found = cluster.collective_time("all_reduce", n_bytes, group)
+        assert found == pytest.approx(min(expected, ring_time(dp, dp, n_bytes, 2.0)))
 
 
 def test_hierarchical_ring_uses_every_network_card() -> None:
     cluster = make_cluster(tp=1, dp=64, pp=1)
-    expected = ring_time(64, 8, 1e9 / 8 * 7 / 8 / 40e9)
     time = cluster.collective_time("all_gather", 1e9, cluster.group("dp_cp"))
-    assert time == pytest.approx(expected)
+    assert time == pytest.approx(ring_time(64, 8, 1e9))
 
 
 def test_a_ring_torn_over_domains_has_the_cards_of_its_mean_member() -> None:
     """dp 12 over domains of 8: two have 8 and 4 members, and so 6 cards each in the mean."""
     cluster = make_cluster(tp=1, dp=12, pp=1)
-    expected = ring_time(12, 2, 1e9 / 6 / 2 / 40e9)
     time = cluster.collective_time("all_gather", 1e9, cluster.group("dp_cp"))
-    assert time == pytest.approx(expected)
+    assert time == pytest.approx(ring_time(12, 2, 1e9))
     # one member more than fits costs a border, not all cards but one
     nine = make_cluster(tp=1, dp=9, pp=1)
     time = nine.collective_time("all_gather", 1e9, nine.group("dp_cp"))
-    assert time == pytest.approx(ring_time(9, 2, 1e9 / 4.5 / 2 / 40e9))
+    assert time == pytest.approx(ring_time(9, 2, 1e9))
     whole = make_cluster(tp=1, dp=8, pp=1)
     assert time > whole.collective_time("all_gather", 1e9, whole.group("dp_cp"))
 
@@ -159,13 +181,10 @@ def test_a_ring_torn_over_domains_has_the_cards_of_its_mean_member() -> None:
 def test_oversubscription_slows_groups_that_leave_their_pod() -> None:
     cluster = replace(make_cluster(dp=16), tiers=pods(32, 8.0))
     group = cluster.group("dp_cp")  # four members to a pod: the ring leaves it once for four
-    bytes_s = 1e9 * 15 / 16 / 40e9
-    expected = ring_time(16, 16, 2.0 * bytes_s)
+    expected = ring_time(16, 16, 1e9, slow=2.0)
     assert cluster.collective_time("all_gather", 1e9, group) == pytest.approx(expected)
     roomy = replace(cluster, tiers=pods(8 * 16, 8.0))
-    assert roomy.collective_time("all_gather", 1e9, group) == pytest.approx(
-        ring_time(16, 16, bytes_s)
-    )
+    assert roomy.collective_time("all_gather", 1e9, group) == pytest.approx(ring_time(16, 16, 1e9))
 
 
 @given(
@@ -211,8 +230,8 @@ def test_transfer_out_of_a_pod() -> None:
 def test_links_come_from_the_device_the_library_and_the_job(library: Library) -> None:
     job = load_job("llama3-405b-8k")
     cluster = build_cluster(job, library)
-    assert cluster.nvlink == Link(450e9 * 0.8, HOPS_S[0])
-    assert cluster.network == Link(50e9 * 0.5, HOPS_S[1])
+    assert cluster.nvlink == Link(450e9 * 0.8, HOP_S)
+    assert cluster.network == Link(50e9 * 0.5, TRANSPORTS["infiniband"].hop_s)
     given = load_job(
         "llama3-405b-8k",
         [
@@ -222,9 +241,26 @@ def test_links_come_from_the_device_the_library_and_the_job(library: Library) ->
         ],
     )
     cluster = build_cluster(given, library)
-    assert cluster.nvlink == Link(450e9, HOPS_S[0])
+    assert cluster.nvlink == Link(450e9, HOP_S)
     assert cluster.network.bytes_per_s == pytest.approx(100e9 * 0.5)
     assert cluster.network.latency_s == pytest.approx(3e-6)
+
+
+def test_a_transport_sets_the_hop_and_the_share_and_a_measured_library_both(
+    library: Library,
+) -> None:
+    efa = TRANSPORTS["efa"]
+    job = load_job("llama3-405b-8k", ["cluster.links.network.transport=efa"])
+    share = 0.5 * efa.efficiency / TRANSPORTS["infiniband"].efficiency
+    assert build_cluster(job, library).network == Link(50e9 * share, efa.hop_s)
+    own = ["cluster.links.network.latency_us=3", "cluster.links.network.efficiency=0.4"]
+    given = load_job("llama3-405b-8k", ["cluster.links.network.transport=efa", *own])
+    assert build_cluster(given, library).network == Link(pytest.approx(20e9), 3e-6)
+    hop = Entry("nominal/network_hop_s", "test", number=5e-6, units="s")
+    measured = replace(library, entries={**library.entries, hop.name: hop})
+    assert build_cluster(job, measured).network == Link(25e9, 5e-6)
+    with pytest.raises(PrismError, match="transport"):
+        load_job("llama3-405b-8k", ["cluster.links.network.transport=token-ring"])
 
 
 def test_unknown_device() -> None:

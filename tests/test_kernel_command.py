@@ -164,9 +164,22 @@ def test_other_hosts_use_the_network():
     q |= {"device": "gb200", "op": "sendrecv"}
     rack, racks = (prism.kernel("collective", ranks=n, nodes=n, **q) for n in (16, 36))
     assert rack["bus_bytes_per_s"] > 10 * racks["bus_bytes_per_s"]
-    roce = prism.kernel("collective", ranks=8, transport="roce", **q)
-    assert roce["mean"] == prism.kernel("collective", ranks=8, **q)["mean"]
-    assert roce["transport"] == "roce"
+
+
+TRANSPORTS = "InfiniBand", "RoCE", "EFA", "TCPX", "Slingshot"  # by latency
+
+
+def test_transports_differ_in_latency_and_say_what_they_rest_on():
+    q = {"device": "h100", "op": "all_reduce", "nodes": 2}
+    found = [
+        prism.kernel("collective", bytes=2**16, transport=name.lower(), **q) for name in TRANSPORTS
+    ]
+    assert found[0] == prism.kernel("collective", bytes=2**16, **q)
+    assert sorted(found, key=lambda each: each["mean"]) == found
+    for name, each in zip(TRANSPORTS, found, strict=True):
+        assert name in each["source"] and each["extrapolated"] == (name == "Slingshot")
+    for more in ({"bytes": 2**40}, {"nodes": 64}, {"op": "alltoall", "transport": "efa"}):
+        assert prism.kernel("collective", **{"bytes": 2**20} | q | more)["extrapolated"], more
 
 
 GROWS = {
@@ -284,7 +297,6 @@ WRONG = [
     ("collective", REDUCE | {"ranks": 13}, "nodes"),
     ("collective", REDUCE | {"ranks": 32, "nodes": 2}, "nodes"),
     ("collective", REDUCE | {"ranks": 10**12}, "ranks"),
-    ("collective", REDUCE | {"transport": "efa"}, "infiniband"),
     ("collective", REDUCE | {"transport": "ethernet"}, "roce"),
     ("collective", REDUCE | {"network_gbit": 0}, "network_gbit"),
 ]

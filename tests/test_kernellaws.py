@@ -66,7 +66,6 @@ def test_a_line_comes_back_exactly(tmp_path, ask):
     assert status == 0 and (row["hosts"], row["gpus"]) == (2, 16)
     assert row["latency_s"] == pytest.approx(12e-6, rel=1e-3)  # printed with 4 digits behind us
     assert row["bus_bytes_per_s"] == pytest.approx(150e9, rel=1e-3)
-    assert found["links"]["network"]["latency_us"] == pytest.approx(6.0, rel=1e-2)
 
 
 def test_intervals_of_a_line_cover(tmp_path, ask):

@@ -574,6 +574,10 @@ KEYS: dict[str, list[Case]] = {
         case("hop", 0.4, HOP, path__p2p=times(hop_s(efficiency=0.4) / hop_s())),
     ],
     # messages of the gradients are long: the latency is a few percent of them
+    LINK + "network.transport": [
+        case("net", "efa", STEP, path__dp_all_reduce=ratio(1.05, 2.0)),
+        case("hop", "slingshot", also={LINK + "network.latency_us": 50.0}),  # both are given
+    ],
     LINK + "nvlink.bandwidth_gbytes_per_s": [
         case("nvlink", 50.0, STEP, path__dp_all_reduce=ratio(1.8, 2.0)),
     ],

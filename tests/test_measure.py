@@ -289,6 +289,28 @@ def test_another_device_has_the_base_s_kernels_by_its_data_sheet(tmp_path):
     assert ideal[0] == pytest.approx(ideal[1], rel=1e-6)
 
 
+@pytest.mark.parametrize(("op", "nodes", "times"), [
+    ("all_gather", 4, (60e-6, 3e-3)), ("all_reduce", 16, (90e-6, 30e-3)), ("p2p", 2, (3e-5, 7e-3)),
+])  # fmt: skip
+def test_a_network_that_was_measured_is_what_jobs_then_take(
+    op, nodes, times, tmp_path, monkeypatch
+):
+    """Between nodes the smallest and the largest message take as long as they did."""
+    ranks, sizes = 16, (16 * 2048, 16 * 2**22)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks // nodes))
+    samples = made(times, repetitions=50, cv=0.0)[0]
+    messages = [(op, n_bytes) for n_bytes in sizes]
+    samples.cases = tuple(collective_cases(messages, ranks, "nccl", "bfloat16", "network"))
+    samples.kind, samples.attrs["machine"] = "collective", MACHINE | {"device": "NVIDIA A100"}
+    write_library(samples, tmp_path / "net.nc")
+    library = load_library(tmp_path / "net.nc")
+    asked = {"op": op, "ranks": nodes if op == "p2p" else ranks, "nodes": nodes}
+    for n_bytes, seconds in zip(sizes, times, strict=True):
+        found = prism.kernel("collective", library=library, bytes=n_bytes, **asked)
+        assert found["mean"] == pytest.approx(seconds, rel=0.02)
+        assert "prism measure collective" in found["source"]
+
+
 def test_pooled_law_takes_the_median_spread():
     rng = np.random.default_rng(1)
     parts = [m * np.exp(cv * rng.standard_normal(4_000)) for m, cv in

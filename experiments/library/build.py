@@ -355,7 +355,7 @@ FP8_BACKWARD = (
 
 def nominal_entries(data: Data, gpu: str) -> list[Entry]:
     """Figures behind nominal durations, beside the kernels' tables."""
-    network, nvlink = network_efficiency(data.folder), NVLINK.get(gpu, OTHER_NVLINK)
+    network, nvlink = network_efficiency(), NVLINK.get(gpu, OTHER_NVLINK)
     if gpu in LINKS:
         nvlink = nvlink_efficiency(data.folder, LINKS[gpu])
     rows = [
@@ -363,7 +363,7 @@ def nominal_entries(data: Data, gpu: str) -> list[Entry]:
          "share of the memory bandwidth that quantizing reaches"),
         ("nvlink_efficiency", round(nvlink.number, 3), "1", nvlink.source,
          "share of the NVLink bandwidth"),
-        ("network_efficiency", round(network.number, 2), "1", network.source,
+        ("network_efficiency", round(network.number, 3), "1", network.source,
          "share of the network bandwidth"),
         ("kernel_launch_s", round(data.gap.number, 7), "s", data.gap.source, "gap per kernel"),
         *deepep.figures(data.folder, gpu),

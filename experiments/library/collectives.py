@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from prism.cluster.devices import DEVICES
-from prism.cluster.machine import STEP_OF_HOP
+from prism.cluster.nccl import STEP_OF_HOP, measured_time, smallest_step, sum_per_byte
 from prism.cluster.nccl import Path as Wires
-from prism.cluster.nccl import measured_time, smallest_step, sum_per_byte
 from prism.cluster.transports import ALGORITHMS, TRANSPORTS, Algorithms
 from prism.distributions.kerneltables import KernelTable
 from prism.distributions.library import load_library
@@ -136,7 +135,7 @@ class Between:
                 summed = sum_per_byte(tables["nvlink/all_reduce"], inside)
             nvlink = device.nvlink_bytes_per_s * library.value("nominal/nvlink_efficiency")
             wire = r.nic_gbit_per_gpu * 0.125e9 * inside
-            path = Wires(r.ranks, r.domains, 0.0, step, nvlink, wire, summed)
+            path = Wires(r.ranks, r.domains, 0.0, step, nvlink, wire, sum_s=summed)
             self.calls.append((r.op, float(r.size_bytes), r.transport, path))
 
     def seconds(self, transports: Links, algorithms: Algorithms = ALGORITHMS) -> Array:
@@ -146,13 +145,7 @@ class Between:
             hop_s, share = transports[name]
             wire = path.network_bytes_per_s * share
             path = path._replace(hop_s=hop_s, network_bytes_per_s=wire, figures=algorithms)
-            n, k = path.n_ranks, path.domains
-            if op == "p2p":
-                out.append(hop_s + n_bytes / wire * n / k)
-            elif op == "all_to_all":
-                out.append(path.exchange(n_bytes, n_bytes * (n / k - 1) / n, n_bytes * (1 - 1 / k)))
-            else:
-                out.append(path.fastest(op, n_bytes))
+            out.append(path.seconds(op, n_bytes))
         return np.array(out)
 
 
@@ -222,9 +215,10 @@ def _least(
     """Logarithms of the figures that miss the rows least."""
     model, seconds = Between(rows), rows.seconds.to_numpy()
     weight = rows.groupby("id").id.transform("size").to_numpy() ** -0.5
+    x0 = np.log(start)
     return least_squares(
-        lambda x: np.log(predict(model, x) / seconds) * weight, np.log(start), loss="soft_l1",
-        f_scale=outlying,
+        lambda x: np.log(predict(model, x) / seconds) * weight, x0, bounds=(x0 - 3.0, x0 + 3.0),
+        loss="soft_l1", f_scale=outlying,
     ).x  # fmt: skip
 
 

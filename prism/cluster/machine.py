@@ -27,7 +27,7 @@ from prism.cluster.linktiers import (
     ring_factor,
     unit_sizes,
 )
-from prism.cluster.nccl import Path, measured_time, smallest_step, sum_per_byte
+from prism.cluster.nccl import STEP_OF_HOP, Path, measured_time, smallest_step, sum_per_byte
 from prism.cluster.transports import TRANSPORTS
 from prism.distributions.kerneltables import KernelTable
 from prism.jobs.jobspec.blocks import Link as LinkBlock
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-STEP_OF_HOP = 0.47  # a step at its shortest over NVLink's hop, as on H100
+MEASURED_HOP = "nominal/network_hop_s"
+"""Entry of a library whose network was measured."""
 
 
 @dataclass(frozen=True)
@@ -134,18 +135,25 @@ class Cluster:
             return 0.0
         if domains == 1 and op_kind in self.measured:
             return self._measured_time(op_kind, n_bytes, n_ranks)
-        path = self._path(n_ranks, domains, factor)
-        if op_kind == "all_reduce":
-            path = path._replace(sum_s=self._sum_s(n_ranks / domains))
-        path = path._replace(ring_s=latency_s, tree_s=tree_latency_s)
+        summed = self._sum_s(n_ranks / domains) if op_kind == "all_reduce" else 0.0
+        path = self._path(n_ranks, domains, factor, summed, latency_s, tree_latency_s)
         return path.fastest(op_kind, n_bytes)
 
-    def _path(self, n_ranks: int, domains: int, factor: float) -> Path:
+    def _path(
+        self,
+        n_ranks: int,
+        domains: int,
+        factor: float,
+        summed: float,
+        ring_s: float,
+        tree_s: float = 0.0,
+    ) -> Path:
+        """Return the links under a group; latencies are those that farther units add."""
         link = self.network if domains > 1 else self.nvlink
+        wires = self.network.bytes_per_s * n_ranks / domains / factor
         return Path(
-            n_ranks, domains, link.latency_s, self._step_s, self.nvlink.bytes_per_s,
-            self.network.bytes_per_s * n_ranks / domains / factor,
-            channels=1.0 / self.network_factor,
+            n_ranks, domains, link.latency_s, self._step_s, self.nvlink.bytes_per_s, wires,
+            1.0 / self.network_factor, summed, ring_s, tree_s,
         )  # fmt: skip
 
     @cached_property
@@ -157,7 +165,7 @@ class Cluster:
         return self.nvlink_factor * smallest_step(table)
 
     def _sum_s(self, inside: float) -> float:
-        """Time of a byte that a domain adds up for so many members; 0 where none is measured."""
+        """Time of a byte that a domain adds up for `inside` members; 0 where none is measured."""
         if inside <= 1.0 or "all_reduce" not in self.measured:
             return 0.0
         if inside not in self._sums:
@@ -196,8 +204,7 @@ class Cluster:
             return self._measured_time("all_to_all", n_bytes, n_ranks)
         inside, limit = n_ranks / domains, self.most_domains
         copies = min(limit, domains, self.token_copies) if limit else self.token_copies
-        path = self._path(n_ranks, domains, factor)._replace(ring_s=latency_s)
-        return path.exchange(
+        return self._path(n_ranks, domains, factor, 0.0, latency_s).exchange(
             n_bytes, n_bytes * (inside - 1.0) / (inside if limit else n_ranks),
             n_bytes * copies / self.token_copies * (domains - 1.0) / domains,
         )  # fmt: skip
@@ -304,11 +311,22 @@ class Cluster:
         return np.where(hops.near, nvlink_s, network_s)
 
 
+def network_figures(library: Library, transport: str) -> tuple[float, float]:
+    """Latency of a hop [s] and share of the bandwidth [1] that a transport has.
+
+    A library's share is InfiniBand's, and another transport's in proportion; where the library has
+    a network of its own measured, both are that network's.
+    """
+    share, network = library.value("nominal/network_efficiency"), TRANSPORTS[transport]
+    if MEASURED_HOP in library.entries:
+        return library.value(MEASURED_HOP), share
+    return network.hop_s, share * network.efficiency / TRANSPORTS["infiniband"].efficiency
+
+
 def build_cluster(job: Job, library: Library) -> Cluster:
     """Put a job's layout on its cluster.
 
-    A link's missing figures are the device's and the transport's, and its missing efficiency the
-    library's, on other networks than InfiniBand by the ratio of the transports. Inside an
+    A link's missing figures are the device's, the library's and the transport's. Inside an
     NVLink domain the library's measured tables hold, where they are of a device with as fast an
     NVLink and the job gives no figures of its own.
 
@@ -321,7 +339,7 @@ def build_cluster(job: Job, library: Library) -> Cluster:
     device = find_device(block.device)
 
     def link(
-        tier: str, bytes_per_s: float, latency_s: float, over: float = 1.0
+        tier: str, bytes_per_s: float, latency_s: float, efficiency: float
     ) -> tuple[Link, float]:
         """One tier's link and its efficiency: the job's figures where it has them."""
         given, time = getattr(block.links, tier) or LinkBlock(), getattr(block.scale, tier).time
@@ -329,16 +347,17 @@ def build_cluster(job: Job, library: Library) -> Cluster:
             bytes_per_s = given.bandwidth_gbytes_per_s * 1e9
         if given.latency_us is not None:
             latency_s = given.latency_us * 1e-6
-        efficiency = given.efficiency
-        if efficiency is None:
-            efficiency = min(1.0, over * library.value(f"nominal/{tier}_efficiency"))
+        if given.efficiency is not None:
+            efficiency = given.efficiency
         return Link(bytes_per_s * efficiency / time, latency_s * time), efficiency
 
-    nvlink, share = link("nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s)
-    transport = TRANSPORTS[(block.links.network or NetworkLink()).transport]
+    nvlink, share = link(
+        "nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s,
+        library.value("nominal/nvlink_efficiency"),
+    )  # fmt: skip
     network, efficiency = link(
-        "network", device.network_bytes_per_s, transport.hop_s,
-        transport.efficiency / TRANSPORTS["infiniband"].efficiency,
+        "network", device.network_bytes_per_s,
+        *network_figures(library, (block.links.network or NetworkLink()).transport),
     )  # fmt: skip
     own = DEVICES.get(device_key(library.device))
     same = own is not None and own.nvlink_bytes_per_s == device.nvlink_bytes_per_s

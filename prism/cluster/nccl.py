@@ -2,7 +2,7 @@
 
 A ring of n ranks in k domains takes n - 1 steps, k - 1 of them over the network, and brings
 S (n - 1) / n bytes over every edge; it leaves a domain over the network cards of all its members. A
-tree takes log2(k) levels over the network, up and down; its busiest domain sends S / 2 for each
+tree has log2(k) levels over the network, up and down; its busiest domain sends S / 2 for each
 neighbour, so that of two domains each sends the buffer once, as often as a ring's half. In the
 domain a switch adds up where that was measured (NVLS), else a chain of GPUs. Steps take longer with
 more bytes, as NCCL then fills a deeper pipeline. Left out: sums in switches of the network (SHARP).
@@ -11,10 +11,17 @@ more bytes, as NCCL then fills a deeper pipeline. Left out: sums in switches of 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
-from prism.cluster.transports import ALGORITHMS, FULL_BYTES, Algorithms
+from prism.cluster.devices import HOP_S
+from prism.cluster.transports import ALGORITHMS, FULL_BYTES, OVERLAP_DOMAINS, Algorithms
 from prism.distributions.kerneltables import KernelTable
+
+_ROUNDS = 30  # of rate and latency in turn
+_LEAST_BYTE_S, _LEAST_HOP_S = 1e-15, 1e-9
+STEP_OF_HOP = 0.43  # a collective's step at its shortest over NVLink's hop, as on H100
 
 
 class Path(NamedTuple):
@@ -26,10 +33,10 @@ class Path(NamedTuple):
     step_s: float  # of a collective's step inside a domain, at its shortest
     nvlink_bytes_per_s: float  # of a rank
     network_bytes_per_s: float  # of a domain, over the network cards of its members in the group
+    channels: float = 1.0  # NCCL's rate over the measured one
     sum_s: float = 0.0  # of a byte that the domain's switch adds up; 0: none does
     ring_s: float = 0.0  # latency that farther units add to a ring
     tree_s: float = 0.0  # ... and to a tree
-    channels: float = 1.0  # NCCL's rate over the measured one
     figures: Algorithms = ALGORITHMS
 
     def steps(self, n_bytes: float) -> float:
@@ -37,7 +44,8 @@ class Path(NamedTuple):
         f, n, k = self.figures, self.n_ranks, self.domains
         grown = f.least + (1.0 - f.least) * _filled(n_bytes / n, f.power)
         inside = (n - k) * self.step_s * (f.beyond if k > 1 else f.within)
-        return grown * ((k - 1) * self.hop_s + inside)
+        together = math.sqrt(1.0 + (k - 1) / OVERLAP_DOMAINS)
+        return grown * ((k - 1) * self.hop_s + inside) / together
 
     def _network_s(self, sent: float, passed: float) -> float:
         """Time of what the cards send from domain to domain, and the channels pass on [s]."""
@@ -57,7 +65,10 @@ class Path(NamedTuple):
     def tree(self, n_bytes: float) -> float:
         """Duration of a tree over domains, up and down [s]."""
         f, others = self.figures, self.n_ranks / self.domains - 1.0
-        levels = math.log2(self.domains) * self.hop_s * f.level * _filled(n_bytes, f.power)
+        levels = 0.0
+        if self.domains > 1:  # up and down overlap but for one level, in the mean of both ways
+            passed = (1.0 + math.log2(self.domains)) / 2.0
+            levels = passed * self.hop_s * f.level * _filled(n_bytes, f.power)
         sent = n_bytes * min(self.domains, 4) / 2.0
         inside = n_bytes * self.sum_s
         if not inside:
@@ -72,6 +83,16 @@ class Path(NamedTuple):
             return min(self.ring(n_bytes, 2.0), self.tree(n_bytes))
         return self.ring(n_bytes, 1.0)
 
+    def seconds(self, op_kind: str, n_bytes: float) -> float:
+        """Duration of any collective, or of sending to the next rank [s]."""
+        n, k = self.n_ranks, self.domains
+        if op_kind == "all_to_all":
+            return self.exchange(n_bytes, n_bytes * (n / k - 1.0) / n, n_bytes * (1.0 - 1.0 / k))
+        if op_kind == "p2p":
+            wire = self.network_bytes_per_s * k / n if k > 1 else self.nvlink_bytes_per_s
+            return self.hop_s + n_bytes / wire
+        return self.fastest(op_kind, n_bytes)
+
     def exchange(self, n_bytes: float, inside: float, outside: float) -> float:
         """Duration of an all-to-all of which a rank sends this many bytes to either side [s]."""
         latency = self.hop_s + self.figures.messages * self.steps(n_bytes) + self.ring_s
@@ -82,6 +103,39 @@ class Path(NamedTuple):
 def _filled(n_bytes: float, power: float) -> float:
     """How deep a step of this many bytes fills NCCL's pipeline [1]."""
     return math.pow(n_bytes / (n_bytes + FULL_BYTES), power)
+
+
+def solve_link(
+    op_kind: str, n_ranks: int, domains: int, small: tuple[float, float],
+    large: tuple[float, float],
+) -> tuple[float, float]:  # fmt: skip
+    """Rate of a rank [byte/s] and latency of a hop [s] that give what was measured.
+
+    `small` and `large` are bytes and seconds of a collective; over several domains what its NVLink
+    limits counts as the network's.
+    """
+
+    def seconds(n_bytes: float, hop_s: float, byte_s: float) -> float:
+        step_s, wires = HOP_S * STEP_OF_HOP, n_ranks / domains / byte_s
+        path = Path(n_ranks, domains, hop_s, step_s, math.inf, wires)
+        if domains == 1:
+            path = Path(n_ranks, 1, hop_s, hop_s * STEP_OF_HOP, 1.0 / byte_s, math.inf)
+        return path.seconds(op_kind, n_bytes)
+
+    byte_s, hop_s = large[1] / large[0], small[1]
+    for _ in range(_ROUNDS):
+        byte_s = _solve(partial(seconds, large[0], hop_s), large[1], _LEAST_BYTE_S)
+        hop_s = _solve(partial(seconds, small[0], byte_s=byte_s), small[1], _LEAST_HOP_S)
+    return 1.0 / byte_s, hop_s
+
+
+def _solve(rising: Callable[[float], float], goal: float, low: float) -> float:
+    """Where a function reaches its goal, to a millionth; the nearest end where it does not."""
+    high = 1.0
+    while high > low * (1.0 + 1e-6):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if rising(middle) < goal else (low, middle)
+    return high
 
 
 def bus_factor(op: str, ranks: int) -> float:

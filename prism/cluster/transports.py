@@ -32,14 +32,14 @@ TRANSPORTS = {
     each.name: each
     for each in (
         Transport(
-            "infiniband", "InfiniBand", 14e-6, 0.952,
+            "infiniband", "InfiniBand", 14e-6, 0.951,
             (("all_reduce", 12), ("all_gather", 10), ("reduce_scatter", 10), ("all_to_all", 10),
              ("p2p", 2)),
         ),
-        Transport("roce", "RoCE", 17.9e-6, 0.952, (("all_reduce", 2), ("all_gather", 2))),
-        Transport("efa", "EFA", 72.8e-6, 0.733, (("all_reduce", 2),)),
-        Transport("tcpx", "TCPX", 138e-6, 0.922, (("all_reduce", 2), ("all_gather", 2))),
-        Transport("slingshot", "Slingshot", 136e-6, 0.676, ()),
+        Transport("roce", "RoCE", 17.1e-6, 0.951, (("all_reduce", 2), ("all_gather", 2))),
+        Transport("efa", "EFA", 67.4e-6, 0.737, (("all_reduce", 2),)),
+        Transport("tcpx", "TCPX", 133e-6, 0.927, (("all_reduce", 2), ("all_gather", 2))),
+        Transport("slingshot", "Slingshot", 208e-6, 0.699, ()),
     )
 }  # fmt: skip
 """Networks by their names; InfiniBand, the default, is the one that libraries' shares are of."""
@@ -48,16 +48,17 @@ TRANSPORTS = {
 class Algorithms(NamedTuple):
     """Figures of NCCL's rings and trees, the same on every network."""
 
-    within: float = 6.77  # time of a ring's step over that of a domain's smallest ones, inside it
-    beyond: float = 12.2  # the same where the ring goes on to other domains
-    least: float = 0.133  # share of a step's time that a message of no bytes takes
-    power: float = 0.409  # of the bytes of a step, with which the rest of it grows
-    level: float = 5.72  # most of a tree's level over a hop
-    chain: float = 0.873  # of a tree inside a domain: time of a step over the smallest ones
-    chain_rate: float = 0.81  # share of NVLink's rate that a tree's chain of GPUs reaches
-    messages: float = 0.693  # time of an all-to-all's message over a ring's step
-    channels_bytes_per_s: float = 1.57e12  # that NCCL's channels pass on in a domain, in all
+    within: float = 6.6  # time of a ring's step over that of a domain's smallest ones, inside it
+    beyond: float = 12.7  # the same where the ring goes on to other domains
+    least: float = 0.137  # share of a step's time that a message of no bytes takes
+    power: float = 0.405  # of the bytes of a step, with which the rest of it grows
+    level: float = 6.82  # most of a tree's level over a hop
+    chain: float = 0.798  # of a tree inside a domain: time of a step over the smallest ones
+    chain_rate: float = 0.903  # share of NVLink's rate that a tree's chain of GPUs reaches
+    messages: float = 0.657  # time of an all-to-all's message over a ring's step
+    channels_bytes_per_s: float = 1.22e12  # that NCCL's channels pass on in a domain, in all
 
 
 ALGORITHMS = Algorithms()
 FULL_BYTES = 32e6  # of a step: about where it grows no further; 16 to 256 MB fit as well
+OVERLAP_DOMAINS = 100.0  # about where a ring's steps begin to overlap, from published FSDP series

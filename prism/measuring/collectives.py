@@ -7,6 +7,7 @@ of a message there and back. Left out: collectives beside compute, and those of 
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -46,15 +47,19 @@ def parse_size(text: str) -> int:
 def collective_cases(
     messages: Sequence[tuple[str, int]], ranks: int, backend: str, dtype: str, tier: str
 ) -> list[Case]:
-    """One case for each op and message size; sizes are cut to what divides over the ranks."""
+    """One case for each op and message size; sizes are cut to what divides over the ranks.
+
+    Over the network torchrun says how many ranks a node has, else each has its own.
+    """
     cases: dict[str, Case] = {}
+    nodes = ranks // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if tier == "network" else 1
     for op, wanted in messages:
         step = DTYPES[dtype] * (ranks if op != "p2p" else 1)
         n_bytes = max(step, wanted // step * step)
         label = f"{op}/{n_bytes}B/{ranks}-{backend}"
         settings = {
             "op": op, "bytes": n_bytes, "ranks": ranks, "backend": backend, "dtype": dtype,
-            "tier": tier,
+            "tier": tier, "nodes": nodes,
         }  # fmt: skip
         cases.setdefault(label, Case(label, op, 0.0, float(n_bytes), settings))
     return list(cases.values())

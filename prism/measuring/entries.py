@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from prism.cluster.devices import DEVICES, device_key
-from prism.cluster.nccl import bus_factor
+from prism.cluster.nccl import bus_factor, solve_link
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.distributions.distribution import Distribution
@@ -54,6 +54,10 @@ class _Row:
     @property
     def mean(self) -> float:
         return float(self.seconds.mean())
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.seconds))
 
     @property
     def cv(self) -> float:
@@ -289,30 +293,46 @@ def _table(rows: Sequence[_Row], axes: Sequence[str], least: int, story: str) ->
 
 
 def _nominal(rows: Sequence[_Row], story: str, machine: Mapping[str, Any]) -> dict[str, Entry]:
-    """Give what links reach of the data sheet's rates, where there is one for the device."""
+    """Give what links reach of the data sheet's rates, where there is one for the device.
+
+    NVLink's share is the best bus bandwidth of an all-reduce. The network's, and the latency of its
+    hop, are those with which a job's collective takes as long as the smallest and the largest
+    message did, of the op with the highest rate.
+    """
     device = DEVICES.get(device_key(machine["device"]))
     if device is None:
         return {}
+    found: dict[str, Entry] = {}
+    tiers: dict[str, list[_Row]] = {"nvlink": [], "network": []}
+    for row in rows:
+        tiers.get(row.case.settings.get("tier", ""), []).append(row)
 
-    def best(choose: Callable[[_Row], bool], work: Callable[[_Row], float]) -> float:
-        return max((work(r) / float(np.median(r.seconds)) for r in rows if choose(r)), default=0.0)
-
-    def link(row: _Row) -> float:
-        return row.case.bytes * bus_factor(row.case.family, int(row.case.settings["ranks"]))
-
-    def on_tier(tier: str) -> Callable[[_Row], bool]:
-        return lambda r: r.case.family == "all_reduce" and r.case.settings.get("tier") == tier
-
-    rates = {
-        "nvlink_efficiency": (best(on_tier("nvlink"), link), device.nvlink_bytes_per_s),
-        "network_efficiency": (best(on_tier("network"), link), device.network_bytes_per_s),
-    }
-    return {
-        f"nominal/{name}": Entry(
-            f"nominal/{name}", f"{story}: best of the sizes over {peak:.4g} of the data sheet",
-            "share of the data sheet's rate", number=min(rate / peak, 1.0),
+    def entry(name: str, number: float, text: str, what: str, units: str = "1") -> None:
+        found[f"nominal/{name}"] = Entry(
+            f"nominal/{name}", f"{story}: {text}", what, number=number, units=units,
             device=machine["device"],
-        )
-        for name, (rate, peak) in rates.items()
-        if rate > 0.0 and math.isfinite(rate)
-    }  # fmt: skip
+        )  # fmt: skip
+
+    share = "share of the data sheet's rate"
+    sums = [row for row in tiers["nvlink"] if row.case.family == "all_reduce"]
+    if sums:
+        bus = bus_factor("all_reduce", int(sums[0].case.settings["ranks"]))
+        rate, peak = max(bus * r.case.bytes / r.median for r in sums), device.nvlink_bytes_per_s
+        text = f"best of the sizes over {peak:.4g} of the data sheet"
+        entry("nvlink_efficiency", min(rate / peak, 1.0), text, share)
+    solved = []
+    for op in {row.case.family for row in tiers["network"]}:
+        own = sorted((r.case.bytes, r.median, r) for r in tiers["network"] if r.case.family == op)
+        if own[0][0] < own[-1][0]:
+            settings = own[0][2].case.settings
+            ranks = int(settings["ranks"]) if op != "p2p" else 2
+            nodes = int(settings.get("nodes", ranks)) if op != "p2p" else 2
+            ends = [(n_bytes, seconds) for n_bytes, seconds, _ in (own[0], own[-1])]
+            solved.append((*solve_link(op, ranks, max(1, nodes), *ends), op))
+    if solved:
+        rate, hop_s, op = max(solved)
+        peak = device.network_bytes_per_s
+        text = f"largest {op} over {peak:.4g} of the data sheet"
+        entry("network_efficiency", min(rate / peak, 1.0), text, share)
+        entry("network_hop_s", hop_s, f"smallest {op}", "latency of a hop", "s")
+    return found

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from prism.cluster.machine import Cluster, build_cluster
+from prism.cluster.machine import MEASURED_HOP, Cluster, build_cluster, network_figures
 from prism.cluster.transports import TRANSPORTS
 from prism.common.errors import PrismError
 from prism.common.text import format_share
@@ -122,19 +122,17 @@ def collective_cost(
         covered = table.covers(ranks=float(group.n_ranks), bytes=n_bytes)
         covered, source = covered and not table.source.startswith(CARRIED), table.source
     elif inside:
-        covered, source = False, f"rings and trees, {_of_link(library, 'nvlink')}"
+        entry = "nominal/nvlink_efficiency"
+        reached = format_share(library.value(entry), 2)
+        covered = False
+        source = f"rings and trees, {reached} of NVLink's bandwidth ({library.source(entry)})"
     else:
         covered = network.covers(kind, domains, n_bytes)
-        source = (
-            f"{network.label}: hop {1e6 * network.hop_s:g} us, rings and trees fitted to public "
-            f"nccl-tests results (experiments/library/transports.csv), "
-            f"{_of_link(library, 'network')}"
+        hop_s, share = network_figures(library, transport)
+        told = (
+            f"{network.label}, hop {1e6 * hop_s:.3g} us, {format_share(share, 2)} of the bandwidth"
         )
+        source = f"{told}; rings and trees fitted to public nccl-tests results"
+        if MEASURED_HOP in library.entries:
+            source = f"{told}: {library.source(MEASURED_HOP)}"
     return KernelCost(seconds, 0.0, n_bytes, source, not covered, residual)
-
-
-def _of_link(library: Library, tier: str) -> str:
-    """Source of a link's rate: of its bandwidth, and of the share that is reached."""
-    entry = f"nominal/{tier}_efficiency"
-    share = format_share(library.value(entry), 2)
-    return f"{share} of the {tier}'s bandwidth ({library.source(entry)})"

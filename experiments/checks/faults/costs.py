@@ -28,13 +28,13 @@ FAULTS = [
     ),
     (
         "a ring's all-reduce passes its data once, not twice",
-        'phases = 2.0 if op_kind == "all_reduce" else 1.0',
-        "phases = 1.0",
+        "return min(self.ring(n_bytes, 2.0), self.tree(n_bytes))",
+        "return min(self.ring(n_bytes, 1.0), self.tree(n_bytes))",
     ),
     (
-        "a ring sends all bytes over the network, also the part that its domain has",
-        "crossing = n_bytes * (domains - 1) / domains",
-        "crossing = n_bytes",
+        "a ring brings over the network only what its domain lacks",
+        "moved = n_bytes * (n - 1) / n",
+        "moved = n_bytes * (self.domains - 1) / self.domains",
     ),
     (
         "an NVLink domain that joins several nodes is taken for one node",

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.special import stdtrit
 
+from prism.cluster.nccl import solve_link
 from prism.common.errors import PrismError
 from prism.common.text import format_count, format_share
 from prism.distributions.library import Entry
@@ -37,6 +38,12 @@ Floats = NDArray[np.float64]
 
 _SIZES = {"small": (0.0, 1e6), "medium": (1e6, 1e8), "large": (1e8, math.inf)}
 """Sizes of message [byte] by which libraries name spreads."""
+
+NCCL_TESTS = {
+    "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all",
+    "sendrecv": "p2p",
+}  # fmt: skip
+"""Kinds of collectives by the tests' names; others count as all-reduces."""
 
 _OFF = 0.25  # of the time: a line that misses a size by more says so
 
@@ -57,6 +64,8 @@ class LinkFit:
     residual: Floats  # [time] over the line, less 1
     size: Floats  # [time] byte
     repeats: Floats  # times over the mean of their size; empty where each size was timed once
+    ends: tuple[tuple[float, float], tuple[float, float]]
+    """Smallest and largest size [byte], each with its mean time [s]."""
 
     @property
     def n(self) -> int:
@@ -111,7 +120,13 @@ def fit_line(name: str, n_hosts: int, n_gpus: int, runs: Sequence[BandwidthTest]
         name, n_hosts, n_gpus, len(runs), a, k / b if b > 0.0 else math.inf, float(a_se),
         k * float(b_se) / b**2 if b > 0.0 else math.inf, dof, residual, size,
         np.concatenate(several) if several else np.zeros(0),
+        (_mean_at(size.min(), size, time), _mean_at(size.max(), size, time)),
     )  # fmt: skip
+
+
+def _mean_at(at: float, size: Floats, time: Floats) -> tuple[float, float]:
+    """One size [byte] and its mean time [s]."""
+    return float(at), float(time[size == at].mean())
 
 
 def _points(runs: Sequence[BandwidthTest]) -> tuple[Floats, Floats, Floats, NDArray[np.int64]]:
@@ -214,28 +229,27 @@ def suggest_links(fits: Sequence[LinkFit]) -> dict[str, dict[str, float]]:
 
     Notes
     -----
-    Tests on one host tell ``nvlink``, on several ``network``; of several tests that of the largest
-    bandwidth counts, usually an all-reduce. A step of a ring over n GPUs of a host, or between n
-    hosts, has the line's latency over n - 1, with all-reduce over twice as many (see
-    `prism.cluster.nccl`). The bandwidth is
-    what large messages reached, so that efficiency is 1. Over several hosts the bus is what each
-    GPU's ring moved, through its own network card.
+    Tests on one host tell ``nvlink``, on several ``network``, a host being an NVLink domain; of
+    several tests that of the largest bandwidth counts, of a rank's link. With bandwidth and latency
+    a job's collective takes what the smallest and the largest message took, see
+    `prism.cluster.nccl.solve_link`. The bandwidth is what large messages reached, so that
+    efficiency is 1; NVLink's own limit, as of an all-reduce over H100 nodes, counts as the network.
     """
     found: dict[str, dict[str, float]] = {}
     for tier in ("nvlink", "network"):
-        mine = [
-            fit for fit in fits
+        solved = [
+            solve_link(
+                NCCL_TESTS.get(fit.name, "all_reduce"), fit.n_gpus, max(1, fit.n_hosts), *fit.ends
+            )
+            for fit in fits
             if (fit.n_hosts > 1) == (tier == "network") and math.isfinite(fit.bandwidth)
             and fit.n_gpus > 1
         ]  # fmt: skip
-        if not mine:
-            continue
-        fit = max(mine, key=lambda fit: (fit.name == "all_reduce", fit.bandwidth))
-        steps = (fit.n_gpus if tier == "nvlink" else fit.n_hosts) - 1
-        steps *= 2 if fit.name == "all_reduce" else 1
-        found[tier] = {
-            "bandwidth_gbytes_per_s": float(f"{fit.bandwidth * 1e-9:.4g}"),
-            "latency_us": float(f"{1e6 * fit.latency / steps:.3g}"),
-            "efficiency": 1.0,
-        }
+        if solved:
+            rate, hop_s = max(solved)
+            found[tier] = {
+                "bandwidth_gbytes_per_s": float(f"{rate * 1e-9:.4g}"),
+                "latency_us": float(f"{1e6 * hop_s:.3g}"),
+                "efficiency": 1.0,
+            }
     return found
