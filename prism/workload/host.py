@@ -63,14 +63,19 @@ class Host(NamedTuple):
         return self.gap_s * kernel.launches * (not kernel.group)
 
     def _spaced(self, kernels: tuple[Kernel, ...], late_s: float) -> tuple[Kernel, ...]:
-        """Put gaps after kernels, of which each launch is late by some time."""
+        """Put gaps before each collective and at the end; each launch is late by some time."""
         out: list[Kernel] = []
+        gap_s = 0.0
         for k in kernels:
             if blocks(k):
-                out += _gap(self.wait_s)
-            else:
-                out += (k, *_gap(self._between(k) + k.launches * late_s))
-        return tuple(out)
+                gap_s += self.wait_s
+                continue
+            if k.group:
+                out += _gap(gap_s)
+                gap_s = 0.0
+            out.append(k)
+            gap_s += self._between(k) + k.launches * late_s
+        return (*out, *_gap(gap_s))
 
 
 def blocks(kernel: Kernel) -> bool:
