@@ -6,6 +6,7 @@ Adam's state is float32. In 8 and 4 bits parameters are gathered quantized.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from prism.workload.modelsize import (
     Slot,
     chunk_weights,
     count_parameters,
+    count_tensors,
     lay_slots,
     mixing_flop,
     slot_ops,
@@ -69,6 +71,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     tables = library if device_key(library.device) else nominal_library(job, None)
     cluster, costs = build_cluster(job, library), build_costs(job, library, tables)
     expander = Expander(model, layout, cluster, costs)
+    fused = expander.framework.fused_products
     layers = {layer: expander.layer(layer) for layer in dict.fromkeys(model_layers(model))}
     gradient_bytes = DTYPE_BYTES[layout.gradient_dtype]
     dense = _Sharing(cluster, layout, "shard" if layout.data_parallel == "hsdp" else "dp_cp")
@@ -116,6 +119,10 @@ def build_workload(job: Job, library: Library | None) -> Workload:
             tuple(_contended(costs.overlap_cost, False, group, c, sent, sent) for c in row)
             for row in chunks
         )
+    tensors = [
+        (of, count_tensors((op for s in row for op in slot_ops(job, s)), fused))
+        for of, row in zip(of_stage, slots, strict=True)
+    ]
     workload = Workload(
         chunks=chunks,
         hides_gradients=dense.hides_gradients,
@@ -130,8 +137,8 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         grad_norm_reduce=all_reduce("grad_norm", NORM_BYTES, "world"),
         optimizer=tuple(update(row, *held) for row, held in zip(slots, of_stage, strict=True)),
         param_gathers=(
-            tuple(dense.param_gather(a) for a, _ in of_stage),
-            tuple(experts.param_gather(b) for _, b in of_stage),
+            tuple(dense.param_gather(a, n) for (a, _), (n, _) in tensors),
+            tuple(experts.param_gather(b, n) for (_, b), (_, n) in tensors),
         ),
         model_flop=count_model_flop(job),
         tokens=float(_sequences(job) * model.seq_len),
@@ -302,7 +309,7 @@ class _Sharing:
         """All-gather of parameters before they are used."""
         if not self.hides_parameters:
             return ()
-        return self._gather(n) if self.is_full else _first(self._gather(n, bucketed=True))
+        return self._gather(n) if self.is_full else _first(self._gather(n, self.bucket_bytes))
 
     def reduces(self, n: float) -> tuple[Collective, ...]:
         """Gradients: all-reduce in ddp, else reduce-scatter; hsdp: then parts over shard groups."""
@@ -310,7 +317,8 @@ class _Sharing:
         # cp ranks of a lone replica still reduce, as in ddp
         whole = mode in ("ddp", "none") or (mode == "zero1" and self.framework.reduces_whole)
         op_kind = "all_reduce" if whole else "reduce_scatter"
-        own = self._some("gradient_reduce", op_kind, size * n, self.group, bucketed=True)
+        most = math.inf if self.is_full else self.bucket_bytes
+        own = self._some("gradient_reduce", op_kind, size * n, self.group, most)
         if not self.is_full:
             return _first(own)[::-1] if self.hides_gradients else own
         if mode != "hsdp":
@@ -319,10 +327,19 @@ class _Sharing:
             "gradient_replicate", "all_reduce", size / self.n_shards * n, "replicas"
         )
 
-    def param_gather(self, n: float) -> Collective | None:
-        """All-gather of a stage's parameters after the optimizer, in one message, with zero1."""
-        found = () if self.hides_parameters else self._gather(n)
+    def param_gather(self, n: float, tensors: float) -> Collective | None:
+        """All-gather of a stage's parameters after the optimizer, with zero1."""
+        if self.hides_parameters or not tensors:
+            return None
+        each = self.parameter_bytes * n / tensors
+        found = self._gather(n, each if self.framework.gathers_each else self.bucket_bytes)
         return found[0] if found else None
+
+    @property
+    def bucket_bytes(self) -> float:
+        """Bytes of a message at most."""
+        least = self.framework.bucket_rank_bytes * self.cluster.group(self.group).n_ranks
+        return max(self.framework.bucket_bytes, least)
 
     @property
     def n_shards(self) -> int:
@@ -330,22 +347,19 @@ class _Sharing:
         whole = self.layout.data_parallel in ("ddp", "none")
         return 1 if whole else self.cluster.group(self.group).n_ranks
 
-    def _gather(self, n: float, bucketed: bool = False) -> tuple[Collective, ...]:
+    def _gather(self, n: float, most: float = math.inf) -> tuple[Collective, ...]:
         if self.layout.data_parallel in ("ddp", "none"):
             return ()
         n_bytes = self.parameter_bytes * n
-        return self._some("parameter_gather", "all_gather", n_bytes, self.group, bucketed)
+        return self._some("parameter_gather", "all_gather", n_bytes, self.group, most)
 
     def _some(
-        self, name: str, op_kind: str, n_bytes: float, among: str, bucketed: bool = False
+        self, name: str, op_kind: str, n_bytes: float, among: str, most: float = math.inf
     ) -> tuple[Collective, ...]:
-        """One collective, or messages of a bucket; none in a group of one, or of no experts."""
+        """Send in messages of some bytes at most; nothing in a group of one, or of no experts."""
         if self.prefix and n_bytes == 0.0:
             return ()
-        messages = 1.0
-        if bucketed and not self.is_full:
-            least = self.framework.bucket_rank_bytes * self.cluster.group(among).n_ranks
-            messages = max(1.0, n_bytes / max(self.framework.bucket_bytes, least))
+        messages = max(1.0, n_bytes / most)
         found = _collective(
             self.cluster, self.prefix + name, op_kind, n_bytes / messages, among, "dp"
         )

@@ -72,6 +72,7 @@ class Framework:
     hides_parameters: bool = False  # gathers them (zero1) beside the next forward
     bucket_bytes: float = 25.0 * 2.0**20  # of a message of gradients
     bucket_rank_bytes: float = 0.0  # at least, for every rank
+    gathers_each: bool = True  # parameters (zero1) after the optimizer tensor by tensor
     reduces_whole: bool = False  # all-reduces gradients with zero1 too
 
 
@@ -107,6 +108,7 @@ FRAMEWORKS = {
         Framework(
             "megatron", "Megatron Core 0.14 with Transformer Engine 2.8", _FUSED, "te", (16.0, 6.0),
             _CUDNN, hides_parameters=True, bucket_bytes=160e6, bucket_rank_bytes=4e6,
+            gathers_each=False,
         ),
         Framework(
             "compiled", "torch.compile of PyTorch 2.11",

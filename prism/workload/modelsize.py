@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from prism.workload.layers import (
@@ -109,6 +109,17 @@ def slot_ops(job: Job, slot: Slot) -> tuple[Op, ...]:
     if slot.loss:
         ops = ops + loss_ops(model, share)
     return ops
+
+
+def count_tensors(ops: Iterable[Op], fused_products: bool) -> list[float]:
+    """Count weights of a GPU as a framework keeps them: others, and routed experts'."""
+    counts = [0.0, 0.0]
+    for op in ops:
+        if op.parameters:
+            product = isinstance(op, Product)
+            parts = 1 if fused_products or not product else len(op.parts)
+            counts[getattr(op, "routed", False)] += parts * getattr(op, "groups", 1.0)
+    return counts
 
 
 def chunk_weights(job: Job, slots: Sequence[Sequence[Slot]]) -> list[list[Weights]]:
