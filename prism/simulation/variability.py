@@ -270,18 +270,17 @@ UNMEASURED = "unmeasured"
 def model_error_kind(job: Job) -> str:
     """Class of a job by what was published: a framework, experts, or `UNMEASURED`.
 
-    Published jobs of Megatron do not gather their weights layer by layer, those of eager and
-    compiled PyTorch do; experts are Megatron's, and there is no hybrid model
+    Published jobs of Megatron and nanotron do not gather their weights layer by layer, those of
+    eager and compiled PyTorch do; experts are Megatron's, and there is no hybrid model
     (``experiments/public-jobs``).
     """
     p, model = job.parallelism, job.model
-    megatron = family(p.framework) == "megatron"
-    sharded = p.data_parallel in ("fsdp", "hsdp")
-    if model.layer_pattern or (sharded and p.reshard_after_forward if megatron else not sharded):
+    kind, again = family(p.framework), p.data_parallel in ("fsdp", "hsdp")
+    if kind in ("megatron", "nanotron"):
+        again = not (again and p.reshard_after_forward)
+    if model.layer_pattern or not again or (model.n_experts and kind != "megatron"):
         return UNMEASURED
-    if model.n_experts:
-        return "experts" if megatron else UNMEASURED
-    return family(p.framework)
+    return "experts" if model.n_experts else kind
 
 
 def model_error_entry(job: Job, library: Library) -> str:

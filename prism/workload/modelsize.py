@@ -116,8 +116,7 @@ def count_tensors(ops: Iterable[Op], fused_products: bool) -> list[float]:
     counts = [0.0, 0.0]
     for op in ops:
         if op.parameters:
-            product = isinstance(op, Product)
-            parts = 1 if fused_products or not product else len(op.parts)
+            parts = len(op.parts) if isinstance(op, Product) and not fused_products else 1
             counts[getattr(op, "routed", False)] += parts * getattr(op, "groups", 1.0)
     return counts
 
