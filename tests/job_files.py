@@ -20,10 +20,10 @@ CHUNKS = {"zb-v": 2, "dualpipe-v": 2, "interleaved": None}
 ROUNDS = {"dualpipe-v": 2}
 """Rounds of as many microbatches as there are stages that a schedule has at least."""
 NOT_DRAWN = {
-    "variability.model", "variability.ranks", "variability.kernel_scale",
+    "variability.model", "variability.ranks", "variability.kernel_scale", "variability.host_scale",
     "model.name",
 }  # fmt: skip
-"""Keys that need a file or mean a large model; the last is drawn beside sizes."""
+"""Keys that need a file or mean a large model, or a slow host; the last is drawn beside sizes."""
 PRESENT = 0.12  # of an optional key
 BROKEN = 0.1  # of job files with a mistake that is left in
 RARE_WORDS = {"zero2", "fp8", "kernel"}  # dear, or refused: one in ten of their keys

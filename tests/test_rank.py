@@ -212,6 +212,14 @@ def test_congestion_frozen_is_at_its_mean_and_all_of_the_variance():
 
 
 @pytest.mark.usefixtures("few_clusters")
+def test_congestion_of_a_job_that_sends_nothing_costs_nothing():
+    job = chain(5, dp=8, regime={"probability": 0.01, "factor": 1.1}, rank={"cv": 0.01})
+    rows = ranked(job)[1]
+    assert rows["rank"]["total_order"] == pytest.approx(1.0, abs=1e-6)
+    assert "regime" not in rows or rows["regime"]["total_order"] == 0.0
+
+
+@pytest.mark.usefixtures("few_clusters")
 def test_both_resolutions_give_one_ranking():
     effects = {"rank": {"cv": 0.01}, "step": {"cv": 0.01}, "microbatch": {"cv": 0.02},
                "call": {"cv": 0.01}, "residual": {"cv": 0.08}}  # fmt: skip

@@ -131,6 +131,7 @@ INSIDE = {
     "test_wiring": "rings and hops of placed groups, counted by brute force",
     "test_placement": "which node holds what, counted by brute force",
     "test_inventory": "names of hosts and benchmarks, one rule each",
+    "test_host": "chunks of known launches; messages of gradients, which no command shows",
     "test_measure": "benchmarks without their minutes of a GPU",
     "test_ranges": "figures of model files spoilt one by one",
     "test_tracearrays": "arrays of a fitted trace, op by op",

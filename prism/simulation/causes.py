@@ -171,7 +171,8 @@ def effect_cv(program: Program, name: str) -> float:
     if name == "regime":
         at = np.unique(bank.link[bank.link >= 0])
         quiet, congested = (x[:, at].astype(np.float64) for x in (links.quiet, links.congested))
-        return float(np.sqrt((1.0 - quiet) * (congested - 1.0)).max())  # of two levels of mean 1
+        # of two levels of mean 1; none where nothing is sent
+        return float(np.sqrt((1.0 - quiet) * (congested - 1.0)).max(initial=0.0))
     if name == "call" and program.low.call_cv.any():
         return float(program.low.call_cv.max())
     tables: Any = {
