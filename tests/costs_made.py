@@ -167,6 +167,7 @@ class Kernels:
 
     def __init__(self, framework="megatron", precision="bf16"):
         self.seconds, self.precision, self.framework = {}, precision, FRAMEWORKS[framework]
+        self.speed = value("speed_nanotron") if framework == "nanotron" else 1.0
 
     def add(self, name, seconds):
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
@@ -195,7 +196,8 @@ class Kernels:
 
     def product(self, name, m, n, k, precision=None):
         self.launch(self.framework.product[0])
-        return self.add(name, mean("gemm", m=m, n=n, k=k, dtype=precision or self.precision))
+        own = mean("gemm", m=m, n=n, k=k, dtype=precision or self.precision)
+        return self.add(name, own / self.speed)
 
     def gradient(self, name, m, n, k, weight=False, precision=None):
         """Half of the gradients of a forward [m, k] x [k, n], which were measured together.
@@ -204,7 +206,7 @@ class Kernels:
         """
         self.launch(self.framework.product[1] / 2)
         dtype = precision or self.precision
-        own = mean("gemm", m=m, n=n, k=k, dtype=dtype, backward=True) / 2
+        own = mean("gemm", m=m, n=n, k=k, dtype=dtype, backward=True) / 2 / self.speed
         if weight and self.framework.adds_up:
             own += mean("memory", bytes=(8.0 - 2.0) * n * k)
         return self.add(name, own)
@@ -212,7 +214,7 @@ class Kernels:
     def attend(self, backward, **sizes):
         self.launch(self.framework.attention[backward])
         own = mean("attention", backend="fa2", backward=bool(backward), **sizes)
-        return self.add("attention", ATTENTION_AT_CAP * own)
+        return self.add("attention", ATTENTION_AT_CAP * own / self.speed)
 
 
 def on_one_gpu(model, layout):

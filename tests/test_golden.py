@@ -49,8 +49,8 @@ INDEPENDENT = FSDP | {"variability": FSDP["variability"] | {"dependence": "none"
 # name: job, hash, mean step time [s]
 GOLDEN = {
     "pipeline-8x32": (load_job("pipeline-8x32"), "bb60aaf49a0bb37d", 120.62210911512375),
-    "fsdp": (load_job(FSDP), "fc133db300d18757", 0.09953857556683943),
-    "fsdp, dependence none": (load_job(INDEPENDENT), "954f93db47551cd3", 0.09925621002912521),
+    "fsdp": (load_job(FSDP), "198c52d84b516824", 0.09943069523433223),
+    "fsdp, dependence none": (load_job(INDEPENDENT), "c69394c3f15c9016", 0.09916733560385182),
 }
 
 

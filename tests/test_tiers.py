@@ -248,8 +248,9 @@ def test_show_lists_the_links_from_the_inside(run):
     assert (site["gpus"], pod["gpus"]) == (8192, 4096)
     assert (site["latency_us"], pod["latency_us"]) == pytest.approx((5017, 17))
     assert [link["collectives"] for link in links[2:]] == ["hierarchical", "ring", "hierarchical"]
-    # of 400 Gbit/s cards at 82 %
-    assert site["gbytes_per_s_per_gpu"] == pytest.approx(25600 / 8 / 8192 * 0.82)
+    # of 400 Gbit/s cards at the library's share
+    share = prism.load_library("h100-healthy").value("nominal/network_efficiency")
+    assert site["gbytes_per_s_per_gpu"] == pytest.approx(25600 / 8 / 8192 * share)
 
 
 @pytest.mark.parametrize(

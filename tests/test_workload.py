@@ -173,7 +173,7 @@ def test_stages_of_given_durations(layout, step):
 
 # ------------------------------------------------------------------------- measured rates
 # of a Hopper GPU's gradients in fp8 over its tables by shape
-GRADIENTS_IN_FP8 = 1.08
+GRADIENTS_IN_FP8 = prism.load_library("h100-healthy").value("nominal/fp8_backward")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
