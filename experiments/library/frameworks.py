@@ -3,14 +3,17 @@
     python experiments/library/frameworks.py     # needs h100_device of the measured data; 20 s
 
 A pass is one read or write of an op's values in bfloat16 at the rate of a copy: a kernel
-whose access is slower has more. Prints what the profile of a training step says beside
-the record, and writes passes.csv.
+whose access is slower has more. A launch takes the host what the first microbatch's passes
+do over their launches: later ones wait for the full queue. Prints what the profile of a
+training step says beside the record, and writes passes.csv.
 """
 
 import gzip
 import json
 import os
 from collections import defaultdict
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +24,7 @@ from prism.workload.frameworks import FRAMEWORKS
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("PRISM_DATA", HERE.parents[2] / "shared" / "data")) / "h100_device"
 STEPS, MICROBATCHES = 8, 2
+SHORT = 100  # launches of a thread in a row that are no pass
 
 
 def copy_rate():
@@ -30,13 +34,30 @@ def copy_rate():
     return 2 * 2 * 8192 * 16384 / (rows.duration_us.median() * 1e-6)
 
 
+@cache
+def events():
+    """Complete events of the profile."""
+    with gzip.open(DATA / "eager_trace.json.gz") as file:
+        return [e for e in json.load(file)["traceEvents"] if e.get("ph") == "X"]
+
+
+def launch_us():
+    """Time of the host from launch to launch in the first forward and backward [us]."""
+    launches = sorted(
+        (e["ts"], e["dur"], e["tid"]) for e in events()
+        if e.get("cat") in ("cuda_runtime", "cuda_driver")
+        and any(word in e["name"] for word in ("LaunchKernel", "Memset"))
+    )  # fmt: skip
+    threads = [list(own) for _, own in groupby(launches, key=lambda launch: launch[2])]
+    passes = [own for own in threads if len(own) > SHORT][:2]
+    return [(own[-1][0] + own[-1][1] - own[0][0]) / len(own) for own in passes]
+
+
 def activities():
     """(op, shape of its first input, on the thread of backward, kernel's name, seconds)."""
-    with gzip.open(DATA / "eager_trace.json.gz") as file:
-        events = [e for e in json.load(file)["traceEvents"] if e.get("ph") == "X"]
-    ops = {e["args"].get("External id"): e for e in events if e.get("cat") == "cpu_op"}
+    ops = {e["args"].get("External id"): e for e in events() if e.get("cat") == "cpu_op"}
     forward = next(e["tid"] for e in ops.values() if e["name"] == "aten::_fused_rms_norm")
-    for event in events:
+    for event in events():
         op = ops.get(event.get("args", {}).get("External id"))
         if event.get("cat") == "kernel" and op is not None:
             shapes = op["args"].get("Input Dims") or [[]]
@@ -111,6 +132,9 @@ def main():
                 "kind": f"{kind}, bytes a value", "pass": ("forward", "backward")[backward],
                 "us": each * 1e6, "passes": each * rate / (tokens * width), "record": own[backward],
             })  # fmt: skip
+    for name, each, own in zip(("forward", "backward"), launch_us(), eager.launch_s, strict=True):
+        rows.append({"kind": "host, a launch", "pass": name, "us": each, "passes": each,
+                     "record": own * 1e6})  # fmt: skip
     table = pd.DataFrame(rows)
     print(f"copy: {rate * 1e-12:.2f} TB/s")
     print(table.round(2).to_string(index=False))

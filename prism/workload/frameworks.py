@@ -3,7 +3,8 @@
 Passes are reads and writes of an op's values in bfloat16, at the rate of a copy: where a kernel's
 access is slower than a copy's, more of them. Those of `eager` are measured by
 ``experiments/library/frameworks.py`` in a profile of PyTorch 2.11 on H100, those of `compiled` in
-its kernel list; of the others they are counted in the code of their modules.
+its kernel list; of the others they are counted in the code of their modules. What a launch takes
+the host is from the same two profiles, an upper bound; other frameworks have eager PyTorch's.
 
 References
 ----------
@@ -13,6 +14,8 @@ References
    norms of flash-attn; rotary positions, SwiGLU and residuals in eager PyTorch.
 .. [3] transformers 4.5x, ``models/llama/modeling_llama.py``: norms, rotary positions, repeated keys
    and values, and logits in float32, an eager kernel for each operation.
+.. [4] Buckets and what is hidden: Megatron Core 0.14, ``DistributedDataParallelConfig``; PyTorch,
+   ``DistributedDataParallel``; nanotron, ``optim/zero.py``, and its measured steps (layout_sweep).
 """
 
 from __future__ import annotations

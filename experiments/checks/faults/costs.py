@@ -118,8 +118,8 @@ FAULTS = [
     ),
     (
         "kernels follow each other without gaps",
-        "return self._overlapped(kernels + self.costs.gaps(kernels))",
-        "return self._overlapped(kernels)",
+        "gap_s += self._between(k) + k.launches * late_s",
+        "gap_s += k.launches * late_s",
     ),
     (
         "recomputation in PyTorch runs the layer's last product too",

@@ -39,7 +39,7 @@ FAULTS = [
     ),
     (
         "without overlap gradients are still reduced beside the backward",
-        "        if self.options.overlap:\n            self._lay_reduces(s)",
+        "        if self.work.hides_gradients:\n            self._lay_reduces(s)",
         "        self._lay_reduces(s)",
     ),
     (

@@ -2,6 +2,21 @@
 
 FAULTS = [
     (
+        "the host's lead from backward is lost before the next forward",
+        "own, behind = [max(0.0, each) for each in span], max(0.0, sum(span))",
+        "own, behind = (each := [max(0.0, x) for x in span]), sum(each)",
+    ),
+    (
+        "gradients go in one message, whatever the bucket",
+        "messages = max(1.0, n_bytes / most)",
+        "messages = 1.0",
+    ),
+    (
+        "every framework hides the reduction of gradients",
+        "return self.layout.overlap and (self.is_full or self.framework.hides_gradients)",
+        "return self.layout.overlap",
+    ),
+    (
         "oversubscription slows all of an all-to-all, not what leaves",
         "factor = max(factor, tier.oversubscription * leaving)",
         "factor = max(factor, tier.oversubscription)",
