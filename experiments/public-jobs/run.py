@@ -383,11 +383,32 @@ def read(path):
     ]
 
 
+def show_nanotron(rows):
+    """Print predicted over measured by nodes and sharding, and of 3.57B without tp."""
+    table = pd.DataFrame(rows)
+    table["log"] = np.log(table.mean_s / table.measured_s)
+    own = table.job.str.extract(r"^(?P<model>\S+B), tp (?P<tp>\d+), .*, (?P<sharding>\w+)$")
+    table[own.columns] = own
+    for keys in ([], ["gpus"], ["gpus", "sharding"], ["tp"]):
+        for key, part in table.groupby(keys) if keys else [((), table)]:
+            print(" ".join(map(str, key)).ljust(16), f"{len(part):4d}  "
+                  f"{np.exp(part.log.mean()):.3f} +- {part.log.std():.3f}")  # fmt: skip
+    wide = table[(table.model == "3.57B") & (table.tp == "1")]
+    best = wide.loc[wide.groupby("gpus").measured_s.idxmin()]
+    print(best[["job", "gpus", "measured_s", "mean_s"]].to_string(index=False))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--ideal", action="store_true", help="ideal steps alone")
+    parser.add_argument(
+        "--nanotron", type=Path, metavar="DATA", help="its steps, from layout_sweep"
+    )
     args = parser.parse_args()
+    if args.nanotron is not None:
+        show_nanotron(predict(args.set, entries=nanotron(args.nanotron, (1, 4, 8, 32))))
+        return
     if args.ideal:
         show(ideal_steps(published(), args.set))
         show_medians(predict_spread(args.set, ideal))
