@@ -6,9 +6,8 @@ Adam's state is float32. In 8 and 4 bits parameters are gathered quantized.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prism.cluster.devices import device_key
@@ -19,14 +18,12 @@ from prism.jobs.job import layer_split
 from prism.workload.costs import build_costs
 from prism.workload.energy import under_power
 from prism.workload.expand import Expander, Kernels
-from prism.workload.frameworks import FRAMEWORKS, Framework
+from prism.workload.frameworks import Framework
 from prism.workload.host import Host
-from prism.workload.kernelcost import NUMBER_BYTES
 from prism.workload.kernels import (
     LOGNORMAL,
     ChunkWork,
     Kernel,
-    collective_law,
     split_backward,
 )
 from prism.workload.layers import Layer, model_layers
@@ -41,19 +38,16 @@ from prism.workload.modelsize import (
     slot_ops,
 )
 from prism.workload.optimizers import orthogonal_matrices, update_seconds
+from prism.workload.sharing import Sharing, beside, collective, contended
 from prism.workload.work import Collective, PerChunk, Workload, nominal_step, scaled
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job
-    from prism.jobs.jobspec.blocks import ParallelismBlock
 
 __all__ = [
     "ChunkWork", "Collective", "Kernel", "Workload", "build_workload", "count_model_flop",
     "count_parameters", "nominal_library", "nominal_step",
 ]  # fmt: skip
-
-PARAMETER_BYTES = 2.0
-"""Bytes of a parameter that is gathered: bfloat16."""
 
 NORM_BYTES = 4.0
 """The gradients' norm: one number in float32."""
@@ -74,13 +68,13 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     fused = expander.framework.fused_products
     layers = {layer: expander.layer(layer) for layer in dict.fromkeys(model_layers(model))}
     gradient_bytes = DTYPE_BYTES[layout.gradient_dtype]
-    dense = _Sharing(cluster, layout, "shard" if layout.data_parallel == "hsdp" else "dp_cp")
-    experts = _Sharing(cluster, layout, "expert_dp", "expert_")
+    dense = Sharing(cluster, layout, "shard" if layout.data_parallel == "hsdp" else "dp_cp")
+    experts = Sharing(cluster, layout, "expert_dp", "expert_")
     weights = chunk_weights(job, slots)
     held = [[(w.others, w.routed) for w in row] for row in weights]
     of_stage = [[sum(n) for n in zip(*row, strict=True)] for row in held]
 
-    def per_chunk(found: Callable[[_Sharing, float], tuple[Collective, ...]]) -> PerChunk:
+    def per_chunk(found: Callable[[Sharing, float], tuple[Collective, ...]]) -> PerChunk:
         return tuple(tuple(found(dense, a) + found(experts, b) for a, b in row) for row in held)
 
     def update(row: list[Slot], a: float, b: float) -> Collective:
@@ -94,29 +88,29 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         return Collective("optimizer", "optimizer", "optimizer", seconds, n_bytes, law)
 
     def all_reduce(name: str, n_bytes: float, among: str) -> Collective | None:
-        return _collective(cluster, f"{name}_reduce", "all_reduce", n_bytes, among)
+        return collective(cluster, f"{name}_reduce", "all_reduce", n_bytes, among)
 
     embedding_bytes = gradient_bytes * model.vocab_size * model.hidden_size / layout.tp
     norm_bytes = gradient_bytes * max(sum(w.resident for w in row) for row in weights)
     tied = model.tied_embeddings and not layout.ends_meet
     transfer, far_transfers = _transfers(job, cluster)
     chunks = tuple(tuple(_chunk(expander, layers, slot) for slot in row) for row in slots)
-    gathers, reduces = per_chunk(_Sharing.gathers), per_chunk(_Sharing.reduces)
+    gathers, reduces = per_chunk(Sharing.gathers), per_chunk(Sharing.reduces)
     group = "tp" if layout.tp > 1 else ""  # whose ranks send at the same time
     if layout.overlap:
         hidden = reduces if dense.hides_gradients else per_chunk(lambda _, n: ())
-        found = (gathers, hidden) if dense.is_full else (_beside(gathers), _beside(hidden))
+        found = (gathers, hidden) if dense.is_full else (beside(gathers), beside(hidden))
         again = dense.is_full and layout.reshard_after_forward  # else once for all microbatches
         cost = costs.overlap_cost / (1 if again else layout.microbatches)
         chunks = tuple(
-            tuple(_contended(cost, again, group, *parts) for parts in zip(*rows, strict=True))
+            tuple(contended(cost, again, group, *parts) for parts in zip(*rows, strict=True))
             for rows in zip(chunks, *found, strict=True)
         )
     if transfer is not None and layout.p2p == "async":
         sending = transfer.duration - cluster.transfer_time(0.0)  # nothing works on the way
         sent = (replace(transfer, duration=sending),)
         chunks = tuple(
-            tuple(_contended(costs.overlap_cost, False, group, c, sent, sent) for c in row)
+            tuple(contended(costs.overlap_cost, False, group, c, sent, sent) for c in row)
             for row in chunks
         )
     tensors = [
@@ -211,33 +205,6 @@ def _chunk(
     return ChunkWork(forward, backward, *halves)
 
 
-def _contended(
-    cost: float, again: bool, group: str, work: ChunkWork, gathers: tuple[Collective, ...],
-    reduces: tuple[Collective, ...],
-) -> ChunkWork:  # fmt: skip
-    """Lengthen a chunk by what collectives or transfers beside it take from its kernels.
-
-    Their copies and sums occupy multiprocessors and memory: a share `cost` of what compute hides,
-    in backward of gathers too where they come `again`.
-    """
-
-    def longer(kernels: tuple[Kernel, ...], beside: tuple[Collective, ...]) -> tuple[Kernel, ...]:
-        hidden = min(sum(c.duration for c in beside), sum(k.duration for k in kernels))
-        if not cost * hidden:
-            return kernels
-        first = beside[0]
-        name, seconds = f"beside_{first.name}", cost * hidden
-        return (*kernels, Kernel(name, first.kernel_class, seconds, 0.0, 0.0, first.law, group))
-
-    beside = gathers * again + reduces
-    return replace(
-        work,
-        forward=longer(work.forward, gathers),
-        backward=longer(work.backward, beside),
-        inputs=longer(work.inputs, beside),
-    )
-
-
 def _transfers(
     job: Job, cluster: Cluster
 ) -> tuple[Collective | None, dict[int, tuple[Collective, Collective]]]:
@@ -253,144 +220,6 @@ def _transfers(
         own = replace(sent, law=law if cv is None else f"{LOGNORMAL}{cv!r}")
         far[link] = replace(own, duration=whole - way), replace(own, duration=way, bytes=0.0)
     return (sent if layout.pp > 1 else None), far
-
-
-def _collective(
-    cluster: Cluster, name: str, op_kind: str, n_bytes: float, among: str, of: str = ""
-) -> Collective | None:
-    """Return a collective of a kind of group, None in groups of one."""
-    group = cluster.group(among)
-    if group.n_ranks == 1:
-        return None
-    duration = cluster.collective_time(op_kind, n_bytes, group)
-    law = collective_law(cluster, n_bytes, group)
-    return Collective(name, op_kind, f"{of or among}_{op_kind}", duration, n_bytes, law, among)
-
-
-@dataclass(frozen=True)
-class _Sharing:
-    """Ranks that share parameters of one GPU, and what they do with a given number."""
-
-    cluster: Cluster
-    layout: ParallelismBlock
-    group: str
-    prefix: str = ""  # of names: routed experts, which fewer ranks share
-
-    @property
-    def framework(self) -> Framework:
-        """What the framework hides, and in which messages."""
-        return FRAMEWORKS[self.layout.framework]
-
-    @property
-    def is_full(self) -> bool:
-        """Whether parameters are shared out, layer by layer."""
-        return self.layout.data_parallel in ("fsdp", "hsdp")
-
-    @property
-    def hides_gradients(self) -> bool:
-        """Whether gradients are reduced beside the last backward."""
-        return self.layout.overlap and (self.is_full or self.framework.hides_gradients)
-
-    @property
-    def hides_parameters(self) -> bool:
-        """Whether parameters are gathered beside forward, rather than after the optimizer."""
-        return self.is_full or (self.layout.overlap and self.framework.hides_parameters)
-
-    @property
-    def parameter_bytes(self) -> float:
-        """Bytes of a parameter that is gathered.
-
-        Eager FSDP quantizes what it has gathered, the others a rank's part before.
-        """
-        eager = self.framework.norm == "eager"
-        return PARAMETER_BYTES if eager else NUMBER_BYTES[self.layout.precision]
-
-    def gathers(self, n: float) -> tuple[Collective, ...]:
-        """All-gather of parameters before they are used."""
-        if not self.hides_parameters:
-            return ()
-        return self._gather(n) if self.is_full else _first(self._gather(n, self.bucket_bytes))
-
-    def reduces(self, n: float) -> tuple[Collective, ...]:
-        """Gradients: all-reduce in ddp, else reduce-scatter; hsdp: then parts over shard groups."""
-        mode, size = self.layout.data_parallel, DTYPE_BYTES[self.layout.gradient_dtype]
-        # cp ranks of a lone replica still reduce, as in ddp
-        whole = mode in ("ddp", "none") or (mode == "zero1" and self.framework.reduces_whole)
-        op_kind = "all_reduce" if whole else "reduce_scatter"
-        most = math.inf if self.is_full else self.bucket_bytes
-        own = self._some("gradient_reduce", op_kind, size * n, self.group, most)
-        if not self.is_full:
-            return _first(own)[::-1] if self.hides_gradients else own
-        if mode != "hsdp":
-            return own
-        return own + self._some(
-            "gradient_replicate", "all_reduce", size / self.n_shards * n, "replicas"
-        )
-
-    def param_gather(self, n: float, tensors: float) -> Collective | None:
-        """All-gather of a stage's parameters after the optimizer, with zero1."""
-        if self.hides_parameters or not tensors:
-            return None
-        each = self.parameter_bytes * n / tensors
-        found = self._gather(n, each if self.framework.gathers_each else self.bucket_bytes)
-        return found[0] if found else None
-
-    @property
-    def bucket_bytes(self) -> float:
-        """Bytes of a message at most."""
-        least = self.framework.bucket_rank_bytes * self.cluster.group(self.group).n_ranks
-        return max(self.framework.bucket_bytes, least)
-
-    @property
-    def n_shards(self) -> int:
-        """Ranks that divide the optimizer's work, one in ddp."""
-        whole = self.layout.data_parallel in ("ddp", "none")
-        return 1 if whole else self.cluster.group(self.group).n_ranks
-
-    def _gather(self, n: float, most: float = math.inf) -> tuple[Collective, ...]:
-        if self.layout.data_parallel in ("ddp", "none"):
-            return ()
-        n_bytes = self.parameter_bytes * n
-        return self._some("parameter_gather", "all_gather", n_bytes, self.group, most)
-
-    def _some(
-        self, name: str, op_kind: str, n_bytes: float, among: str, most: float = math.inf
-    ) -> tuple[Collective, ...]:
-        """Send in messages of some bytes at most; nothing in a group of one, or of no experts."""
-        if self.prefix and n_bytes == 0.0:
-            return ()
-        messages = max(1.0, n_bytes / most)
-        found = _collective(
-            self.cluster, self.prefix + name, op_kind, n_bytes / messages, among, "dp"
-        )
-        return (
-            ()
-            if found is None
-            else (replace(found, messages=messages, duration=found.duration * messages),)
-        )
-
-
-def _first(whole: tuple[Collective, ...]) -> tuple[Collective, ...]:
-    """Split off the first of a collective's messages: the rest run beside the chunk's kernels."""
-    return tuple(
-        part
-        for c in whole
-        for part in (
-            replace(c, duration=c.duration / c.messages, messages=1.0),
-            replace(
-                c,
-                duration=c.duration * (1.0 - 1.0 / c.messages),
-                messages=c.messages - 1.0,
-                beside=True,
-            ),
-        )
-        if part.duration > 0.0
-    )
-
-
-def _beside(collectives: PerChunk) -> PerChunk:
-    """Leave out what no kernels run beside: a first chunk's message before or after them."""
-    return tuple((tuple(c for c in first if c.beside), *others) for first, *others in collectives)
 
 
 def _explicit_workload(job: Job) -> Workload:
