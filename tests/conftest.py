@@ -33,7 +33,7 @@ def pytest_collection_finish():
 @pytest.fixture
 def free_beside(monkeypatch):
     """Transfers that take nothing of the compute beside them, for what is told by closed forms."""
-    free = "prism.workload.build._contended"
+    free = "prism.workload.build.contended"
     monkeypatch.setattr(free, lambda cost, again, group, work, *beside: work)
 
 
