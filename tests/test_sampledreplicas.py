@@ -119,6 +119,19 @@ def test_auto_is_exact_up_to_a_thousand_replicas(dp, engine):
     assert replicas(prism.simulate(job, 64, seed=1))["engine"] == engine
 
 
+@pytest.mark.parametrize("framework", ["megatron", "eager"])
+@pytest.mark.parametrize("mode", ["ddp", "zero1"])
+def test_what_is_hidden_of_gradients_and_parameters_leaves_replicas_out(mode, framework):
+    """Gathers begin with the step and reductions end it: replicas meet nowhere between."""
+    layout = {"data_parallel": mode, "framework": framework, "overlap": True}
+    exact, found = (
+        prism.simulate(make_job(192, QUIET, **layout), 640, seed=5, engine=engine)
+        for engine in ("exact", "exchangeable")
+    )
+    assert replicas(found)["simulated"] == 129
+    assert float(found.step_time.mean()) == pytest.approx(float(exact.step_time.mean()), rel=2e-4)
+
+
 def test_shares_of_the_step_are_those_of_all_replicas():
     """Half of the replicas that are simulated are the slowest, which idle least."""
     job = make_job(192, {"rank": {"cv": 0.1}})

@@ -609,6 +609,8 @@ class Walk:
             return None, None
         stage.used += 1
         ahead = self.p.prefetch if self.p.overlap else 0
+        if self.p.data_parallel == "zero1":  # all from the step's beginning on
+            ahead = len(stage.uses)
         for use in stage.uses[len(stage.gathers) : stage.used + ahead]:
             first = None
             for c in self.work.gathers[s][use]:

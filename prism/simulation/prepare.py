@@ -88,11 +88,14 @@ def _prepare_job(job: Job, seed: int, library: Library | None, engine: str) -> P
     """Build workload, step graph and engine arrays of a job that no trace stands for."""
     workload = build_workload(job, library)
     p = job.parallelism
+    sharded = p.data_parallel in ("fsdp", "hsdp")
     schedule = make_schedule(p.schedule, p.pp, p.microbatches, len(workload.chunks[0]))
     options = GraphOptions(
         n_replicas=count_replicas(job), group_size=p.tp * p.cp,
-        resolution=job.variability.resolution, p2p=p.p2p, overlap=p.overlap, prefetch=p.prefetch,
-        reshard_after_forward=p.data_parallel in ("fsdp", "hsdp") and p.reshard_after_forward,
+        resolution=job.variability.resolution, p2p=p.p2p, overlap=p.overlap,
+        # zero1 has room for all of its parameters
+        prefetch=p.prefetch if sharded else len(workload.chunks[0]),
+        reshard_after_forward=sharded and p.reshard_after_forward,
     )  # fmt: skip
     return _finish_job(
         job, workload, build_step_graph(workload, schedule, options), library, seed, engine
