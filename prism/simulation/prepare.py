@@ -4,7 +4,6 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from prism.cluster.groups import count_replicas
 from prism.common import sizes
 from prism.common.compiled import finish_compiling, start_compiling
 from prism.common.errors import named
@@ -14,7 +13,6 @@ from prism.distributions.distribution import constant, lognormal
 from prism.distributions.library import Library, load_library
 from prism.engine import LANES, compile_rest
 from prism.jobs.job import Job
-from prism.jobs.schedule import make_schedule
 from prism.simulation.assembly import build_program
 from prism.simulation.execution.tasks import is_remote
 from prism.simulation.independent import pool_program
@@ -39,7 +37,7 @@ from prism.simulation.variability import (
 )
 from prism.workload.build import Workload, build_workload
 from prism.workload.opgraph import StepGraph, retime
-from prism.workload.stepgraph import GraphOptions, build_step_graph
+from prism.workload.stepgraph import job_graph
 from prism.workload.work import scaled
 
 
@@ -87,19 +85,8 @@ def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "
 def _prepare_job(job: Job, seed: int, library: Library | None, engine: str) -> Prepared:
     """Build workload, step graph and engine arrays of a job that no trace stands for."""
     workload = build_workload(job, library)
-    p = job.parallelism
-    sharded = p.data_parallel in ("fsdp", "hsdp")
-    schedule = make_schedule(p.schedule, p.pp, p.microbatches, len(workload.chunks[0]))
-    options = GraphOptions(
-        n_replicas=count_replicas(job), group_size=p.tp * p.cp,
-        resolution=job.variability.resolution, p2p=p.p2p, overlap=p.overlap,
-        # zero1 has room for all of its parameters
-        prefetch=p.prefetch if sharded else len(workload.chunks[0]),
-        reshard_after_forward=sharded and p.reshard_after_forward,
-    )  # fmt: skip
-    return _finish_job(
-        job, workload, build_step_graph(workload, schedule, options), library, seed, engine
-    )
+    graph = job_graph(job, workload, job.parallelism.microbatches, job.variability.resolution)
+    return _finish_job(job, workload, graph, library, seed, engine)
 
 
 def prepare_again(step: Prepared, library: Library, seed: int) -> Prepared:

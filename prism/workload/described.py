@@ -12,7 +12,8 @@ from prism.workload.build import build_workload
 from prism.workload.costs import attention_backend
 from prism.workload.frameworks import FRAMEWORKS, family
 from prism.workload.modelsize import count_parameters
-from prism.workload.work import Workload, nominal_step
+from prism.workload.stepgraph import job_graph
+from prism.workload.work import Workload, busiest_s
 
 if TYPE_CHECKING:
     from prism.distributions.library import Library
@@ -51,12 +52,12 @@ def framework_figures(job: Job, workload: Workload | None = None) -> dict[str, A
     named, others = "parallelism.framework" in _named(job), dict[str, float]()
     if not named:
         library = _library(job)
-        own = nominal_step(workload or build_workload(job, library), layout)
+        own = _nominal_seconds(job, workload or build_workload(job, library))
         for name in FRAMEWORKS:
             if layout.framework != name == family(name):
                 try:
                     other = job.replace({"parallelism": {"framework": name}})
-                    step = nominal_step(build_workload(other, library), other.parallelism)
+                    step = _nominal_seconds(other, build_workload(other, library))
                 except PrismError:
                     continue
                 others[name] = step / own
@@ -103,6 +104,19 @@ def step_figures(job: Job) -> dict[str, Any] | None:
             "limit_w": gpu_power(job).limit_w,
         }
     return figures
+
+
+def _nominal_seconds(job: Job, workload: Workload) -> float:
+    """Step with every effect at 1 [s]; beyond two turns of a pipeline microbatches add alike."""
+    p = job.parallelism
+    turns = job_graph(job, workload, min(p.microbatches, 2 * p.pp)).nominal_s
+    more = p.microbatches - 2 * p.pp
+    if more <= 0:
+        return turns
+    each = busiest_s(workload)
+    if p.data_parallel in ("fsdp", "hsdp"):  # parameters are gathered in each microbatch
+        each = max(each, (job_graph(job, workload, 3 * p.pp).nominal_s - turns) / p.pp)
+    return turns + more * each
 
 
 def _describable(job: Job) -> bool:

@@ -3,15 +3,22 @@
 Left out: contention between the streams of one GPU.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from prism.cluster.groups import count_replicas
 from prism.common.errors import PrismError
 from prism.jobs.pipelineshape import Action, Schedule, VirtualStages, play_rows
+from prism.jobs.schedule import make_schedule
 from prism.workload.build import Collective, Workload
 from prism.workload.opgraph import START, Builder, OpType, StepGraph, build_arrays
+
+if TYPE_CHECKING:
+    from prism.jobs.job import Job
 
 Message = tuple[str, int, int]  # kind, virtual stage, microbatch
 
@@ -327,6 +334,20 @@ def blocking_items(schedule: Schedule) -> list[list[Action | Meeting]]:
                 row.append(meeting((a.kind, s, a.microbatch), reader))
         items.append(row)
     return items
+
+
+def job_graph(job: Job, workload: Workload, microbatches: int, resolution: str = "op") -> StepGraph:
+    """Build the arrays of a job's step, with a given number of microbatches."""
+    p, chunks = job.parallelism, len(workload.chunks[0])
+    sharded = p.data_parallel in ("fsdp", "hsdp")
+    options = GraphOptions(
+        n_replicas=count_replicas(job), group_size=p.tp * p.cp, resolution=resolution, p2p=p.p2p,
+        overlap=p.overlap,
+        prefetch=p.prefetch if sharded else chunks,  # zero1 has room for all of its parameters
+        reshard_after_forward=sharded and p.reshard_after_forward,
+    )  # fmt: skip
+    schedule = make_schedule(p.schedule, p.pp, microbatches, chunks)
+    return build_step_graph(workload, schedule, options)
 
 
 def build_step_graph(workload: Workload, schedule: Schedule, options: GraphOptions) -> StepGraph:

@@ -70,19 +70,23 @@ class Workload:
         return (self.transfer,) if self.transfer is not None and self.transfer.duration > 0 else ()
 
 
+def busiest_s(workload: Workload) -> float:
+    """Forward and backward of a microbatch on the busiest stage [s]."""
+    return max(
+        sum(k.duration for chunk in row for k in (*chunk.forward, *chunk.backward))
+        for row in workload.chunks
+    )
+
+
 def nominal_step(workload: Workload, layout: ParallelismBlock) -> float:
     """Step time [s] of the busiest stage: its work, filling and draining, its optimizer.
 
     Close to a step with every effect at 1, without what the step graph knows of waiting.
     """
-    busy = [
-        sum(k.duration for chunk in row for k in (*chunk.forward, *chunk.backward))
-        for row in workload.chunks
-    ]
     chunks = layout.vpp if layout.pp > 1 else 1
     passes = layout.microbatches + (layout.pp - 1) / chunks
     rest = max((o.duration for o in workload.optimizer), default=0.0)
-    return max(busy) * passes + rest
+    return busiest_s(workload) * passes + rest
 
 
 def scaled(parts: Parts, library: Library | None) -> Parts:
