@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import os
 import pkgutil
 import re
 import shutil
@@ -127,6 +128,12 @@ print(6 * 7)
 $ exit 3
 ```
 """
+
+
+@pytest.fixture(autouse=True)
+def _own_python(monkeypatch):
+    """Pages say `python`, which a machine may have as `python3` alone."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 def check(tmp_path, text, other="# One\n## Two\n", update=False):

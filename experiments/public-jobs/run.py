@@ -115,6 +115,31 @@ def nanotron(folder, nodes):
     return out
 
 
+def four_a100(folder):
+    """Give the step times of Llama 2 7B on four A100, whose code is not stated: eager of its time.
+
+    Their links carry about 25 GB/s; `folder` is that of the measured data (layout_sweep).
+    """
+    rows = pd.read_csv(folder / "layout_sweep" / "uci_llama2_7b_4xA100.csv")
+    model = {"n_layers": 32, "hidden_size": 4096, "ffn_size": 11008, "n_heads": 32,
+             "vocab_size": 32000, "seq_len": 4096}  # fmt: skip
+    out = []
+    for row in rows[rows.Status == "SUCCESS"].itertuples():
+        layout = {"tp": int(row.TP), "pp": int(row.PP), "cp": int(row.CP)}
+        replicas, sharding = int(row.DP * row.CP), row.variant.lower()
+        entry = {
+            "name": f"{row.variant}, {', '.join(f'{k} {n}' for k, n in layout.items())}",
+            "device": "a100", "framework": "eager-2023", "source": "uci", "model": model,
+            "parallelism": layout | {
+                "global_batch": 128, "sequence_parallel": False, "gradient_dtype": "bf16",
+                "optimizer_dtype": "bf16", "data_parallel": sharding if replicas > 1 else "none"},
+            "cluster": {"gpus_per_node": 4, "nodes": 1,
+                        "links": {"nvlink": {"bandwidth_gbytes_per_s": 25.0, "efficiency": 0.9}}},
+        }  # fmt: skip
+        out.append(Entry(entry, "bf16", "2024", 4, row.Avg_Step_Time_s))
+    return out
+
+
 def job_of(entry):
     """Make the job of a published step time."""
     row, gpus = entry.row, entry.gpus
@@ -403,11 +428,12 @@ def main():
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--ideal", action="store_true", help="ideal steps alone")
     parser.add_argument(
-        "--nanotron", type=Path, metavar="DATA", help="its steps, from layout_sweep"
+        "--layouts", type=Path, metavar="DATA", help="nanotron and four A100, from layout_sweep"
     )
     args = parser.parse_args()
-    if args.nanotron is not None:
-        show_nanotron(predict(args.set, entries=nanotron(args.nanotron, (1, 4, 8, 32))))
+    if args.layouts is not None:
+        show_nanotron(predict(args.set, entries=nanotron(args.layouts, (1, 4, 8, 32))))
+        show(predict(args.set, entries=four_a100(args.layouts)))
         return
     if args.ideal:
         show(ideal_steps(published(), args.set))
