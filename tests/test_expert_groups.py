@@ -104,7 +104,7 @@ def test_more_ranks_that_hold_the_experts_need_less_memory_each():
         numbers = prism.summary(prism.estimate(job, replicates=64, run_replicates=1, steps=1,
                                                seed=1))  # fmt: skip
         parts.append(numbers["memory"]["parts"])
-    weights, optimizer = (np.array([p[key] for p in parts]) for key in ("weights", "optimizer"))
+    weights, optimizer = (np.array([p[key] for p in parts]) for key in ("parameters", "optimizer"))
     # of 8 ranks, 1/ep of the experts each; parameters of 2 bytes [GiB]
     experts = 16 * 3 * 1024 * 1408 * 2 / 2**30
     assert weights[0] - weights[1:] == pytest.approx(experts * np.array([1 / 4, 3 / 8]), rel=1e-6)

@@ -108,6 +108,7 @@ def figures_of(summary: Mapping[str, Any]) -> Figures:
         **{f"loss.{row['name']}": row["mean_share"] for row in summary["time_loss"]},
         "memory": memory.get("gib"), "limit": memory.get("limit_gib"),
         **{f"part.{name}": gib for name, gib in memory["parts"].items()},
+        "part.activations": sum(memory["parts"].get(kind, 0.0) for kind in ACTIVATIONS),
         **{f"above.{x}": p for x, p in summary["slowdown"].items()},
         "tokens": summary.get("tokens_per_step"), "batch": summary.get("global_batch"),
         "steps": summary.get("steps"), "ettr": summary.get("ettr"),
@@ -226,11 +227,11 @@ def sizes(base: str, change: Mapping[str, Any]) -> dict[str, Expected]:
         "flop": to(n * (6.0 * active * model["seq_len"] + 3.0 * mixing)),
         "tokens": to(n * model["seq_len"]),
     }
-    if not model.get("layer_pattern"):  # hybrid models have no estimate of memory
-        moves |= {"part.weights": to(2.0 * whole / GIB), "part.optimizer": to(12.0 * whole / GIB)}
+    moves |= {"part.parameters": to(2.0 * whole / GIB), "part.optimizer": to(12.0 * whole / GIB)}
     return moves
 
 
+ACTIVATIONS = ("checkpoints", "norms", "attention", "mlp", "logits")
 STILL = ("ideal", "world", "memory", "limit", "flop", "peak", "tokens", "steps")
 """Figures that do not move unless a case says so: what effects and runs do not touch."""
 
@@ -295,7 +296,7 @@ KEYS: dict[str, list[Case]] = {
     # ---------------------------------------------------------------- model, counted in `sizes`
     "model.name": [  # 3.21 billion parameters
         case("named", "llama3.2-3b", "ideal flop memory",
-             part__weights=to(2 * 3.213e9 / GIB, 1e-3)),
+             part__parameters=to(2 * 3.213e9 / GIB, 1e-3)),
         case("gpu", "llama3-70b", also={"model": DENSE | {"n_kv_heads": 8}}),  # sizes go before
     ],
     "model.n_layers": [case("gpu", 12, STEP, compute=ratio(1.3, 1.5))],
@@ -353,7 +354,7 @@ KEYS: dict[str, list[Case]] = {
     ],
     "parallelism.cp": [
         case("gpu", 2, STEP, also={"cluster.nodes": 2}, world=to(2), memory=ratio(0.9, 1),
-             part__activations=times(0.5), part__weights=times(1.0), path__optimizer=times(1.0)),
+             part__activations=times(0.5), part__parameters=times(1.0), path__optimizer=times(1.0)),
     ],
     "parallelism.pp": [case("pipe", 8, ideal=to(45.0), world=to(8), loss__bubble=to(7 / 15))],
     "parallelism.vpp": [case("pipe", 2, ideal=to(28.5), loss__bubble=to(4.5 / 28.5))],
@@ -394,16 +395,16 @@ KEYS: dict[str, list[Case]] = {
     ],
     "parallelism.data_parallel": [
         case("net", "zero1", STEP, memory=ratio(0.8, 1.0), part__optimizer=times(0.25),
-             part__weights=times(1.0), path__optimizer=ratio(0.2, 0.4)),
-        case("net", "fsdp", STEP, memory=ratio(0.8, 1.0), part__optimizer=times(0.25),
-             part__weights=ratio(0.2, 0.9)),
+             part__parameters=times(1.0), path__optimizer=ratio(0.2, 0.4)),
+        case("net", "fsdp", STEP, memory=ratio(0.8, 1.0), part__optimizer=times(1 / 6),
+             part__parameters=ratio(0.2, 0.9)),
     ],
     "parallelism.shard_size": [
         case("fsdp", 4, STEP, memory=ratio(1.0, 1.1), part__optimizer=times(2.0),
              below={"parallelism.data_parallel": "hsdp", "parallelism.shard_size": 8}),
     ],
     "parallelism.reshard_after_forward": [
-        case("fsdp", False, STEP, memory=ratio(1.0, 1.2), part__weights=ratio(1.5, 8.0),
+        case("fsdp", False, STEP, memory=ratio(1.0, 1.2), part__gathered=ratio(1.1, 8.0),
              part__optimizer=times(1.0), path__dp_all_gather=ratio(0.2, 0.9)),
     ],
     "parallelism.schedule": [
@@ -446,7 +447,7 @@ KEYS: dict[str, list[Case]] = {
     # the gather of a layer is waited for before each, and one layer fewer is held
     "parallelism.prefetch": [
         case("fsdp", 0, STEP, ideal=ratio(1.05, 2.0)),
-        case("fsdp", 3, STEP, memory=ratio(1.0, 1.1), part__weights=ratio(1.3, 2.1)),
+        case("fsdp", 3, STEP, memory=ratio(1.0, 1.1), part__gathered=ratio(1.1, 2.1)),
     ],
     # one bucket of all layers starts when the backward is over
     "parallelism.bucket_layers": [  # eight messages, not three of Megatron's 160 MB
@@ -491,7 +492,7 @@ KEYS: dict[str, list[Case]] = {
     ],
     # a logit is kept in 4 bytes, not 2, and 10 more are needed beside it
     "parallelism.fused_loss": [
-        case("gpu", False, STEP, memory=ratio(1.0, 1.05), part__workspace=times(5.0),
+        case("gpu", False, STEP, memory=ratio(1.0, 1.05), part__workspace=times(4.0),
              path__loss=ratio(1.01, 1.5), path__memory=times(1.0),
              part__activations=plus(2 * 8000 * 1024 / GIB)),
     ],
@@ -507,6 +508,7 @@ KEYS: dict[str, list[Case]] = {
         case("gpu", "h200", "power", limit=times(141 / 80), peak=times(1.0),
              ideal=ratio(0.8, 1.0)),
     ],
+    "cluster.memory_gib": [case("gpu", 40.0, limit=to(40.0))],
     "cluster.nvlink_domain_gpus": [case("net", 4, STEP, path__dp_all_reduce=ratio(0.02, 0.3))],
     "cluster.pod_gpus": [
         case("net", 2, STEP, also={"cluster.oversubscription": 3.0},

@@ -1,6 +1,7 @@
 """Memory of the busiest GPU: closed forms, published counts, and published figures."""
 
 import importlib.util
+import json
 import math
 from functools import cache
 from pathlib import Path
@@ -8,10 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from costs_made import parameters
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import prism
+from prism import plots
 
 GIB = 2.0**30
+ACTIVATIONS = ("checkpoints", "norms", "attention", "mlp", "logits")
 DRIVER_GIB = 79.1  # what an H100 or A100 of 80 GB offers, as out-of-memory messages say
 H, F, S, V = 1024, 4096, 512, 512
 GPT = {"n_layers": 24, "hidden_size": H, "ffn_size": F, "n_heads": 16, "vocab_size": V,
@@ -20,10 +25,17 @@ N = parameters(GPT)
 LAYER = parameters(GPT, 1) - parameters(GPT, 0)
 NORMS = (2 * 24 + 1) * H
 
-SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "layouts" / "memory.py"
-spec = importlib.util.spec_from_file_location("layouts_memory", SCRIPT)
-published = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(published)
+EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
+
+
+def script(path):
+    spec = importlib.util.spec_from_file_location(Path(path).stem, EXPERIMENTS / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+published = script("layouts/memory.py")
 with_data = pytest.mark.skipif(not published.DATA.is_dir(), reason=f"no {published.DATA}")
 
 
@@ -36,13 +48,26 @@ def job(model=None, device="h100", **parallelism):
 
 def parts(model=None, **keys):
     """What the fullest GPU holds, by kind [byte]."""
-    return {name: x * GIB for name, x in prism.memory(job(model, **keys))["parts"].items()}
+    found = {name: x * GIB for name, x in prism.memory(job(model, **keys))["parts"].items()}
+    return found | {"activations": sum(found[kind] for kind in ACTIVATIONS)}
 
 
 def kept(model=None, **keys):
     """Bytes that a layer's forward keeps for its backward: what one layer more adds."""
     few, more = (parts((model or {}) | {"n_layers": n}, **keys) for n in (12, 24))
     return (more["activations"] - few["activations"]) / 12
+
+
+@pytest.fixture
+def shown(run):
+    """Return what `prism show` says of a job."""
+
+    def call(*job):
+        status, out, err = run("show", *job, "--json", "-q")
+        assert status == 0, err
+        return json.loads(out)
+
+    return call
 
 
 @cache
@@ -109,7 +134,7 @@ def test_in_flight_as_published(schedule, vpp, layers):
     loss = S * (2 * V + 4 * H)  # a microbatch's logits, final norm and its output
     assert found["stage"] == (3 if schedule == "gpipe" else 0)  # gpipe holds all logits too
     expected = layers * S * 32 * H + 16 * loss * (schedule == "gpipe")
-    assert found["parts"]["activations"] * GIB == pytest.approx(expected)
+    assert sum(found["parts"][kind] for kind in ACTIVATIONS) * GIB == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("reshard", [True, False])
@@ -122,41 +147,57 @@ def test_many_microbatches_hold_no_more_than_a_few_rounds(mode, vpp, reshard):
 
 
 # ------------------------------------------------------------------------- weights and optimizer
+UNITS = 2 * LAYER + V * H + H  # two layers, the embedding with them
+WHOLE, MORE = {"data_parallel": "fsdp"}, {"framework": "nanotron"}
+
+
 @pytest.mark.parametrize(
-    ("layout", "weights", "gradients", "optimizer"),
+    ("layout", "parameters", "gradients", "optimizer", "gathered"),
     [
         # Megatron Core user guide, "Distributed Optimizer": bytes per parameter, and over shards
-        ({}, 2 * N, 4 * N, 12 * N),
-        ({"gradient_dtype": "bf16"}, 2 * N, 2 * N, 16 * N),
-        ({"dp": 8, "data_parallel": "ddp"}, 2 * N, 4 * N, 12 * N),
-        ({"dp": 8, "data_parallel": "zero1"}, 2 * N, 4 * N, 12 * N / 8),
-        ({"dp": 8, "data_parallel": "zero1", "gradient_dtype": "bf16"}, 2 * N, 2 * N, 16 * N / 8),
-        ({"dp": 4, "cp": 2, "data_parallel": "zero1"}, 2 * N, 4 * N, 12 * N / 8),
-        ({"tp": 2}, N + NORMS, 2 * (N + NORMS), 6 * (N + NORMS)),  # norms are whole on each rank
-        # two layers gathered, two layers' gradients whole, the embedding with them
-        ({"dp": 8, "data_parallel": "fsdp"}, 2 * (2 * LAYER + V * H + H),
-         4 * N / 8 + 4 * (2 * LAYER + V * H + H), 12 * N / 8),
-        ({"dp": 8, "data_parallel": "fsdp", "prefetch": 2}, 2 * (3 * LAYER + V * H + H),
-         4 * N / 8 + 4 * (2 * LAYER + V * H + H), 12 * N / 8),
-        ({"dp": 8, "data_parallel": "hsdp", "shard_size": 4}, 2 * (2 * LAYER + V * H + H),
-         4 * N / 4 + 4 * (2 * LAYER + V * H + H), 12 * N / 4),
-        # a shard's gradient is float32 whatever is reduced
-        ({"dp": 8, "data_parallel": "fsdp", "gradient_dtype": "bf16"},
-         2 * (2 * LAYER + V * H + H), 4 * N / 8 + 2 * (2 * LAYER + V * H + H), 12 * N / 8),
+        ({}, 2, 4, 12, 0),
+        ({"gradient_dtype": "bf16"}, 2, 2, 16, 0),
+        ({"optimizer_dtype": "bf16", "gradient_dtype": "bf16"}, 2, 2, 4, 0),
+        ({"dp": 8, "data_parallel": "ddp"}, 2, 4, 12, 0),
+        ({"dp": 8, "data_parallel": "zero1"}, 2, 4, 12 / 8, 0),
+        ({"dp": 8, "data_parallel": "zero1", "gradient_dtype": "bf16"}, 2, 2, 16 / 8, 0),
+        ({"dp": 4, "cp": 2, "data_parallel": "zero1"}, 2, 4, 12 / 8, 0),
+        ({"tp": 2}, 1 + NORMS / N, 2 + 2 * NORMS / N, 6 + 6 * NORMS / N, 0),  # norms are whole
+        # master copies, gradients and moments in shards; two layers gathered, two layers' gradients
+        ({"dp": 8} | WHOLE, 4 / 8, 4 / 8, 8 / 8, 6 * UNITS / N),
+        ({"dp": 8, "prefetch": 2} | WHOLE, 4 / 8, 4 / 8, 8 / 8, (6 * UNITS + 2 * LAYER) / N),
+        ({"dp": 8, "data_parallel": "hsdp", "shard_size": 4}, 4 / 4, 4 / 4, 8 / 4, 6 * UNITS / N),
+        # a shard's gradient is as its master copy, whatever is reduced
+        ({"dp": 8, "gradient_dtype": "bf16"} | WHOLE, 4 / 8, 4 / 8, 8 / 8, 4 * UNITS / N),
+        ({"dp": 8, "gradient_dtype": "bf16", "optimizer_dtype": "bf16"} | WHOLE, 2 / 8, 2 / 8,
+         4 / 8, 4 * UNITS / N),
+        # nanotron: 18 bytes alone, 20 with DistributedDataParallel
+        (MORE, 2, 4, 12, 0),
+        ({"dp": 4, "data_parallel": "ddp"} | MORE, 2, 4, 12, 2),
     ],
 )  # fmt: skip
-def test_bytes_of_parameters(layout, weights, gradients, optimizer):
+def test_bytes_of_parameters(layout, parameters, gradients, optimizer, gathered):
     found = parts(**layout)
-    names = "weights", "gradients", "optimizer"
-    expected = weights, gradients, optimizer
+    names = "parameters", "gradients", "optimizer", "gathered"
+    expected = [n * N for n in (parameters, gradients, optimizer, gathered)]
     assert [found[name] for name in names] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("d", [2, 8, 64])
+def test_nanotrons_optimizer_gathers_by_way_of_copies(d):
+    """10 + 14 / d bytes a parameter, once that is more than activations are."""
+    long = {"n_layers": 96, "seq_len": 8}
+    found = parts(long, dp=d, data_parallel="zero1", framework="nanotron")
+    held = sum(x for name, x in found.items() if name not in ("reserve", "activations"))
+    assert held == pytest.approx((10 + 14 / d) * parameters(GPT | long), rel=1e-6)
+    assert found["activations"] == found["workspace"] == found["fragmentation"] == 0
+
+
 def test_a_tied_table_is_there_once():
-    assert parts({"tied_embeddings": True})["weights"] == pytest.approx(2 * (N - V * H))
+    assert parts({"tied_embeddings": True})["parameters"] == pytest.approx(2 * (N - V * H))
     apart = {"pp": 2, "microbatches": 2}  # ... on each end of a pipeline
-    same = parts({"tied_embeddings": True}, **apart)["weights"]
-    assert same == pytest.approx(parts(**apart)["weights"])
+    same = parts({"tied_embeddings": True}, **apart)["parameters"]
+    assert same == pytest.approx(parts(**apart)["parameters"])
 
 
 @pytest.mark.parametrize(
@@ -171,17 +212,35 @@ def test_a_tied_table_is_there_once():
 )
 def test_quantized_weights_stay(precision, device, weight):
     found = parts(precision=precision, device=device)
-    assert found["weights"] == pytest.approx(weight * N)
+    assert found["parameters"] == pytest.approx(weight * N)
 
 
 def test_a_fused_loss_keeps_no_float32_logits():
     model = {"vocab_size": 65536}
     torch, fused = (parts(model, fused_loss=fused) for fused in (False, True))
     logits = S * 65536
-    assert torch["activations"] - fused["activations"] == pytest.approx(2 * logits)
-    assert (torch["workspace"], fused["workspace"]) == (10 * logits, 2 * logits)
+    assert torch["logits"] - fused["logits"] == pytest.approx(2 * logits)
+    assert (torch["workspace"], fused["workspace"]) == (8 * logits, 2 * logits)
     # torch's loss over a tp group has three sums in float32 beside
     assert parts(model, tp=2, fused_loss=False)["workspace"] == 14 * logits / 2
+
+
+@given(st.integers(1, 60), st.integers(1, 24))
+@settings(max_examples=40)
+def test_stages_are_as_even_as_they_go(n_layers, pp):
+    """Layers of each stage, by what its parameters take; the ends have the fewer."""
+    model = GPT | {"n_layers": max(n_layers, pp - 2)}
+    cluster = {"nodes": pp, "gpus_per_node": 1}
+    layout = {"pp": pp, "microbatches": pp}
+    found = prism.memory(
+        prism.load_job({"model": model, "parallelism": layout, "cluster": cluster})
+    )
+    counts = [int(x["parts"]["parameters"] * GIB / 2 // LAYER) for x in found["stages"]]
+    assert len(counts) == pp and sum(counts) == model["n_layers"]
+    assert max(counts) - min(counts) <= 1
+    most = [s for s, n in enumerate(counts) if n == max(counts)]
+    assert most == list(range(most[0], most[-1] + 1))
+    assert abs(most[0] - (pp - 1 - most[-1])) <= 1
 
 
 def test_without_resharding_a_chunks_gradients_go_with_its_last_backward():
@@ -220,37 +279,83 @@ def test_what_ran_out_of_memory_does_not_fit():
 def test_torchtitans_peaks_are_met():
     errors = [prism.memory(job)["gib"] / gib - 1.0 for _, job, gib in published.titan_peaks()]
     assert len(errors) == 13
-    assert np.mean(errors) == pytest.approx(-0.01, abs=0.02)
+    assert np.mean(errors) == pytest.approx(-0.045, abs=0.02)
     assert np.max(np.abs(errors)) < 0.15
 
 
+@pytest.mark.parametrize(("framework", "allocated"), [("eager", 24.04), ("compiled", 19.73)])
+def test_what_a_job_allocated_on_an_h100_is_met(framework, allocated):
+    """Our measurement (h100_device): torch's max_memory_allocated [GiB], its trace's tensors."""
+    model = {"n_layers": 16, "hidden_size": 2048, "ffn_size": 8192, "n_heads": 16,
+             "n_kv_heads": 8, "vocab_size": 32000, "seq_len": 4096}  # fmt: skip
+    layout = {"microbatches": 2, "microbatch_size": 2, "optimizer_dtype": "bf16",
+              "gradient_dtype": "bf16", "framework": framework}  # fmt: skip
+    machine = {"nodes": 1, "gpus_per_node": 1}
+    found = prism.memory(
+        prism.load_job({"model": model, "parallelism": layout, "cluster": machine})
+    )
+    assert found["allocated_gib"] == pytest.approx(allocated, rel=0.05)
+    whole = sum(x for name, x in found["parts"].items() if name not in ("fragmentation", "reserve"))
+    assert whole == pytest.approx(found["allocated_gib"])
+    # 18 h + 8 f bytes a token and layer in the trace: inputs of norms and products, queries, keys
+    # and values for every head, attention's result and a copy, gate and up, silu and its product
+    if framework == "eager":
+        kept = sum(found["parts"][kind] for kind in ACTIVATIONS[:-1]) * GIB
+        assert kept == pytest.approx(8192 * 16 * (18 * 2048 + 8 * 8192), rel=1e-6)
+
+
 @with_data
-def test_bigsciences_peaks_are_met_and_the_band_is_their_error():
+def test_bigsciences_and_internevos_peaks_are_met():
     peaks = [x for x in published.bigscience_peaks() if "float32" not in x[0]]
-    ran = [*published.titan_peaks(), *(x for x in peaks if np.isfinite(x[2]))]
-    figures = [prism.memory(job) for _, job, _ in ran]
-    errors = np.log([x["gib"] / gib for x, (*_, gib) in zip(figures, ran, strict=True)])
-    assert len(errors) == 61
-    assert np.mean(errors[13:]) == pytest.approx(-0.144, abs=0.01)  # low, and known to be
-    # as a standard deviation; what is told is 90 % of a normal distribution
-    assert np.sqrt(np.mean(errors**2)) == pytest.approx(figures[0]["error"] / 1.645, abs=0.005)
+    ran = [x for x in peaks if np.isfinite(x[2])]
+    errors = np.log([prism.memory(job)["gib"] / gib for _, job, gib in ran])
+    assert len(errors) == 48
+    assert np.mean(errors) == pytest.approx(-0.08, abs=0.01)  # low, and known to be
+    assert np.sqrt(np.mean(errors**2)) < 0.12
     # what ran out of memory is estimated at more than the device has
     out = [prism.memory(job)["gib"] for _, job, gib in peaks if np.isinf(gib)]
     assert len(out) == 3 and min(out) > DRIVER_GIB
+    # an optimizer of 26 to 30 bytes a parameter is not modelled
+    other = np.log([prism.memory(job)["gib"] / gib for _, job, gib in published.intern_peaks()])
+    assert len(other) == 16 and np.mean(other) == pytest.approx(-0.32, abs=0.02)
 
 
 def test_published_layouts_that_ran_are_accepted():
-    """Within its 90 % error, but two whose table contradicts its source's own recipe."""
-    found = [x for x in published.layouts() if x[2] is not None]
+    """Within its 90 % interval, but two whose table contradicts its source's own recipe."""
+    found = [x for x in published.layouts() if not isinstance(x[2], str)]
     refused = set()
-    for row, _, job, limit in found:
+    for row, _, job in found:
         figures = prism.memory(job)
         if figures is not None and not published.offloads(row):
-            if figures["gib"] * GIB > (1.0 + figures["error"]) * limit:
+            if figures["ci_gib"][0] > figures["limit_gib"]:
                 refused.add(row["name"])
     assert len(found) > 250
     assert refused <= {"Llama 3 70B, GB300, pp 4 vpp 5, 8 x 2",
                        "gpt-oss 120B, H100, pp 4 ep 8, 8 x 4"}  # fmt: skip
+
+
+@with_data
+def test_labels_of_a_labs_layouts_are_predicted_and_the_probability_is_reliable():
+    """2,468 layouts that ran or ran out of memory (layout_sweep); none but the spread is fitted."""
+    sweep = script("validation/layout_sweep.py")
+    rows = sweep.published.layout_rows(sweep.DATA)
+    rows = rows[rows.status.isin(["Success", "OOM"])].iloc[::2]
+    p, ran = [], []
+    for row in rows.itertuples():
+        try:
+            entry = sweep.published.job_of(sweep.published.layout_entry(row))
+        except prism.PrismError:  # more stages than layers
+            continue
+        p.append(prism.memory(entry)["p_fits"])
+        ran.append(row.status == "Success")
+    p, ran = np.array(p), np.array(ran)
+    assert len(p) > 1200 and np.mean((p >= 0.5) == ran) >= 0.98
+    assert np.mean(ran[p >= 0.9]) > 0.99
+    for low, high in ((0.0, 0.1), (0.1, 0.4), (0.4, 0.8), (0.8, 1.0)):
+        part = (p >= low) & (p <= high)
+        mean = p[part].mean()
+        error = 2.0 * math.sqrt(mean * (1.0 - mean) / part.sum())
+        assert part.sum() >= 20 and abs(ran[part].mean() - mean) <= 0.1 + error
 
 
 def test_the_limit_is_what_a_driver_offers():
@@ -259,17 +364,65 @@ def test_the_limit_is_what_a_driver_offers():
     assert gib("llama31-405b-gb200-512")["limit_gib"] == pytest.approx(189_471 / 1024, rel=0.01)
 
 
+def test_a_cards_memory_can_be_given():
+    given = gib("llama3-70b-fsdp-512", "cluster.memory_gib=40")
+    own = gib("llama3-70b-fsdp-512")
+    assert given["limit_gib"] == 40 and given["gib"] == own["gib"]
+    assert given["p_fits"] < own["p_fits"]
+    with pytest.raises(prism.PrismError, match="memory_gib"):
+        gib("llama3-70b-fsdp-512", "cluster.memory_gib=0")
+
+
 @pytest.mark.parametrize("name", ["llama3-405b-16k", "llama3-405b-8k", "llama3-70b-fsdp-512"])
-def test_the_probability_of_fitting_is_lognormal_by_the_error(name):
+def test_the_probability_of_fitting_is_lognormal_by_the_interval(name):
     found = gib(name)
-    z = math.log(found["limit_gib"] / found["gib"]) / (found["error"] / 1.645)
+    low, high = np.log(found["ci_gib"])
+    z = (math.log(found["limit_gib"]) - 0.5 * (low + high)) / ((high - low) / (2 * 1.645))
     assert found["p_fits"] == pytest.approx(0.5 * math.erfc(-z / math.sqrt(2.0)))
-    assert found["gib"] == pytest.approx(sum(found["parts"].values()))
+    assert math.log(found["gib"]) == pytest.approx(0.5 * (low + high))
+
+
+@pytest.mark.parametrize("name", ["llama3-405b-16k", "gpt3-175b-512", "deepseek-v3-2048"])
+def test_parts_add_up_in_every_stage(name):
+    found = gib(name)
+    stages = found["stages"]
+    assert [x["stage"] for x in stages] == list(range(prism.load_job(name).parallelism.pp))
+    for stage in stages:
+        assert stage["gib"] == pytest.approx(sum(stage["parts"].values()))
+        assert min(stage["parts"].values()) >= 0.0
+    fullest = max(stages, key=lambda stage: stage["gib"])
+    assert fullest == {key: found[key] for key in fullest}
+    ax = plots.plot_memory(found)
+    tops = sorted(bar.get_y() + bar.get_height() for bar in ax.patches)
+    assert tops[-1] == pytest.approx(found["gib"], rel=0.01)  # but for parts too small to see
 
 
 def test_a_command_tells_the_same(run):
     assert prism.summary(prism.simulate(job(), 64, seed=1))["memory"] == prism.memory(job())
     assert prism.memory("pipeline-8x32") is None  # no sizes
+
+
+# ------------------------------------------------------------------------------ what would help
+@pytest.mark.parametrize("name", ["llama3-405b-8k", "deepseek-v3-2048"])
+def test_what_would_make_a_job_fit(shown, name):
+    figures = shown(name)
+    own, ways = figures["memory"], figures["ways_to_fit"]
+    assert own == gib(name) and own["p_fits"] < 0.9 and ways
+    for way in ways:
+        keys = [f"parallelism.{key}={json.dumps(value)}" for key, value in way["change"].items()]
+        changed = gib(name, *keys)
+        assert way["gib"] == changed["gib"] < own["gib"]
+        assert way["p_fits"] == changed["p_fits"]
+        before, after = prism.load_job(name), prism.load_job(name, keys)
+        assert before.world_size == after.world_size
+        assert before.tokens_per_step == after.tokens_per_step
+    # recomputation costs a third of the compute at most
+    full = next(way for way in ways if way["change"] == {"recompute": "full"})
+    assert full["p_fits"] > 0.9 and 0.15 < full["step_change"] < 0.4
+
+
+def test_nothing_is_proposed_for_a_job_that_fits(shown):
+    assert shown("gpt3-175b-512")["ways_to_fit"] == []
 
 
 def test_a_schedule_that_forbids_the_counts_is_an_error():

@@ -51,9 +51,8 @@ def test_our_job_on_an_h100_by_class(framework):
 @with_ours
 @pytest.mark.parametrize("framework", MEASURED)
 def test_our_jobs_peak_memory(framework):
-    found = prism.memory(ours(framework))
-    peak = found["gib"] - found["parts"]["reserve"]
-    assert peak == pytest.approx(MEASURED[framework][-1], rel=0.1)
+    peak = prism.memory(ours(framework))["allocated_gib"]
+    assert peak == pytest.approx(MEASURED[framework][-1], rel=0.05)
 
 
 def llama(row):

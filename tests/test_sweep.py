@@ -5,6 +5,8 @@ from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import prism
 from prism import plots
@@ -131,12 +133,14 @@ def test_one_bad_setting_is_refused_and_the_others_run(pipeline):
 
 # ----------------------------------------------------------------------------------- layouts
 def test_layouts_are_all_that_the_rules_allow(small, all_layouts):
-    """16 GPUs, 8 layers, 16 sequences; uneven splits of the layers are those the job takes."""
+    """16 GPUs, 8 layers, 16 sequences; interleaved chunks are equal, or shorter at the ends."""
     brute = set()
     for tp, cp, pp, vpp, dp in product((1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16),
                                        range(1, 11), (1, 2, 4, 8, 16)):  # fmt: skip
         m = 16 // dp
         if tp * cp * pp * dp != 16 or (pp == 1 and vpp > 1) or (vpp > 1 and m % pp):
+            continue
+        if vpp > 1 and 8 % (pp * vpp) and 10 % (pp * vpp):
             continue
         schedule = "interleaved" if vpp > 1 else "1f1b"
         sizes = dict(zip(KEYS, (tp, cp, pp, vpp, dp, m), strict=True))
@@ -406,6 +410,40 @@ def test_what_is_not_likely_to_fit_is_not_chosen(least):
         assert found[name] == min(fit, key=lambda i: rows[i][f"{measure}_same_work"])
     assert set(found["frontier"]) <= set(fit)
     assert "does_not_fit" in [finding.code for finding in prism.answer(made).findings]
+
+
+@given(st.floats(7.0, 40.0), st.floats(0.05, 1.0), st.booleans(), st.sampled_from(["p50", "p95"]))
+@settings(max_examples=12, deadline=None)
+def test_a_layout_that_is_unlikely_to_fit_is_never_recommended(gib, least, layouts, objective):
+    """Whatever the card, the probability asked for, and what settings are sorted by."""
+    job = prism.load_job({
+        "model": {"name": "llama3-8b", "n_layers": 6}, "cluster": {"nodes": 1, "memory_gib": gib},
+        "parallelism": {"tp": 2, "dp": 4, "data_parallel": "zero1", "microbatches": 4},
+        "variability": {"library": "none"},
+    })  # fmt: skip
+    vary = {"parallelism.cp": [1], "parallelism.recompute": ["none", "full"]}
+    if not layouts:
+        vary = {"parallelism.tp": [1, 2, 4, 8], "parallelism.recompute": ["none", "full"]}
+    found = swept(job, vary, layouts=layouts, min_p_fits=least, objective=objective)
+    chosen = [found["rows"][i] for i in found["frontier"]]
+    chosen += [
+        found["rows"][found[x]] for x in ("fastest", "robust", "best") if found[x] is not None
+    ]
+    assert all(row["memory"]["p_fits"] >= least and row["likely_fits"] for row in chosen)
+    assert all(row["memory"]["limit_gib"] == gib for row in found["rows"])
+    likely = [row for row in found["rows"] if row["memory"]["p_fits"] >= least]
+    assert bool(chosen) is bool(likely)
+    if layouts:
+        assert all(row["own"] for row in found["rows"] if not row["likely_fits"])
+        groups = [group["fastest"] for group in found["by_setting"]]
+        rows = [found["rows"][i] for i in groups if i is not None]
+        assert all(row["memory"]["p_fits"] >= least for row in rows)
+
+
+def test_layouts_are_sorted_by_p50_and_settings_by_p95(bare, pipeline):
+    found = swept(bare, {"parallelism.cp": [1]}, layouts=True)
+    assert found["objective"] == "p50" and found["min_p_fits"] == 0.9
+    assert swept(pipeline, {"run.steps": [1, 2]})["objective"] == "p95"
 
 
 def test_where_nothing_fits_nothing_is_chosen(run, tmp_path):

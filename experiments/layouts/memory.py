@@ -22,15 +22,16 @@ import numpy as np
 
 from prism.common.errors import PrismError
 from prism.jobs.job import load_job
-from prism.workload.memory import ERROR, GIB, estimate_memory, fit_probability, memory_limit
+from prism.workload.memory import NORMAL_95, SPREAD, memory_figures
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("PRISM_DATA", HERE.parents[2] / "shared" / "data")) / "public_jobs"
 CLOSE = 0.15
+STATE = ("parameters", "gradients", "optimizer", "gathered")
 
 # ------------------------------------------------------------------------------- published peaks
 TITAN = {"schedule": "1f1b", "vpp": 1, "microbatch_size": 1, "recompute": "full",
-         "layer_split": "auto"}  # fmt: skip
+         "layer_split": "auto", "framework": "compiled-2024"}  # fmt: skip
 ONE = {**TITAN, "pp": 1, "microbatches": 1, "reshard_after_forward": "true"}
 # eight microbatches, one per stage, is what torchtitan took where no number was given
 FOUR = {**TITAN, "tp": 8, "pp": 8, "microbatches": 8}
@@ -91,7 +92,7 @@ def bigscience_peaks():
             parallelism = {
                 "tp": tp, "pp": pp, "dp": dp, "microbatch_size": mbs, "data_parallel": zero,
                 "microbatches": max(1, int(float(row["GBS"] or 2048)) // (dp * mbs)),
-                "recompute": "full", "sequence_parallel": False,
+                "recompute": "full", "sequence_parallel": False, "framework": "megatron-2022",
                 "gradient_dtype": "fp32" if late else "bf16", "layer_split": _split(layers, pp),
             }  # fmt: skip
             model = {"n_layers": layers, "hidden_size": hidden, "ffn_size": 4 * hidden,
@@ -112,7 +113,8 @@ def intern_peaks():
         parallelism = {
             "tp": int(tp), "pp": int(pp), "dp": dp, "microbatches": 4, "recompute": "full",
             "data_parallel": "fsdp" if fsdp == "True" else "zero1" if dp > 1 else "none",
-            "sequence_parallel": False, "gradient_dtype": "bf16", "fused_loss": False,
+            "sequence_parallel": False, "gradient_dtype": "bf16", "framework": "megatron-2022",
+            "fused_loss": False,
             "layer_split": _split(layers, int(pp)),
         }  # fmt: skip
         model = {"n_layers": layers, "hidden_size": hidden, "ffn_size": ffn, "n_heads": heads,
@@ -141,7 +143,7 @@ def _job(model, parallelism):
 
 # --------------------------------------------------------------------------- layouts that ran
 def layouts():
-    """Give (row, name, job, limit) of every published layout; without a job, why there is none."""
+    """Give (row, name, job) of every published layout; the reason where there is no job."""
     sys.path.insert(0, str(HERE.parent / "public-jobs"))
     from run import job_of, published
 
@@ -150,14 +152,13 @@ def layouts():
         try:
             job = job_of(entry)
         except PrismError as error:
-            yield row, name, None, str(error)
+            yield row, name, str(error)
             continue
-        limit = memory_limit(job)
         if "A100 40 GB" in name:
-            limit *= 40 / 80
+            job = job.replace("cluster.memory_gib=39.5")
         elif row["source"].startswith("torchtitan") and job.cluster.device == "h100":
-            limit *= 96 / 80  # HBM2e
-        yield row, f"{name}, {entry.gpus:,} GPUs", job, limit
+            job = job.replace("cluster.memory_gib=95")  # HBM2e of 96 GB
+        yield row, f"{name}, {entry.gpus:,} GPUs", job
 
 
 def offloads(row):
@@ -172,17 +173,19 @@ def print_peaks():
     sources = {"torchtitan": titan_peaks, "bigscience": bigscience_peaks, "InternEvo": intern_peaks}
     for source, peaks in sources.items():
         for label, job, gib in peaks():
-            memory = estimate_memory(job)
-            state = memory.weights + memory.gradients + memory.optimizer
-            parts = (("state", state), ("activations", memory.activations),
-                     ("workspace", memory.workspace))  # fmt: skip
-            told = ", ".join(f"{part} {n / GIB:.0f}" for part, n in parts)
-            error = f" ({memory.gib / gib - 1:+.0%})" if np.isfinite(gib) else ""
+            memory = memory_figures(job)
+            parts, found = memory["parts"], memory["gib"]
+            state = sum(parts[name] for name in STATE)
+            kept = memory["allocated_gib"] - state - parts["workspace"]
+            shown = (("state", state), ("activations", kept), ("workspace", parts["workspace"]),
+                     ("fragmentation", parts["fragmentation"]))  # fmt: skip
+            held = ", ".join(f"{part} {n:.0f}" for part, n in shown if round(n))
+            error = f" ({found / gib - 1:+.0%})" if np.isfinite(gib) else ""
             peak = f"{gib:g}" if np.isfinite(gib) else "ran out"
-            print(f"| {source} | {label} | {peak} | {memory.gib:.1f}{error} | {told} |")
+            print(f"| {source} | {label} | {peak} | {found:.1f}{error} | {held} |")
             kind = source + (", float32 gradients" if "float32" in label else "")
             if np.isfinite(gib):
-                errors.setdefault(kind, []).append(np.log(memory.gib / gib))
+                errors.setdefault(kind, []).append(np.log(found / gib))
     print("\n| source | n | mean error | rms of logarithm | within 15 % |\n|---|---|---|---|---|")
     errors["torchtitan and bigscience"] = errors["torchtitan"] + errors.get("bigscience", [])
     for kind, each in errors.items():
@@ -195,25 +198,26 @@ def print_peaks():
 def print_layouts():
     """Print how full published layouts are, by source, and those beyond the limit."""
     sources, full = {}, []
-    for row, name, job, limit in layouts():
+    for row, name, job in layouts():
         source = row["source"]
-        memory = None if job is None else estimate_memory(job)
-        share = None if memory is None else memory.total / limit
+        memory = None if isinstance(job, str) else memory_figures(job)
+        share = None if memory is None else memory["gib"] / memory["limit_gib"]
         sources.setdefault(source, []).append(share)
         if share is not None and share > 1.0:
-            told = f"{source}: {name}{', offloads' if offloads(row) else ''}"
-            full.append((share, told, memory.gib, limit / GIB))
-    print("\n| source | layouts | no job | fullest | above the limit | by more than the error |")
+            which = f"{source}: {name}{', offloads' if offloads(row) else ''}"
+            full.append((share, which, memory))
+    print("\n| source | layouts | no job | fullest | above the limit | P(fits) below 5 % |")
     print("|---|---|---|---|---|---|")
     for source, shares in sources.items():
         known = [share for share in shares if share is not None]
-        above = [sum(share > 1.0 + band for share in known) for band in (0.0, ERROR)]
+        above = [sum(np.log(share) > z for share in known) for z in (0.0, NORMAL_95 * SPREAD)]
         most = f"{max(known):.2f}" if known else ""
         print(f"| {source} | {len(shares)} | {len(shares) - len(known)} | {most} | {above[0]} | "
               f"{above[1]} |")  # fmt: skip
     print("\n| published layout | estimate | limit | P(fits) |\n|---|---|---|---|")
-    for _, told, gib, limit in sorted(full, reverse=True):
-        print(f"| {told} | {gib:.0f} | {limit:.0f} | {fit_probability(gib, limit):.2f} |")
+    for _, which, memory in sorted(full, key=lambda x: -x[0]):
+        print(f"| {which} | {memory['gib']:.0f} | {memory['limit_gib']:.0f} | "
+              f"{memory['p_fits']:.2f} |")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -91,28 +91,40 @@ def nanotron(folder, nodes):
 
     `folder` is that of the measured data (layout_sweep).
     """
-    rows = pd.read_csv(folder / "layout_sweep" / "nanotron_h100.csv")
+    rows = layout_rows(folder)
     rows = rows[(rows.status == "Success") & (rows.pp == 1) & (rows.tp <= 8)]
     rows = rows[rows.nodes.isin(nodes) & (rows["AR_Intra-node_(GB_per_s)"] > SICK[0])]
     rows = rows[(rows.nodes < 32) | (rows["AllReduce_(GB_per_s)"] > SICK[1])]
-    out = []
-    for row in rows.itertuples():
-        layout = {"tp": row.tp, "microbatches": row.batch_accum, "microbatch_size": row.mbs}
-        parallelism = {key: int(n) for key, n in layout.items()}
-        model = {"n_layers": row.num_layers, "hidden_size": row.hidden_size,
-                 "ffn_size": row.interm_dim, "n_heads": row.num_heads,
-                 "n_kv_heads": row.num_kv_heads, "vocab_size": row.vocab_size,
-                 "seq_len": row.seq_len}  # fmt: skip
-        sharding = "zero1" if row.zero_stage else "ddp"
-        entry = {
-            "name": f"{row.num_params}B, tp {row.tp}, {row.mbs} x {row.batch_accum}, {sharding}",
-            "device": "h100", "framework": "nanotron", "source": "nanotron",
-            "model": {key: int(n) for key, n in model.items()}
-            | {"tied_embeddings": bool(row.tie_word_embeddings)},
-            "parallelism": parallelism | {"data_parallel": sharding if row.dp > 1 else "none"},
-        }  # fmt: skip
-        out.append(Entry(entry, "bf16", "2024", int(row.nodes) * 8, row.step_s))
-    return out
+    return [layout_entry(row) for row in rows.itertuples()]
+
+
+def layout_rows(folder):
+    """Read nanotron's layouts (layout_sweep); sizes that failed ones lack are the others'."""
+    rows = pd.read_csv(folder / "layout_sweep" / "nanotron_h100.csv")
+    for key in ("interm_dim", "tie_word_embeddings"):
+        rows[key] = rows[key].fillna(rows.groupby("num_params")[key].transform("first"))
+    rows["num_kv_heads"] = rows.num_kv_heads.fillna(rows.num_heads)
+    return rows
+
+
+def layout_entry(row):
+    """Make one of nanotron's layouts an entry."""
+    layout = {"tp": row.tp, "pp": row.pp, "microbatches": row.batch_accum,
+              "microbatch_size": row.mbs}  # fmt: skip
+    parallelism = {key: int(n) for key, n in layout.items()}
+    model = {"n_layers": row.num_layers, "hidden_size": row.hidden_size,
+             "ffn_size": row.interm_dim, "n_heads": row.num_heads,
+             "n_kv_heads": row.num_kv_heads, "vocab_size": row.vocab_size,
+             "seq_len": row.seq_len}  # fmt: skip
+    sharding = "zero1" if row.zero_stage else "ddp"
+    entry = {
+        "name": f"{row.num_params}B, tp {row.tp}, {row.mbs} x {row.batch_accum}, {sharding}",
+        "device": "h100", "framework": "nanotron", "source": "nanotron",
+        "model": {key: int(n) for key, n in model.items()}
+        | {"tied_embeddings": bool(row.tie_word_embeddings)},
+        "parallelism": parallelism | {"data_parallel": sharding if row.dp > 1 else "none"},
+    }  # fmt: skip
+    return Entry(entry, "bf16", "2024", int(row.nodes) * 8, row.step_s)
 
 
 def four_a100(folder):

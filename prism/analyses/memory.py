@@ -20,10 +20,13 @@ def memory(job: Job | str | Path) -> dict[str, Any] | None:
     Returns
     -------
     dict or None
-        ``gib`` and ``limit_gib`` [GiB], the estimate's relative ``error`` (90 %), the probability
-        ``p_fits``, the ``stage`` and the ``parts`` [GiB]: ``weights``, ``gradients``,
-        ``optimizer``, ``activations``, ``workspace``, ``reserve``. None where the sizes of the
-        model are not known, or it is a hybrid one.
+        ``gib``, its 90 % interval ``ci_gib``, ``allocated_gib`` by the job's tensors (what torch's
+        ``max_memory_allocated`` counts) and ``limit_gib`` of the card [GiB]; the probability
+        ``p_fits``, calibrated on layouts that ran or not; the ``stage``; the ``parts`` [GiB]:
+        ``parameters``, ``gradients``, ``optimizer``, ``gathered`` (shards and buckets), activations
+        by kind (``checkpoints``, ``norms``, ``attention``, ``mlp``, ``logits``), ``workspace``,
+        ``fragmentation``, ``reserve``; and ``stages``, each with its own. None where the sizes of
+        the model are not known.
 
     Examples
     --------

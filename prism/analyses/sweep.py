@@ -77,7 +77,7 @@ def sweep(
     *,
     layouts: bool = False,
     replicates: int = REPLICATES,
-    objective: str = "p95",
+    objective: str | None = None,
     min_p_fits: float = LEAST_P_FITS,
     seed: int | None = None,
     threads: int | None = None,
@@ -96,8 +96,9 @@ def sweep(
         combinations of `vary`; those of a layout's keys there say which layouts are taken.
     replicates : int
         Steps of a setting that goes on to the end; 64 of them share one draw of the cluster.
-    objective : str
-        ``p50``, ``p95`` or ``mean`` of the step: what rows are sorted by, and ``best`` in.
+    objective : str, optional
+        ``p50``, ``p95`` or ``mean`` of the step: what rows are sorted by, and ``best`` in; p50 of
+        layouts, else p95.
     min_p_fits : float
         Probability that a setting's memory fits [1] below which it is not chosen, and not simulated
         where it is a layout that prism proposes.
@@ -129,6 +130,7 @@ def sweep(
         raise PrismError(
             f"nothing to vary; give {named('vary')} (key and values) or {named('layouts')}"
         )
+    objective = objective or ("p50" if layouts else "p95")
     if objective not in MEASURES:
         raise PrismError(f"objective {objective}: expected one of {', '.join(MEASURES)}")
     if not 0.0 <= min_p_fits <= 1.0:
@@ -198,7 +200,7 @@ def _points(
             progress(BUILT * (len(points) + len(refused)) // asked, 1000)
         try:
             made = job_at(values, setting, follows, job.name)
-            memory = memory_figures(made)
+            memory = memory_figures(made, every=False)
             fits = memory is None or memory["p_fits"] >= min_p_fits
             if memory is not None and all_layouts and not (own or fits):
                 raise PrismError(

@@ -46,7 +46,7 @@ from prism.jobs.jobspec.run import (
     FailuresBlock,
 )
 from prism.jobs.jobspec.yaml import KeyPath, Layer, as_text, display_path, is_override
-from prism.jobs.layersplit import auto_split
+from prism.jobs.layersplit import cost_split, even_split
 
 # Defaults that follow from another key; the description says how, the schema gives no value.
 _DERIVED = {
@@ -336,9 +336,9 @@ def layer_split(job: Job) -> list[int]:
         return list(p.layer_split)
     if job.model.durations is not None:
         return [1] * (p.pp * p.vpp)
-    split = auto_split(job.model.n_layers, p.pp * p.vpp)
-    assert split is not None  # a job that cannot be split does not load
-    return list(split)
+    if p.framework == "nanotron":
+        return cost_split(job.model, p.pp * p.vpp)
+    return even_split(job.model.n_layers, p.pp * p.vpp)
 
 
 def provenance(job: Job) -> dict[str, str]:

@@ -10,6 +10,7 @@ from .gantt import plot_gantt as plot_gantt
 from .kernel import plot_kernel as plot_kernel
 from .library import plot_library as plot_library
 from .measure import plot_measurement as plot_measurement
+from .memory import plot_memory as plot_memory
 from .place import plot_alternatives as plot_alternatives
 from .place import plot_slots as plot_slots
 from .rank import plot_interventions as plot_interventions

@@ -11,7 +11,7 @@ from prism.cluster.groups import shard_size
 from prism.cluster.power import CURVES
 from prism.common.text import format_count, format_duration, format_share
 from prism.jobs.job import Job
-from prism.workload.memory import LEAST_P_FITS, memory_figures
+from prism.workload.memory import WARNED_P_FITS, memory_figures
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -23,13 +23,13 @@ DOUBT = 0.2  # share of steps beyond the sample from which on a warning is given
 
 def job_doubts(job: Job) -> Iterator[str]:
     """Say what a user should know before trusting any figure of the job."""
-    memory, p = memory_figures(job), job.parallelism
-    if memory is not None and memory["p_fits"] < LEAST_P_FITS:
+    memory, p = memory_figures(job, every=False), job.parallelism
+    if memory is not None and memory["p_fits"] < WARNED_P_FITS:
         yield (
             f"memory: stage {memory['stage']} is estimated at {memory['gib']:.0f} GiB per GPU, of "
             f"{memory['limit_gib']:.1f} GiB of {job.cluster.device}; P(fits) is "
-            f"{format_share(memory['p_fits'])}: shard more (tp, pp, fsdp), recompute, or take "
-            "prism sweep --layouts for what fits"
+            f"{format_share(memory['p_fits'])}; prism show lists what would make it fit, prism "
+            "sweep --layouts what fits"
         )
     if p.data_parallel == "hsdp" and p.dp > 1 and shard_size(job) == 1:
         yield (

@@ -2,6 +2,6 @@
 
 # modules that rooms above may import
 FACE = (
-    "build", "collectivecost", "described", "energy", "frameworks", "kernelcost", "kernels",
-    "layers", "memory", "opgraph", "ops", "stepgraph", "work",
+    "build", "collectivecost", "described", "energy", "fitting", "frameworks", "kernelcost",
+    "kernels", "layers", "memory", "opgraph", "ops", "stepgraph", "work",
 )  # fmt: skip

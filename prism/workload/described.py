@@ -51,13 +51,12 @@ def framework_figures(job: Job, workload: Workload | None = None) -> dict[str, A
     layout = job.parallelism
     named, others = "parallelism.framework" in _named(job), dict[str, float]()
     if not named:
-        library = _library(job)
-        own = _nominal_seconds(job, workload or build_workload(job, library))
+        own = nominal_seconds(job, workload)
         for name in FRAMEWORKS:
             if layout.framework != name == family(name):
                 try:
                     other = job.replace({"parallelism": {"framework": name}})
-                    step = _nominal_seconds(other, build_workload(other, library))
+                    step = nominal_seconds(other)
                 except PrismError:
                     continue
                 others[name] = step / own
@@ -106,9 +105,9 @@ def step_figures(job: Job) -> dict[str, Any] | None:
     return figures
 
 
-def _nominal_seconds(job: Job, workload: Workload) -> float:
+def nominal_seconds(job: Job, workload: Workload | None = None) -> float:
     """Step with every effect at 1 [s]; beyond two turns of a pipeline microbatches add alike."""
-    p = job.parallelism
+    workload, p = workload or build_workload(job, _library(job)), job.parallelism
     turns = job_graph(job, workload, min(p.microbatches, 2 * p.pp)).nominal_s
     more = p.microbatches - 2 * p.pp
     if more <= 0:

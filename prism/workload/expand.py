@@ -317,7 +317,8 @@ class Expander:
     def _loss(self, op: Loss, backward: bool) -> Kernels:
         """Cross entropy, and casting the logits to float32 or their gradient back."""
         fused, logits, suffix = self.layout.fused_loss, op.rows * op.vocab, _suffix(backward)
-        loss_bytes = FUSED_LOSS_BYTES if fused else self.framework.loss_bytes
+        own = self.framework.fuses_loss or not fused
+        loss_bytes = self.framework.loss_bytes if own else FUSED_LOSS_BYTES
         loss = self.costs.memory(f"cross_entropy{suffix}", loss_bytes[backward] * logits, "loss")
         cast_bytes = 0.0 if fused else self.framework.cast_bytes[backward] * logits
         cast = (self.costs.memory(f"logits_cast{suffix}", cast_bytes),) * (cast_bytes > 0.0)

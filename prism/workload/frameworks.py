@@ -16,6 +16,9 @@ References
    and values, and logits in float32, an eager kernel for each operation.
 .. [4] Buckets and what is hidden: Megatron Core 0.14, ``DistributedDataParallelConfig``; PyTorch,
    ``DistributedDataParallel``; nanotron, ``optim/zero.py``, and its measured steps (layout_sweep).
+.. [5] What is kept: ``experiments/library/activations.py`` counts it for eager and compiled
+   PyTorch; torchtitan, ``del pred``; nanotron, ``sharded_cross_entropy`` (fp32 logits and their
+   softmax) and ``MemoryBuffer``; PyTorch's ``reducer.cpp`` without ``gradient_as_bucket_view``.
 """
 
 from __future__ import annotations
@@ -59,7 +62,8 @@ class Framework:
     about: str
     passes: Mapping[str, Passes]
     norm: str  # backend of rms_norm
-    loss_bytes: tuple[float, float]  # a logit, forward and backward, at the rate of a copy
+    loss_bytes: tuple[float, float]  # a logit, forward and backward, at the rate of a copy, where
+    # `parallelism.fused_loss` is off, or the framework's own fuses it (see `fuses_loss`)
     attention: Mapping[str, str]  # backend by device; "" for all others
     cast_bytes: tuple[float, float] = (0.0, 0.0)  # of a logit, to float32 and its gradient back
     embedding_bytes: tuple[float, float] = (4.0, 10.0)  # a value: read, written; added in float32
@@ -68,6 +72,12 @@ class Framework:
     stops_early: bool = False  # recomputation ends before the last product
     casts_weights: bool = False  # to 8 bits in every pass, scales found by reading once more
     saves: tuple[tuple[str, float], ...] = ()  # kind, bytes a value kept beside the least
+    gathered_inputs: float = 4.0  # of tp, whole at once beside a backward: inputs and gradients
+    logit_bytes: tuple[float, float, float] = (4.0, 8.0, 14.0)  # kept; beside, alone and over tp
+    fuses_loss: bool = False  # its cross entropy is one kernel, of `loss_bytes`
+    bucket_copies: bool = False  # a second copy of all gradients lies in buckets, as parameters are
+    gathers_copy: bool = False  # parameters (zero1) go by way of a flat copy of all
+    fragmentation: tuple[float, float] = (1.0, 1.0)  # alone and over tp, see `FRAGMENTATION`
     optimizer_rate: float = 1.0  # of the optimizer's traffic, over a copy's
     product_launches: tuple[float, float] = (1.0, 2.0)  # of one product's forward and backward
     launch_s: tuple[float, float] = 36e-6, 54e-6  # of the host, a launch in forward and backward
@@ -87,6 +97,13 @@ HELPER_PASSES = {"cudnn": 7.6}
 """Of the result's values, in kernels beside attention's backward that its time in the tables holds:
 the dot products with its gradient, and the queries' gradient from float32 (passes.csv)."""
 
+FRAGMENTATION = 1.16, 1.27
+"""Reserved over allocated bytes of what comes and goes in a step, alone and over tp, by PyTorch's
+allocator as it is: of nanotron's peaks, 5 to 95 % 1.05 to 1.3 and 1.06 to 1.6
+(``experiments/validation/layout_sweep.py``). Recipes of Megatron Bridge and torchtitan set
+``expandable_segments``; LLM Foundry's layouts that ran, of one size each, leave no room for any
+(``experiments/layouts/memory.py``): other eager jobs are taken to lie between."""
+
 FUSED_LOSS_BYTES = 6.0, 6.0
 """Logits read twice and written once in bfloat16, and as much for the gradient."""
 
@@ -102,7 +119,8 @@ _EAGER = Framework(
     },
     "eager", (15.0, 16.5), _FLASH_2, (9.9, 11.2), (4.0, 60.0),
     fused_products=False, fused_sums=False, stops_early=True, optimizer_rate=0.74,
-    product_launches=(1.9, 3.7), saves=(("swiglu", 2.0),),
+    product_launches=(1.9, 3.7), saves=(("swiglu", 2.0), ("attention", 2.0)),
+    bucket_copies=True, fragmentation=(1.08, FRAGMENTATION[1]),
 )  # fmt: skip
 
 FRAMEWORKS = {
@@ -111,7 +129,7 @@ FRAMEWORKS = {
         Framework(
             "megatron", "Megatron Core 0.14 with Transformer Engine 2.8", _FUSED, "te", (16.0, 6.0),
             _CUDNN, hides_parameters=True, bucket_bytes=160e6, bucket_rank_bytes=4e6,
-            gathers_each=False,
+            gathers_each=False, gathered_inputs=2.0,
         ),
         Framework(
             "compiled", "torch.compile of PyTorch 2.11",
@@ -121,7 +139,7 @@ FRAMEWORKS = {
                 "norm": Passes(2.4, 4.2, 1, 2), "residual": Passes(1.3, 1.3, 0, 0),
                 "attention": Passes(0.0, 0.0, 2, 4),
             },
-            "compiled", (5.6, 5.7), _FLASH_2,
+            "compiled", (5.6, 5.7), _FLASH_2, fuses_loss=True,
             fused_products=False, fused_sums=False, stops_early=True, casts_weights=True,
             optimizer_rate=_EAGER.optimizer_rate, product_launches=_EAGER.product_launches,
             launch_s=(39e-6, 53e-6),
@@ -130,6 +148,8 @@ FRAMEWORKS = {
         replace(
             _EAGER, name="nanotron", about="nanotron 0.4", passes=_EAGER_PASSES, norm="te",
             fused_products=True, hides_gradients=False, reduces_whole=True,
+            gathered_inputs=5.25, logit_bytes=(4.0, 4.0, 4.0), gathers_copy=True,
+            fragmentation=FRAGMENTATION,
         ),
         replace(
             _EAGER, name="transformers", about="transformers 4.5x in eager PyTorch",
@@ -146,11 +166,12 @@ FRAMEWORKS |= {
         (
             "megatron-2022", "Megatron-LM of 2021 to 2023, before Transformer Engine",
             {"attention": _FLASH_2, "hides_gradients": False, "hides_parameters": False,
-             "bucket_bytes": inf},
+             "bucket_bytes": inf, "fragmentation": FRAGMENTATION},
         ),
         (
             "eager-2023", "eager PyTorch 1.13 to 2.5, Triton's attention",
-            {"attention": {"": "efficient"}},
+            {"attention": {"": "efficient"}, "saves": (("swiglu", 2.0),),
+             "fragmentation": (1.0, 1.0)},
         ),
         ("compiled-2024", "torch.compile of PyTorch 2.5 to 2.8", {"attention": _FLASH_2}),
     )

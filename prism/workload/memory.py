@@ -1,9 +1,9 @@
-"""Memory of the busiest GPU of a job: an estimate of what must be held at the worst moment.
+"""Memory of a job's GPUs, part by part: what must be held at the worst moment of each stage.
 
-Weights, gradients and optimizer by kind of data parallelism; activations by walking the schedule,
-forward by forward and backward by backward; what a backward needs beside them; an allowance for
-CUDA, NCCL and the allocator. Left out: dropout's masks, scores of attention that is not fused,
-buffers of all-to-alls, and offloading.
+Parameters, gradients and optimizer by kind of data parallelism and framework; activations from the
+table of ops, by walking the schedule, forward by forward and backward by backward; what a backward
+needs beside them; what the allocator loses; an allowance for CUDA and NCCL. Left out: dropout's
+masks, scores of attention that is not fused, buffers of all-to-alls, and offloading.
 
 References
 ----------
@@ -12,6 +12,8 @@ References
 .. [3] Qi et al., arXiv:2401.10241: split backwards.
 .. [4] torchtitan, ``distributed/activation_checkpoint.py``: selective recomputation by op.
 .. [5] Megatron Core user guide, "Distributed Optimizer": bytes per parameter.
+.. [6] nanotron, ``optim/gradient_accumulator.py``, ``optim/zero.py``: 20 bytes per parameter with
+   DistributedDataParallel, 10 + 14 / d with ZeRO-1; measured as such (layout_sweep).
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ from prism.workload.expand import expert_imbalance
 from prism.workload.frameworks import FRAMEWORKS, family
 from prism.workload.kernelcost import NUMBER_BYTES
 from prism.workload.kernels import SCALE_BYTES
-from prism.workload.layers import Layer, layer_ops, model_layers, share_of, share_sizes
+from prism.workload.layers import Layer, layer_halves, model_layers, share_of, share_sizes
 from prism.workload.modelsize import DTYPE_BYTES, Slot, Weights, chunk_weights, lay_slots
-from prism.workload.ops import BF16_BYTES, Attention, Pointwise, Product
-from prism.workload.optimizers import state_bytes
+from prism.workload.ops import BF16_BYTES, Attention, Norm, Op, Pointwise, Product
+from prism.workload.optimizers import master_bytes, moment_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from prism.jobs.job import Job
     from prism.jobs.jobspec.blocks import ParallelismBlock
 
@@ -50,58 +54,64 @@ MASTER_GRADIENT_BYTES = 4.0
 """A parameter's gradient in float32, as the optimizer takes it: with a master copy and two moments
 ([2]_, section 3.1) Megatron-LM's 18 bytes per parameter with gradients in float32 and 20 in
 bfloat16, 6 + 12 / d and 4 + 16 / d with its distributed optimizer ([5]_)."""
-LOSS_BYTES = {False: (4.0, 10.0), True: (2.0, 2.0)}
-"""Bytes of a logit by `parallelism.fused_loss`: kept for the loss's backward, and beside it while
-that runs. Torch's cross entropy keeps float32 ([1]_, section 4.3), and has the product in bfloat16
-and the gradients of the log-softmax and of its input in float32; a fused one (Transformer Engine,
-flash-attn, torch.compile) has the product and its gradient, both in bfloat16."""
-LOSS_PARALLEL_BYTES = 14.0
-"""The same beside, of torch's loss over a tp group: three sums in float32 and the product
-(``torch.distributed.tensor.parallel.loss``)."""
+FUSED_LOGIT_BYTES = 2.0, 2.0
+"""Bytes of a logit kept for a fused loss's backward, and beside it while that runs: the product and
+its gradient in bfloat16 (Transformer Engine, flash-attn, torch.compile)."""
 RESERVE_BYTES = 6 * GIB
-"""What CUDA, NCCL and the allocator take beside, an allowance. Published peaks ask for more, but
-jobs that ran in 80 GB leave no more (``experiments/layouts/memory.py``)."""
+"""What CUDA and NCCL take beside, an allowance. Published peaks ask for more, but jobs that ran in
+80 GB leave no more (``experiments/layouts/memory.py``)."""
 DRIVER_SHARE = 79.1 / 80
 """GiB that a driver offers over the data sheet's GB (H100 and A100 of 80 GB, by torch)."""
-ERROR_STD = 0.15
-"""Of an estimate, as a standard deviation of its logarithm: rms over published peaks of torchtitan
-and bigscience (``experiments/layouts/memory.py``). Eager jobs that add up gradients in float32 need
-more than it says: nanotron's peaks are 24 % higher in the mean."""
-ERROR = 1.645 * ERROR_STD
-"""Relative error of an estimate, 90 %."""
-LEAST_P_FITS = 0.5
-"""Probability of fitting below which a job is warned of, and not recommended."""
+SPREAD = 0.13
+"""Of an estimate, as a standard deviation of its logarithm: calibrated on which of nanotron's
+layouts ran (``experiments/validation/layout_sweep.py``)."""
+NORMAL_95 = 1.645
+LEAST_P_FITS = 0.9
+"""Probability of fitting below which a layout is not recommended."""
+WARNED_P_FITS = 0.5
+"""The same below which a job is warned of: it less likely fits than not."""
 STEADY_ROUNDS = 4
 """Rounds of pp microbatches after which no schedule but GPipe holds more than before."""
+ACTIVATIONS = ("checkpoints", "norms", "attention", "mlp", "logits")
+"""What a forward keeps: inputs of recomputed layers, else what its ops keep, by the half of a layer
+they are in."""
+PARTS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer states",
+    "gathered": "gathered shards and buckets",
+    "checkpoints": "inputs of recomputed layers",
+    "norms": "residual stream, for norms",
+    "attention": "attention",
+    "mlp": "feed-forward",
+    "logits": "logits",
+    "workspace": "workspace of a backward",
+    "fragmentation": "fragmentation",
+    "reserve": "CUDA and NCCL",
+}
+"""Parts of a GPU's memory by name, in words."""
+_NOT_TENSORS = ("fragmentation", "reserve")
 _schedule = lru_cache(maxsize=256)(make_schedule)
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What one GPU of the busiest stage holds at the worst moment [byte]."""
+class StageMemory:
+    """What one GPU of a stage holds at the worst moment."""
 
-    weights: float  # as far as they are there whole
-    gradients: float
-    optimizer: float  # Adam's state
-    activations: float  # kept from forwards whose backwards are still to come
-    workspace: float  # beside them, while a backward runs
-    stage: int  # the busiest one
-    reserve: float = RESERVE_BYTES
+    stage: int
+    parts: Mapping[str, float]  # [byte], by `PARTS`
+    lasting: float  # of them, what is there in every action [byte]
+    transient: float  # the most that comes and goes, unfragmented [byte]
 
     @property
-    def needed(self) -> float:
-        """What the job's tensors take [byte]."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
+    def allocated(self) -> float:
+        """What the job's tensors take, as torch's ``max_memory_allocated`` [byte]."""
+        return sum(n for name, n in self.parts.items() if name not in _NOT_TENSORS)
 
     @property
     def total(self) -> float:
-        """All of it, with the allowance for what is not the job's tensors [byte]."""
-        return self.needed + self.reserve
-
-    @property
-    def gib(self) -> float:
-        """All of it [GiB]."""
-        return self.total / GIB
+        """All of it [byte]."""
+        return sum(self.parts.values())
 
 
 @dataclass(frozen=True)
@@ -112,52 +122,63 @@ class _Chunk:
     experts: float  # of the parameters, those of routed experts where fewer ranks share them
     weights: float  # bytes, whole
     gradients: float  # bytes, whole, before they are reduced
-    kept: float  # by a forward
+    kept: tuple[float, ...]  # by a forward, by `ACTIVATIONS`
+    late: tuple[float, ...]  # left by the input half of a split backward for the weight half
     workspace: float  # beside a backward
-    late: float  # left by the input half of a split backward for the weight half
 
 
 def memory_limit(job: Job) -> float:
-    """Memory [byte] that a driver offers of a job's device: nearly as many GiB as it has GB."""
+    """Memory [byte] that a driver offers of a job's card: nearly as many GiB as it has GB."""
+    if job.cluster.memory_gib is not None:
+        return job.cluster.memory_gib * GIB
     return DRIVER_SHARE * GIB * find_device(job.cluster.device).memory_bytes / 1e9
 
 
 def fit_probability(needed: float, limit: float) -> float:
-    """Probability that an estimate fits a limit (both in one unit): lognormal, by its error."""
-    return float(ndtr(math.log(limit / needed) / ERROR_STD))
+    """Probability that an estimate fits a limit (both in one unit): lognormal, by its spread."""
+    return float(ndtr(math.log(limit / needed) / SPREAD))
 
 
-def memory_figures(job: Job) -> dict[str, Any] | None:
+def memory_figures(job: Job, every: bool = True) -> dict[str, Any] | None:
     """Return what is said of a job's memory; None where it has no estimate.
 
-    Of the fullest GPU and of one device, in GiB; the relative error (90 %); the probability that
-    it fits; the stage; and the parts of it, in GiB.
+    Of the fullest GPU, in GiB: ``gib`` and its 90 % interval ``ci_gib``, of it ``allocated_gib`` by
+    the job's tensors; what the card offers; the probability that it fits; the stage; the parts; and
+    with `every` the same of every stage.
     """
-    memory = estimate_memory(job)
-    if memory is None:
+    found = estimate_memory(job, every)
+    if found is None:
         return None
-    limit = memory_limit(job)
-    names = ("weights", "gradients", "optimizer", "activations", "workspace", "reserve")
+    fullest, limit = max(found, key=lambda stage: stage.total), memory_limit(job)
+    stages = [
+        {
+            "stage": stage.stage, "gib": stage.total / GIB, "allocated_gib": stage.allocated / GIB,
+            "parts": {name: n / GIB for name, n in stage.parts.items()},
+        }
+        for stage in (found if every else [fullest])
+    ]  # fmt: skip
+    of_it = next(stage for stage in stages if stage["stage"] == fullest.stage)
+    gib = fullest.total / GIB
     return {
-        "gib": memory.gib, "limit_gib": limit / GIB, "error": ERROR,
-        "p_fits": fit_probability(memory.total, limit), "stage": memory.stage,
-        "parts": {name: getattr(memory, name) / GIB for name in names},
+        **of_it, "ci_gib": [gib * math.exp(z * SPREAD) for z in (-NORMAL_95, NORMAL_95)],
+        "limit_gib": limit / GIB, "p_fits": fit_probability(fullest.total, limit),
+        **({"stages": stages} if every else {}),
     }  # fmt: skip
 
 
 class _LayerBytes(NamedTuple):
     """Bytes of one layer's activations on one GPU for one microbatch."""
 
-    whole: float
-    kept: float  # by a forward, with the job's recomputation
+    kept: tuple[float, ...]  # by a forward, with the job's recomputation, by `ACTIVATIONS`
+    whole: tuple[float, ...]  # without it
     beside: float  # what else is there while its backward runs
 
 
 def _layer_bytes(job: Job, layer: Layer) -> _LayerBytes:
     """Add up what the ops of a layer keep.
 
-    All is what the layer's ops keep for backward. With f = 4 h and as many key heads as heads that
-    is 32 h per token in bfloat16, where [1]_ has 34 h with dropout's two masks. Routed ops have the
+    With f = 4 h and as many key heads as heads that is 32 h per token in bfloat16 with Megatron,
+    where [1]_ has 34 h with dropout's two masks, 18 h + 8 f in eager PyTorch. Routed ops have the
     busiest rank's share. With a quantized `parallelism.precision` Transformer Engine keeps what
     enters a product quantized; torchao keeps bfloat16.
 
@@ -167,39 +188,50 @@ def _layer_bytes(job: Job, layer: Layer) -> _LayerBytes:
     attention never keeps.
     """
     model, p, share = job.model, job.parallelism, share_of(job.parallelism)
-    s, ops = share_sizes(model, share), layer_ops(model, share, layer)
+    s, framework = share_sizes(model, share), FRAMEWORKS[p.framework]
     entering = _stored_bytes(p) if _quantizes(p) else BF16_BYTES
-    busiest, saves = expert_imbalance(model, p), dict(FRAMEWORKS[p.framework].saves)
-    stream = BF16_BYTES * s.hidden * s.resident
-    whole = inside = products = 0.0
-    number = 0
-    for op in ops:
+    busiest, saves = expert_imbalance(model, p), dict(framework.saves)
+    repeats = framework.passes["repeat"].forward_launches > 0.0  # keys are kept for every head
+    whole, products = dict.fromkeys(ACTIVATIONS, 0.0), dict.fromkeys(ACTIVATIONS, 0.0)
+    inside, number = 0.0, 0
+
+    def keep(kind: str, op: Op) -> None:
+        """Count what an op keeps, and of that what selective recomputation does."""
+        nonlocal inside, number
         factor = busiest if getattr(op, "routed", False) else 1.0
-        whole += factor * op.kept(entering)
+        whole["norms" if isinstance(op, Norm) else kind] += factor * op.kept(entering)
         if isinstance(op, Pointwise) and op.kind in ("swiglu", "gelu"):
-            whole += factor * saves.get(op.kind, 0.0) * op.rows * op.width
+            whole[kind] += factor * saves.get(op.kind, 0.0) * op.rows * op.width
             width = op.width * op.saves / BF16_BYTES + s.hidden * op.routed
             inside = max(inside, factor * op.rows * width)
         if isinstance(op, Attention):
-            products += op.rows * op.out
+            expanded = op.query + op.out - op.keys if repeats else 0.0
+            extra = saves.get("attention", 0.0) * op.out + BF16_BYTES * expanded
+            whole[kind] += op.rows * extra
+            products[kind] += BF16_BYTES * op.rows * op.out
         if isinstance(op, Product):
             own = op.parts[number % 2 :: 2] if not op.leave else ()
-            products += op.rows * sum(part.width for part in own)
+            products[kind] += BF16_BYTES * op.rows * sum(part.width for part in own)
             number += len(op.parts)
-    scattered = stream if p.tp > 1 and p.sequence_parallel else 0.0
-    selective = stream + BF16_BYTES * products + scattered
-    kept = {"none": whole, "selective": selective, "full": stream}[p.recompute]
-    # Megatron's sequence parallelism has an input gathered again and its gradient, torch's keeps
-    # both inputs gathered and gathers a gradient too
-    n_gathered = (2.0 if family(p.framework) == "megatron" else 4.0) * (
-        p.tp > 1 and p.sequence_parallel
-    )
-    beside = BF16_BYTES * (s.tokens * s.hidden * n_gathered + inside) + whole - kept
-    return _LayerBytes(whole, kept, beside)
+
+    for kind, half in zip(("attention", "mlp"), layer_halves(model, share, layer), strict=True):
+        for op in half:
+            keep(kind, op)
+    stream, divided = BF16_BYTES * s.hidden * s.resident, p.tp > 1 and p.sequence_parallel
+    again = dict.fromkeys(ACTIVATIONS, 0.0) | {"checkpoints": stream}
+    if p.recompute == "selective":
+        again = products | {"checkpoints": stream * (1.0 + divided)}
+    kept = whole if p.recompute == "none" else again
+    gathered = framework.gathered_inputs * divided * BF16_BYTES * s.tokens * s.hidden
+    recomputed = sum(whole.values()) - sum(kept.values())
+    beside = gathered + BF16_BYTES * inside + recomputed
+    return _LayerBytes(tuple(kept.values()), tuple(whole.values()), beside)
 
 
-def estimate_memory(job: Job) -> Memory | None:
-    """Estimate the memory of the busiest stage's GPUs; None where the model is not known or hybrid.
+def estimate_memory(job: Job, every: bool = False) -> list[StageMemory] | None:
+    """Estimate the memory of stages' GPUs; None where the model's sizes are not known.
+
+    Of stages with the same chunks only the fullest, or `every` one.
 
     Per parameter, ddp holds 2 bytes of weight, 4 of gradient and 12 of Adam, with gradients in
     bfloat16 2, 2 and 16 ([5]_); zero1 shards Adam's; fsdp and hsdp all but what is gathered: with
@@ -207,27 +239,28 @@ def estimate_memory(job: Job) -> Memory | None:
     way); without, a chunk's weights from its first forward and its gradients from its first
     backward, both until its last backward. Resharded gradients are reduced after every microbatch,
     as `prism.workload.stepgraph` does. With framework megatron, quantized weights are there once
-    for each order in which they are multiplied, without or beside a bfloat16 copy.
+    for each order in which they are multiplied, without or beside a bfloat16 copy. PyTorch's
+    DistributedDataParallel has all gradients once more in its buckets, in bfloat16; nanotron's
+    optimizer gathers zero1's parameters by way of copies ([6]_), when the activations are gone.
 
     Where the backward is split, a weight half still needs the inputs of the matrix products and
     their outputs' gradients, which are as many bytes as a layer's activations ([3]_, appendix: 32
     s b h; in the list of `_layer_bytes` the same sum), recomputed ones too; weights stay
     until the last input half, gradients until the last weight half.
 
-    Errors (``experiments/layouts/memory.py``): -1 % in the mean, 8 % rms against the 13 peaks of
-    torchtitan, -13 %, 16 % rms against 48 of Megatron-DeepSpeed in float16; -30 and -28 % against
-    15 of its in bfloat16 and 16 of InternEvo, whose optimizers hold more than 16 bytes a parameter.
+    What comes and goes is fragmented by the framework's factor; what lasts is not. Errors are in
+    ``experiments/layouts/memory.py`` and ``experiments/validation/layout_sweep.py``.
     """
     model = job.model
-    if model.durations is not None or model.layer_pattern or job.variability.model is not None:
+    if model.durations is not None or job.variability.model is not None:
         return None
     p, rows, microbatches = job.parallelism, _chunks(job), job.parallelism.microbatches
     if p.schedule != "gpipe" or p.pp == 1:
         microbatches = min(microbatches, STEADY_ROUNDS * p.pp)
     schedule = _schedule(p.schedule, p.pp, microbatches, len(rows[0]))
     # of stages with the same chunks the first has most in flight, unless weights wait
-    stages = [s for s, row in enumerate(rows) if p.splits or row not in rows[:s]]
-    return max((_peak(job, s, rows[s], schedule) for s in stages), key=lambda memory: memory.total)
+    stages = [s for s, row in enumerate(rows) if every or p.splits or row not in rows[:s]]
+    return [_stage(job, s, rows[s], schedule) for s in stages]
 
 
 def _chunks(job: Job) -> list[list[_Chunk]]:
@@ -244,20 +277,24 @@ def _chunks(job: Job) -> list[list[_Chunk]]:
 
 def _chunk(job: Job, slot: Slot, held: Weights, kinds: dict[Layer, _LayerBytes]) -> _Chunk:
     """Add up what a chunk has."""
-    s = share_sizes(job.model, share_of(job.parallelism))
+    p, s = job.parallelism, share_sizes(job.model, share_of(job.parallelism))
     layers = [kinds[layer] for layer in slot.layers]
-    kept, late = sum(x.kept for x in layers), sum(x.whole for x in layers)
+    none = (0.0,) * len(ACTIVATIONS)
+    kept = [float(sum(kind)) for kind in zip(none, *(x.kept for x in layers), strict=True)]
+    late = [float(sum(kind)) for kind in zip(none, *(x.whole for x in layers), strict=True)]
     workspace = max((x.beside for x in layers), default=0.0)
     if slot.loss:
-        logit, beside = LOSS_BYTES[job.parallelism.fused_loss]
-        if not job.parallelism.fused_loss and job.parallelism.tp > 1:
-            beside = LOSS_PARALLEL_BYTES
-        kept += logit * s.tokens * s.vocab + 4.0 * s.hidden * s.resident
-        workspace = max(workspace, beside * s.tokens * s.vocab)
-        late += 2.0 * s.tokens * s.vocab + 2.0 * s.hidden * s.resident
+        torch = FRAMEWORKS[p.framework].logit_bytes
+        logit, beside = FUSED_LOGIT_BYTES if p.fused_loss else (torch[0], torch[1 + (p.tp > 1)])
+        logits, norm = s.tokens * s.vocab, s.hidden * s.resident
+        workspace = max(workspace, beside * logits)
+        kept[-1] += logit * logits + 2.0 * BF16_BYTES * norm
+        late[-1] += BF16_BYTES * (logits + norm)
     n = held.total
-    gradients = DTYPE_BYTES[job.parallelism.gradient_dtype] * n
-    return _Chunk(n, held.routed, _weight_bytes(job) * n, gradients, kept, workspace, late)
+    gradients = DTYPE_BYTES[p.gradient_dtype] * n
+    return _Chunk(
+        n, held.routed, _weight_bytes(job) * n, gradients, tuple(kept), tuple(late), workspace
+    )
 
 
 def _quantizes(p: ParallelismBlock) -> bool:
@@ -274,14 +311,14 @@ def _weight_bytes(job: Job) -> float:
     """Bytes of a parameter: in bfloat16, or quantized for each order in which it is multiplied."""
     p = job.parallelism
     if not _quantizes(p):
-        return 2.0
+        return BF16_BYTES
     copies = 1 if p.precision == "fp8" and job.cluster.device not in ONE_ORDER else 2
-    return copies * _stored_bytes(p) + (0.0 if p.precision in PRIMARY else 2.0)
+    return copies * _stored_bytes(p) + (0.0 if p.precision in PRIMARY else BF16_BYTES)
 
 
-def _peak(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Memory:
+def _stage(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> StageMemory:
     """Walk a stage's schedule to the moment when it holds most."""
-    p = job.parallelism
+    p, framework = job.parallelism, FRAMEWORKS[job.parallelism.framework]
     n, experts = (sum(getattr(c, key) for c in row) for key in ("parameters", "experts"))
     weights, gradients = ([getattr(c, key) for c in row] for key in ("weights", "gradients"))
     shards = p.cp * (shard_size(job) if p.data_parallel == "hsdp" else p.dp)
@@ -290,24 +327,57 @@ def _peak(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Memory
     )  # ranks that hold the same routed experts
     whole = p.data_parallel in ("ddp", "none")
     own = n if whole else (n - experts) / shards + experts / shared  # whose state is here
-    held_weights, held_gradients = sum(weights), sum(gradients)
-    optimizer = state_bytes(p) * own
+    parts = dict.fromkeys(PARTS, 0.0) | {
+        "parameters": sum(weights), "gradients": sum(gradients), "reserve": RESERVE_BYTES,
+        "optimizer": (master_bytes(p) + moment_bytes(p)) * own,
+    }  # fmt: skip
     lasting = False  # gathered weights and gradients not yet reduced stay until a chunk is done
+    optimizer = 0.0  # of its step alone
     if p.data_parallel in ("fsdp", "hsdp") and shards > 1:
         lasting = not p.reshard_after_forward
-        held_weights = 0.0 if lasting else _neighbours(weights, max(2, 1 + p.prefetch))
-        held_gradients = MASTER_GRADIENT_BYTES * own
-        held_gradients += 0.0 if lasting else _neighbours(gradients, 2)
-    elif p.gradient_dtype == "bf16" and p.optimizer_dtype == "fp32":
-        optimizer += MASTER_GRADIENT_BYTES * own
-    held, gathered, reduced, beside = _worst_moment(row, schedule, stage, lasting)
-    return Memory(held_weights + gathered, held_gradients + reduced, optimizer, held, beside, stage)
+        parts["parameters"] = (master_bytes(p) or BF16_BYTES) * own
+        parts["optimizer"] = moment_bytes(p) * own
+        parts["gradients"] = (MASTER_GRADIENT_BYTES if master_bytes(p) else BF16_BYTES) * own
+        if not lasting:
+            units = _neighbours(weights, max(2, 1 + p.prefetch))
+            parts["gathered"] = units + _neighbours(gradients, 2)
+    else:
+        if p.gradient_dtype == "bf16" and p.optimizer_dtype == "fp32":
+            parts["optimizer"] += MASTER_GRADIENT_BYTES * own
+        if framework.bucket_copies and shards > 1:
+            parts["gathered"] = BF16_BYTES * n
+        if framework.gathers_copy and p.data_parallel == "zero1" and shards > 1:
+            optimizer = BF16_BYTES * (n + own)
+    there = sum(parts.values()) - RESERVE_BYTES
+    worst = _walk(row, schedule, stage, lasting)
+    parts["fragmentation"] = (framework.fragmentation[p.tp > 1] - 1.0) * worst.total
+    if optimizer > worst.total + parts["fragmentation"]:  # into blocks of what has gone
+        parts["gathered"] += optimizer
+        parts["fragmentation"] = 0.0
+    else:
+        parts["gathered"] += worst.gathered
+        parts["gradients"] += worst.reduced
+        parts["workspace"] = worst.beside
+        for name, counts in (("kept", worst.flights), ("late", worst.waiting)):
+            for chunk, k in zip(row, counts, strict=True):
+                for kind, size in zip(ACTIVATIONS, getattr(chunk, name), strict=True):
+                    parts[kind] += k * size
+    return StageMemory(stage, parts, there, worst.total)
 
 
-def _worst_moment(
-    row: list[_Chunk], schedule: Schedule, stage: int, lasting: bool
-) -> tuple[float, float, float, float]:
-    """Activations, gathered weights, whole gradients and workspace when they are most [byte].
+class _Moment(NamedTuple):
+    """What comes and goes of a stage's memory, at one moment [byte]."""
+
+    total: float = -1.0
+    gathered: float = 0.0  # weights
+    reduced: float = 0.0  # gradients, not yet
+    beside: float = 0.0
+    flights: Sequence[int] = ()  # microbatches between a chunk's forward and backward [chunk]
+    waiting: Sequence[int] = ()  # between the halves of its backward
+
+
+def _walk(row: list[_Chunk], schedule: Schedule, stage: int, lasting: bool) -> _Moment:
+    """Find the moment when most is held.
 
     Weights and gradients count only where they last: from a chunk's first forward to its last
     backward, and from the first action that adds to them to the last.
@@ -315,32 +385,40 @@ def _worst_moment(
     actions, split = schedule[stage], schedule.split_of(stage)
     uses = Counter(a.chunk for a in actions if a.kind == "B") if lasting else Counter()
     backwards, sums = Counter(uses), Counter(uses)
+    kept, late = ([sum(getattr(chunk, name)) for chunk in row] for name in ("kept", "late"))
+    flights, waiting = [0] * len(row), [0] * len(row)
     there: set[int] = set()
     held = gathered = reduced = 0.0
-    best = (-1.0, 0.0, 0.0, 0.0, 0.0)
+    best = _Moment(flights=flights, waiting=waiting)
     for kind, c, microbatch in actions:
         chunk, waits = row[c], (c, microbatch) in split
         adds = kind == ("W" if waits else "B")
         # a product's weight gradient needs nothing beside what was kept for it
         beside = chunk.workspace if kind == "B" else 0.0
         if kind == "F":
-            held += chunk.kept
+            held += kept[c]
+            flights[c] += 1
             if lasting and c not in there:
                 there.add(c)
                 gathered += chunk.weights
         elif adds and lasting and sums[c] == uses[c]:
             reduced += chunk.gradients
-        best = max(best, (held + gathered + reduced + beside, held, gathered, reduced, beside))
+        total = held + gathered + reduced + beside
+        if total > best.total:
+            best = _Moment(total, gathered, reduced, beside, tuple(flights), tuple(waiting))
         if kind == "B":
-            held += (chunk.late if waits else 0.0) - chunk.kept
+            held += (late[c] if waits else 0.0) - kept[c]
+            flights[c] -= 1
+            waiting[c] += waits
             backwards[c] -= 1
             gathered -= chunk.weights * (lasting and backwards[c] == 0)
         elif kind == "W":
-            held -= chunk.late
+            held -= late[c]
+            waiting[c] -= 1
         if adds:
             sums[c] -= 1
             reduced -= chunk.gradients * (lasting and sums[c] == 0)
-    return best[1:]
+    return best
 
 
 def _neighbours(sizes: list[float], n: int) -> float:

@@ -37,10 +37,14 @@ class Optimizer(NamedTuple):
 OPTIMIZERS = {"adamw": Optimizer(2), "sgd": Optimizer(0), "muon": Optimizer(1, orthogonal=True)}
 
 
-def state_bytes(layout: ParallelismBlock) -> float:
-    """Bytes of optimizer state per parameter; states in float32 have a master copy with them."""
-    size = DTYPE_BYTES[layout.optimizer_dtype]
-    return size * OPTIMIZERS[layout.optimizer].moments + _master_bytes(layout)
+def moment_bytes(layout: ParallelismBlock) -> float:
+    """Bytes of optimizer state per parameter, beside a master copy."""
+    return DTYPE_BYTES[layout.optimizer_dtype] * OPTIMIZERS[layout.optimizer].moments
+
+
+def master_bytes(layout: ParallelismBlock) -> float:
+    """Bytes of a parameter's master copy, which states in float32 have with them."""
+    return DTYPE_BYTES["fp32"] if layout.optimizer_dtype == "fp32" else 0.0
 
 
 def traffic_bytes(layout: ParallelismBlock) -> float:
@@ -48,10 +52,9 @@ def traffic_bytes(layout: ParallelismBlock) -> float:
 
     Of AdamW in float32 30 bytes, in bfloat16 14.
     """
-    master = _master_bytes(layout)
+    master = master_bytes(layout)
     weight = 2.0 * BF16_BYTES if not master else 2.0 * master + BF16_BYTES
-    moments = DTYPE_BYTES[layout.optimizer_dtype] * OPTIMIZERS[layout.optimizer].moments
-    return 2.0 * moments + DTYPE_BYTES[layout.gradient_dtype] + weight
+    return 2.0 * moment_bytes(layout) + DTYPE_BYTES[layout.gradient_dtype] + weight
 
 
 def update_seconds(
@@ -85,7 +88,3 @@ def _newton_schulz(costs: Costs, rows: float, columns: float) -> float:
     square = costs.gemm("square", "optimizer", rows, rows, rows, in_bf16=True)
     apply = costs.gemm("apply", "optimizer", rows, columns, rows, in_bf16=True)
     return NEWTON_SCHULZ_STEPS * (gram.duration + square.duration + apply.duration)
-
-
-def _master_bytes(layout: ParallelismBlock) -> float:
-    return DTYPE_BYTES["fp32"] if layout.optimizer_dtype == "fp32" else 0.0

@@ -86,7 +86,7 @@ def drop_nodes(problem: Problem, seed: int) -> Alternative:
 
 def _check_memory(problem: Problem, changed: Job) -> None:
     """Refuse a job that is not likely to fit its GPUs' memory any more."""
-    before, after = memory_figures(problem.step.job), memory_figures(changed)
+    before, after = (memory_figures(job, every=False) for job in (problem.step.job, changed))
     if before and after and after["p_fits"] < LEAST_P_FITS <= before["p_fits"]:
         raise PrismError(
             f"memory: it needs {after['gib']:.0f} of {after['limit_gib']:.1f} GiB, P(fits) "

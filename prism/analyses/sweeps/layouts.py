@@ -14,7 +14,7 @@ from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.jobs.job import Job
 from prism.jobs.jobspec.blocks import ClusterBlock
-from prism.jobs.layersplit import auto_split
+from prism.jobs.layersplit import is_even
 from prism.jobs.pipelineshape import TRAITS
 from prism.workload.layers import expert_width
 
@@ -68,32 +68,35 @@ def _divisors(n: int) -> list[int]:
 
 
 def _chunk_counts(job: Job, pp: int, microbatches: int) -> list[int]:
-    """Model chunks per stage that the layers and the schedule allow."""
-    n_layers = job.model.n_layers
+    """Model chunks per stage that the layers and the schedule allow; interleaved ones are equal."""
+    most = (job.model.n_layers + 2) // pp
     if pp == 1:
         return [1]
     name = job.parallelism.schedule
     traits = TRAITS[name]
-    if name in FAMILY:
-        # the interleaved schedule takes whole rounds of microbatches
-        most = (n_layers + 2) // pp if microbatches % pp == 0 else 1
-        counts = list(range(1, most + 1))
-    else:
-        counts = [traits.chunks or 1] if microbatches >= traits.rounds * pp else []
-    return [vpp for vpp in counts if auto_split(n_layers, pp * vpp) or _keeps_split(job, pp * vpp)]
+    if name not in FAMILY:
+        chunks = traits.chunks or 1
+        return [chunks] if chunks <= most and microbatches >= traits.rounds * pp else []
+    # the interleaved schedule takes whole rounds of microbatches
+    counts = range(1, 1 + (most if microbatches % pp == 0 else min(1, most)))
+    return [vpp for vpp in counts if vpp == 1 or _even(job, pp * vpp) or _keeps(job, pp * vpp)]
 
 
-def _keeps_split(job: Job, n_chunks: int) -> bool:
+def _even(job: Job, n_chunks: int) -> bool:
+    return is_even(job.model.n_layers, n_chunks)
+
+
+def _keeps(job: Job, n_chunks: int) -> bool:
     """Tell whether layers that no rule divides are divided as the job says."""
     split = job.parallelism.layer_split
     given = split != "auto" and len(split) == n_chunks
-    return given and auto_split(job.model.n_layers, n_chunks) is None
+    return given and not _even(job, n_chunks)
 
 
 def _follows(job: Job, pp: int, vpp: int) -> tuple[str, ...]:
     """Keys whose values were of the job's own layout."""
     p = job.parallelism
-    keys = [] if _keeps_split(job, pp * vpp) else ["layer_split"]
+    keys = [] if _keeps(job, pp * vpp) else ["layer_split"]
     if p.schedule in FAMILY:
         keys.append("schedule")
     if (p.pp > 1) != (pp > 1):

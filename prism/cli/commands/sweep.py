@@ -40,14 +40,12 @@ from prism.cli.commands.terminal import progress_line
 @click.option(
     "--objective",
     type=click.Choice(["p50", "p95", "mean"]),
-    default="p95",
-    show_default=True,
-    help="What settings are sorted by.",
+    help="What settings are sorted by [p50 with --layouts, else p95].",
 )
 @click.option(
     "--min-p-fits",
     type=click.FloatRange(0.0, 1.0),
-    default=0.5,
+    default=0.9,
     show_default=True,
     help="Probability of fitting the GPU's memory below which a setting is not chosen.",
 )
@@ -61,7 +59,7 @@ def sweep(
     vary: tuple[str, ...],
     layouts: bool,
     replicates: int,
-    objective: str,
+    objective: str | None,
     min_p_fits: float,
     overrides: tuple[str, ...],
     output: str | None,

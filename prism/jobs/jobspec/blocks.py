@@ -236,7 +236,8 @@ class ParallelismBlock(Block):
     )
     layer_split: Split = key(
         "Layers of each model chunk in virtual-stage order (chunk*pp + stage; in a V there and "
-        "back), pp*vpp counts [auto: even, or one fewer on the first and the last].",
+        "back), pp*vpp counts [auto: as even as they go, the ends having the fewer; with nanotron "
+        "by cost, logits included].",
         "auto",
     )
     precision: Literal["bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"] = key(
@@ -284,7 +285,7 @@ class ParallelismBlock(Block):
     )
     fused_loss: StrictBool = key(
         "The cross entropy and its gradient are one kernel in bf16, rather than torch's own in "
-        "float32 [true with megatron, else false].",
+        "float32 [true with megatron and compiled, else false].",
         True,
     )
 
@@ -301,7 +302,8 @@ class ParallelismBlock(Block):
         given.setdefault("reshard_after_forward", not many("pp"))
         sharded = given["data_parallel"] in ("fsdp", "hsdp")
         given.setdefault("framework", "compiled" if sharded else "megatron")
-        given.setdefault("fused_loss", str(given["framework"]).startswith("megatron"))
+        fuses = str(given["framework"]).startswith("megatron") or given["framework"] == "compiled"
+        given.setdefault("fused_loss", fuses)
         given.setdefault("schedule", "interleaved" if many("vpp") else "1f1b")
         if "global_batch" in given:
             sizes = [integral(given.get(k, 1)) for k in ("global_batch", "dp", "microbatch_size")]
@@ -381,6 +383,9 @@ class ClusterBlock(Block):
     gpus_per_node: Count = key("GPUs in a node.", 8)
     device: Literal["v100", "a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "mi300x"] = (
         key("The GPU.", "h100")
+    )
+    memory_gib: Positive | None = key(
+        "Memory of a card, as its driver shows it [79.1 of 80 GB, and so for the device's; GiB]."
     )
     nvlink_domain_gpus: Count = key(
         "GPUs joined by NVLink [gpus_per_node; on gb200 and gb300 72 where that divides the job's "

@@ -8,7 +8,7 @@ from prism.jobs.jobspec.blocks import Blocks, Durations
 from prism.jobs.jobspec.presets import PRESETS, SIZES
 from prism.jobs.jobspec.problem import Problem, undivided
 from prism.jobs.jobspec.yaml import near
-from prism.jobs.layersplit import auto_split, valid_split
+from prism.jobs.layersplit import even_split
 
 _LATENT = ("q_lora_rank", "kv_lora_rank", "rope_head_size", "head_size")
 _EXPERT_RANKS = tuple(f"parallelism.{key}" for key in ("dp", "cp", "tp", "expert_tp"))
@@ -98,16 +98,14 @@ def check_split(b: Blocks) -> Iterator[Problem]:
         )
         n_chunks = pp * vpp
     elif split == "auto":
-        if auto_split(n_layers, n_chunks) is not None:
-            return
-        text = f"{format_count(n_layers, 'layer')} do not divide evenly over {chunks};"
+        return
     elif len(split) != n_chunks:
         text = f"has {len(split)} counts, expected one for each of {chunks};"
     elif sum(split) != n_layers:
         text = f"adds up to {sum(split)}, expected n_layers = {n_layers};"
     else:
         return
-    valid = list(auto_split(n_layers, n_chunks) or valid_split(n_layers, n_chunks))
+    valid = even_split(n_layers, n_chunks)
     keys = ("parallelism.layer_split", "parallelism.vpp", "parallelism.pp", "model.n_layers")
     yield f"{text} a valid layer_split: {valid}", *keys, "model.name"
 

@@ -21,6 +21,7 @@ from prism.present.answer import (
     Answer,
     Cell,
     Column,
+    Errors,
     Figure,
     Finding,
     Picture,
@@ -32,6 +33,7 @@ from prism.present.answer import (
     share,
     words,
 )
+from prism.present.answers.memory import fit_table, memory_table, memory_text
 from prism.present.answers.runs import departure_finding, failure_findings, framework_text
 from prism.present.answers.times import (
     READING,
@@ -45,9 +47,12 @@ from prism.present.answers.times import (
     time_text,
     times_table,
 )
+from prism.simulation.results import job_of
 from prism.simulation.steps import EXPOSED_BLOCKS
 from prism.simulation.summary import spread
 from prism.traces import say_taken
+from prism.workload.fitting import ways_to_fit
+from prism.workload.memory import WARNED_P_FITS
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -80,7 +85,7 @@ def estimate_answer(result: xr.Dataset) -> Answer:
         head=_head(numbers),
         question=_question(numbers),
         findings=tuple(_findings(numbers, result)),
-        tables=tuple(table for table in _tables(numbers) if table.rows),
+        tables=tuple(table for table in _tables(numbers, result) if table.rows),
         figures=numbers,
         warnings=tuple(numbers.get("warnings") or ()),
         assumptions=_completed(numbers),
@@ -215,7 +220,8 @@ def _facts(numbers: Json) -> list[tuple[str, Figure]]:
 
 
 # --------------------------------------------------------------------------------- in tables
-def _tables(numbers: Json) -> list[Table]:
+def _tables(numbers: Json, result: xr.Dataset) -> list[Table]:
+    memory = numbers.get("memory")
     return [
         times_table(numbers),
         pairs_table("Run", _run_rows(numbers)),
@@ -223,10 +229,16 @@ def _tables(numbers: Json) -> list[Table]:
         _loss_table(numbers),
         pairs_table("Step", _step_rows(numbers)),
         _path_table(numbers),
+        memory_table(memory, details=True),
+        fit_table(ways_to_fit(job_of(result)) if _warned(memory) else ()),
         pairs_table("Accuracy", _accuracy_rows(numbers)),
         spread_table(numbers),
         pairs_table("Sources and simulation", _engine_rows(numbers), details=True),
     ]
+
+
+def _warned(memory: Json | None) -> bool:
+    return memory is not None and memory.get("p_fits", 1.0) < WARNED_P_FITS
 
 
 def _level(past: Json) -> str:
@@ -318,11 +330,8 @@ def _step_rows(numbers: Json) -> list[tuple[str, Cell]]:
         rows.append(("model flops utilisation (MFU)", Figure(numbers["mfu"], text)))
     if numbers.get("memory") is not None:
         memory = numbers["memory"]
-        gib, limit, error = (memory[key] for key in ("gib", "limit_gib", "error"))
-        text = f"{gib:.0f} ± {error * gib:.0f} of {limit:.1f} GiB (estimate)"
-        if "p_fits" in memory:  # saved by a version that knew it
-            text += f", P(fits) {words(share(memory['p_fits']))}"
-        rows.append(("memory of the fullest GPU", Figure(gib, text)))
+        text = memory_text(memory)
+        rows.append(("memory of the fullest GPU", Figure(memory["gib"], text)))
     for factor, probability in (numbers.get("slowdown") or {}).items():
         if probability > 0.0:
             rows.append((f"P(step > {factor} x ideal)", share(probability)))
@@ -425,6 +434,14 @@ def _pictures(numbers: Json, result: xr.Dataset) -> list[Picture]:
             lambda: plots.plot_time_to_train(result),
             "The height of the curve at a date is the probability that the run is done by then; "
             "the band is two Monte Carlo standard errors.", errors_of(numbers, "time_to_train"),
+        ))  # fmt: skip
+    if (numbers.get("memory") or {}).get("stages"):
+        pictures.append(Picture(
+            "memory", f"Memory of {job}'s GPUs by stage",
+            lambda: plots.plot_memory(numbers["memory"]),
+            "What a GPU of each stage holds at its worst moment; the bar is the 90 % interval of "
+            "the fullest stage's, calibrated on layouts that ran or ran out of memory.",
+            Errors("an estimate, 90 % interval drawn", ""),
         ))  # fmt: skip
     if "progress_time" in result:
         pictures.append(Picture(

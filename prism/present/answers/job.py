@@ -16,9 +16,12 @@ from prism.common.text import format_count, format_duration, format_share
 from prism.distributions.library import load_library
 from prism.jobs.job import flatten, layer_split, provenance
 from prism.present.answer import Answer, Cell, Column, Figure, Table, count, pairs_table
+from prism.present.answers.memory import fit_table, memory_table
 from prism.present.answers.runs import framework_text, parameters_text
 from prism.workload.build import nominal_library
 from prism.workload.described import parameter_figures, step_figures
+from prism.workload.fitting import ways_to_fit
+from prism.workload.memory import memory_figures
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job
@@ -61,6 +64,10 @@ def job_answer(job: Job) -> Answer:
     if (step := step_figures(job)) is not None:
         figures |= step
         tables.append(pairs_table("Step", _step_rows(step, job.cluster.device)))
+    if (memory := memory_figures(job)) is not None:
+        ways = ways_to_fit(job)
+        figures |= {"memory": memory, "ways_to_fit": ways}
+        tables += [table for table in (memory_table(memory), fit_table(ways)) if table.rows]
     if job.model.durations is None:
         figures["links"] = describe_links(job)
         tables.append(_links_table(figures["links"]))
