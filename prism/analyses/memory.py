@@ -33,7 +33,7 @@ def memory(job: Job | str | Path) -> dict[str, Any] | None:
     >>> import prism
     >>> found = prism.memory("llama3-70b-fsdp-512")
     >>> round(found["gib"], 1), found["limit_gib"], found["stage"]
-    (47.4, 79.1, 0)
+    (38.5, 79.1, 0)
     >>> round(sum(found["parts"].values()) / found["gib"], 9)
     1.0
     """

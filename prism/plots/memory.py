@@ -50,7 +50,7 @@ def plot_memory(data: Json, ax: Axes | None = None) -> Axes:
     at = np.array([stage["stage"] for stage in stages])
     ax = new_axes(ax, min(12.0, 5.6 + 0.22 * len(stages)), 4.6)
     colours = {
-        name: colormaps[shade](0.35 + 0.55 * i / max(1, len(names) - 1))
+        name: colormaps[shade](0.3 + (0.3 if shade == "Greys" else 0.5) * i / (len(names) - 1))
         for shade, names in SHADES.items()
         for i, name in enumerate(names)
     }

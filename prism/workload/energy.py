@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -109,10 +110,12 @@ def mean_power(job: Job, workload: Workload | None, step_s: float) -> float | No
 def _step(job: Job, workload: Workload) -> tuple[list[tuple[Kernel, float]], float]:
     """Kernels of a step with how often a GPU runs each, mean over stages, and its time on links."""
     stages, m = len(workload.chunks), job.parallelism.microbatches
+    chunks = [chunk for row in workload.chunks for chunk in row]
+    alike = {id(chunk): chunk for chunk in chunks}  # equal ones are one, as `under_power` has them
+    times = Counter(map(id, chunks))
     kernels = [
-        (kernel, m / stages)
-        for row in workload.chunks
-        for chunk in row
+        (kernel, times[i] * m / stages)
+        for i, chunk in alike.items()
         for kernel in (*chunk.forward, *chunk.backward)
     ]
     kernels += [

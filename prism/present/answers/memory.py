@@ -39,10 +39,11 @@ def memory_table(memory: Json | None, details: bool = False) -> Table:
         rows.append(("all", *(_gib(stage["gib"]) for stage in chosen)))
     columns = [Column(right=False)]
     columns += [Column(f"stage {x['stage']}" if len(stages) > 1 else "GiB") for x in chosen]
-    title = "Memory of a GPU at its worst moment" + (" [GiB]" if len(stages) > 1 else "")
     left = len(stages) - len(chosen)
-    note = (f"{left} stages between are not shown",) if left else ()
-    return Table(title, tuple(columns), tuple(rows), note, details)
+    note = "GiB, at the worst moment of a step" + (
+        f"; {left} stages between left out" if left else ""
+    )
+    return Table("Memory of a GPU", tuple(columns), tuple(rows), (note,), details)
 
 
 def _some(stages: Sequence[Json], fullest: int) -> list[Json]:
