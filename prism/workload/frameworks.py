@@ -26,7 +26,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Gathers = Literal["each", "buckets", "group"]
+"""How ranks gather parameters of which each has a part: tensor by tensor, in buckets, or all
+tensors in one group of NCCL's, by way of copies of all, the waits of one beside the bytes of
+others."""
 
 
 class Passes(NamedTuple):
@@ -76,7 +81,6 @@ class Framework:
     logit_bytes: tuple[float, float, float] = (4.0, 8.0, 14.0)  # kept; beside, alone and over tp
     fuses_loss: bool = False  # its cross entropy is one kernel, of `loss_bytes`
     bucket_copies: bool = False  # a second copy of all gradients lies in buckets, as parameters are
-    gathers_copy: bool = False  # parameters (zero1) go by way of a flat copy of all
     fragmentation: tuple[float, float] = (1.0, 1.0)  # alone and over tp, see `FRAGMENTATION`
     optimizer_rate: float = 1.0  # of the optimizer's traffic, over a copy's
     product_launches: tuple[float, float] = (1.0, 2.0)  # of one product's forward and backward
@@ -85,7 +89,7 @@ class Framework:
     hides_parameters: bool = False  # gathers them (zero1) beside the next forward
     bucket_bytes: float = 25.0 * 2.0**20  # of a message of gradients
     bucket_rank_bytes: float = 0.0  # at least, for every rank
-    gathers_each: bool = True  # parameters (zero1) after the optimizer tensor by tensor
+    gathers: Gathers = "each"  # parameters (zero1): how after the optimizer
     reduces_whole: bool = False  # all-reduces gradients with zero1 too
 
 
@@ -129,7 +133,7 @@ FRAMEWORKS = {
         Framework(
             "megatron", "Megatron Core 0.14 with Transformer Engine 2.8", _FUSED, "te", (16.0, 6.0),
             _CUDNN, hides_parameters=True, bucket_bytes=160e6, bucket_rank_bytes=4e6,
-            gathers_each=False, gathered_inputs=2.0,
+            gathers="buckets", gathered_inputs=2.0,
         ),
         Framework(
             "compiled", "torch.compile of PyTorch 2.11",
@@ -148,7 +152,7 @@ FRAMEWORKS = {
         replace(
             _EAGER, name="nanotron", about="nanotron 0.4", passes=_EAGER_PASSES, norm="te",
             fused_products=True, hides_gradients=False, reduces_whole=True,
-            gathered_inputs=5.25, logit_bytes=(4.0, 4.0, 4.0), gathers_copy=True,
+            gathered_inputs=5.25, logit_bytes=(4.0, 4.0, 4.0), gathers="group",
             fragmentation=FRAGMENTATION,
         ),
         replace(

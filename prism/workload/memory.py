@@ -346,7 +346,7 @@ def _stage(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Stage
             parts["optimizer"] += MASTER_GRADIENT_BYTES * own
         if framework.bucket_copies and shards > 1:
             parts["gathered"] = BF16_BYTES * n
-        if framework.gathers_copy and p.data_parallel == "zero1" and shards > 1:
+        if framework.gathers == "group" and p.data_parallel == "zero1" and shards > 1:
             optimizer = BF16_BYTES * (n + own)
     there = sum(parts.values()) - RESERVE_BYTES
     worst = _walk(row, schedule, stage, lasting)

@@ -101,8 +101,12 @@ class Sharing:
         if self.hides_parameters or not tensors:
             return None
         each = self.parameter_bytes * n / tensors
-        found = self._gather(n, each if self.framework.gathers_each else self.bucket_bytes)
-        return found[0] if found else None
+        most = {"each": each, "buckets": self.bucket_bytes, "group": math.inf}
+        found = self._gather(n, most[self.framework.gathers])
+        if not found or self.framework.gathers != "group":
+            return found[0] if found else None
+        waits = self.cluster.collective_time("all_gather", 1.0, self.cluster.group(self.group))
+        return replace(found[0], duration=max(found[0].duration, tensors * waits))
 
     @property
     def bucket_bytes(self) -> float:
