@@ -421,6 +421,44 @@ def test_what_would_make_a_job_fit(shown, name):
     assert full["p_fits"] > 0.9 and 0.15 < full["step_change"] < 0.4
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"data_parallel": "hsdp"}, {"pp": 4, "dp": 16, "reshard_after_forward": False},
+        {"data_parallel": "zero1", "tp": 2, "dp": 32, "microbatch_size": 4},
+    ],
+)  # fmt: skip
+def test_no_way_is_slower_than_another_and_needs_more(shown, layout):
+    own = {"cluster.nodes": 8, "parallelism.recompute": "none", "parallelism.dp": 64}
+    own |= {"parallelism.microbatches": 8} | {f"parallelism.{k}": x for k, x in layout.items()}
+    keys = [x for key, value in own.items() for x in ("--set", f"{key}={json.dumps(value)}")]
+    ways = shown("llama3-70b-fsdp-512", *keys)["ways_to_fit"]
+    assert ways and any(way["p_fits"] > 0.9 for way in ways)
+    for key, back in (("step_change", False), ("gib", True)):
+        assert [way[key] for way in ways] == sorted((way[key] for way in ways), reverse=back)
+
+
+def test_a_saved_result_outlives_its_library(run, tmp_path):
+    library = tmp_path / "mine.nc"
+    library.write_bytes((EXPERIMENTS.parent / "distributions" / "h100-healthy.nc").read_bytes())
+    status, _, err = run(
+        "estimate", "gpt3-175b-512", "--set", f"variability.library={library}", "--set",
+        "cluster.memory_gib=30", "--replicates", 64, "-o", tmp_path / "out", "-q",
+    )  # fmt: skip
+    assert status == 0, err
+    library.unlink()
+    status, out, err = run("show", tmp_path / "out" / "result.nc")
+    assert status == 0 and "P(fits)" in out, err
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_resharded_layers_are_gathered_a_few_at_a_time(pp):
+    """Whatever the stages: two layers, and two layers' gradients, as without a pipeline."""
+    layout = {"pp": pp, "dp": 8, "data_parallel": "fsdp", "microbatches": 8}
+    found = parts({"n_layers": 96}, **layout, reshard_after_forward=True)
+    assert found["gathered"] == pytest.approx((2 * 2 + 4 * 2) * LAYER, rel=0.1)
+
+
 def test_nothing_is_proposed_for_a_job_that_fits(shown):
     assert shown("gpt3-175b-512")["ways_to_fit"] == []
 

@@ -126,7 +126,8 @@ def fit_memory(table):
     label = rows.ran.to_numpy()
 
     def loss(x):
-        total = rows.full_lasting + x[0] * rows.full_transient + rows.reserve
+        total = rows.full_lasting + x[0] * rows.full_transient
+        total = np.maximum(total, rows.allocated) + rows.reserve  # or in the optimizer's step
         z = np.log(rows.limit / total).to_numpy() / abs(x[1])
         return -np.where(label, norm.logcdf(z), norm.logcdf(-z)).sum()
 

@@ -336,7 +336,7 @@ def layer_split(job: Job) -> list[int]:
         return list(p.layer_split)
     if job.model.durations is not None:
         return [1] * (p.pp * p.vpp)
-    if p.framework == "nanotron":
+    if p.framework == "nanotron" and p.vpp == 1:  # it has no interleaving
         return cost_split(job.model, p.pp * p.vpp)
     return even_split(job.model.n_layers, p.pp * p.vpp)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def even_split(n_layers: int, n_chunks: int) -> list[int]:
-    """Divide layers over model chunks as evenly as they go, the ends having the smaller shares.
+    """Divide layers over model chunks as evenly as they go, the smaller shares at the ends.
 
     The embedding and the loss are work of the ends, as Llama 3 405B has one layer fewer on the
     first and on the last stage (arXiv:2407.21783, section 3.3.2).
@@ -35,7 +35,9 @@ def is_even(n_layers: int, n_chunks: int) -> bool:
 def cost_split(model: ModelBlock, n_chunks: int) -> list[int]:
     """Divide layers by the cost of their products, logits included, as nanotron does.
 
-    Each chunk is filled to its share, the first one first (``get_block_compute_costs``).
+    Each chunk is filled to its share, the first one first (``get_block_compute_costs``); where a
+    layer fills it exactly, it is full, as measured peaks have it. The logits stay on the last
+    chunk, where nanotron may end before it.
 
     Examples
     --------

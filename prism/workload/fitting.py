@@ -23,10 +23,11 @@ MOST = 6
 
 
 def ways_to_fit(job: Job) -> list[dict[str, Any]]:
-    """List changes of a job's keys by what they take of its memory, the fastest that fit first.
+    """List changes of a job's keys that take of its memory, the fastest first.
 
     Each has ``change`` (keys of `parallelism`), ``gib``, ``p_fits``, and ``step_change``: the
-    nominal step over the job's own, less 1. Two changes together only where none is enough.
+    nominal step over the job's own, less 1. Two changes together only where none is enough; none
+    that is slower than another and needs more.
     """
     own = memory_figures(job, every=False)
     if own is None or own["p_fits"] >= LEAST_P_FITS:
@@ -34,14 +35,19 @@ def ways_to_fit(job: Job) -> list[dict[str, Any]]:
     single = list(_changes(job))
     found = [way for change in single if (way := _try(job, change, own["gib"])) is not None]
     if not any(way["p_fits"] >= LEAST_P_FITS for way in found):
+        least = min((way["gib"] for way in found), default=own["gib"])
         both = [one | other for one, other in combinations(single, 2) if not set(one) & set(other)]
-        found += [way for change in both if (way := _try(job, change, own["gib"])) is not None]
-    found.sort(key=lambda way: -way["p_fits"])
+        found += [way for change in both if (way := _try(job, change, least)) is not None]
+    found.sort(key=lambda way: float(way["gib"]))
     enough = [way for way in found if way["p_fits"] >= LEAST_P_FITS]
     before, shown = nominal_seconds(job), enough or found[:MOST]
     for way in shown:
         way["step_change"] = nominal_seconds(way.pop("job")) / before - 1.0
-    return sorted(shown, key=lambda way: (way["p_fits"] < LEAST_P_FITS, way["step_change"]))[:MOST]
+    fastest = [  # each that needs more is faster
+        way for i, way in enumerate(shown)
+        if all(way["step_change"] < other["step_change"] for other in shown[:i])
+    ]  # fmt: skip
+    return sorted(fastest, key=lambda way: float(way["step_change"]))[:MOST]
 
 
 def _try(job: Job, change: Changes, before: float) -> dict[str, Any] | None:
@@ -67,6 +73,8 @@ def _changes(job: Job) -> Iterator[Changes]:
         yield {"data_parallel": "zero1"}
     if p.data_parallel in ("ddp", "zero1") and p.pp == 1:
         yield {"data_parallel": "fsdp", "framework": p.framework}
+    if p.data_parallel == "hsdp":
+        yield {"data_parallel": "fsdp"}
     if p.data_parallel in ("fsdp", "hsdp") and not p.reshard_after_forward:
         yield {"reshard_after_forward": True}
     if p.microbatch_size % 2 == 0:

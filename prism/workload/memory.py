@@ -101,7 +101,7 @@ class StageMemory:
     stage: int
     parts: Mapping[str, float]  # [byte], by `PARTS`
     lasting: float  # of them, what is there in every action [byte]
-    transient: float  # the most that comes and goes, unfragmented [byte]
+    transient: float  # the most that comes and goes in forwards and backwards, unfragmented [byte]
 
     @property
     def allocated(self) -> float:
@@ -125,6 +125,7 @@ class _Chunk:
     kept: tuple[float, ...]  # by a forward, by `ACTIVATIONS`
     late: tuple[float, ...]  # left by the input half of a split backward for the weight half
     workspace: float  # beside a backward
+    units: int  # that fsdp gathers one by one: its layers
 
 
 def memory_limit(job: Job) -> float:
@@ -136,7 +137,7 @@ def memory_limit(job: Job) -> float:
 
 def fit_probability(needed: float, limit: float) -> float:
     """Probability that an estimate fits a limit (both in one unit): lognormal, by its spread."""
-    return float(ndtr(math.log(limit / needed) / SPREAD))
+    return float(ndtr((math.log(limit) - math.log(needed)) / SPREAD))
 
 
 def memory_figures(job: Job, every: bool = True) -> dict[str, Any] | None:
@@ -293,8 +294,9 @@ def _chunk(job: Job, slot: Slot, held: Weights, kinds: dict[Layer, _LayerBytes])
     n = held.total
     gradients = DTYPE_BYTES[p.gradient_dtype] * n
     return _Chunk(
-        n, held.routed, _weight_bytes(job) * n, gradients, tuple(kept), tuple(late), workspace
-    )
+        n, held.routed, _weight_bytes(job) * n, gradients, tuple(kept), tuple(late), workspace,
+        max(1, len(layers)),
+    )  # fmt: skip
 
 
 def _quantizes(p: ParallelismBlock) -> bool:
@@ -320,7 +322,6 @@ def _stage(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Stage
     """Walk a stage's schedule to the moment when it holds most."""
     p, framework = job.parallelism, FRAMEWORKS[job.parallelism.framework]
     n, experts = (sum(getattr(c, key) for c in row) for key in ("parameters", "experts"))
-    weights, gradients = ([getattr(c, key) for c in row] for key in ("weights", "gradients"))
     shards = p.cp * (shard_size(job) if p.data_parallel == "hsdp" else p.dp)
     shared = (
         p.cp * p.dp * p.tp // (p.ep * p.expert_shards)
@@ -328,7 +329,8 @@ def _stage(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Stage
     whole = p.data_parallel in ("ddp", "none")
     own = n if whole else (n - experts) / shards + experts / shared  # whose state is here
     parts = dict.fromkeys(PARTS, 0.0) | {
-        "parameters": sum(weights), "gradients": sum(gradients), "reserve": RESERVE_BYTES,
+        "parameters": sum(c.weights for c in row), "gradients": sum(c.gradients for c in row),
+        "reserve": RESERVE_BYTES,
         "optimizer": (master_bytes(p) + moment_bytes(p)) * own,
     }  # fmt: skip
     lasting = False  # gathered weights and gradients not yet reduced stay until a chunk is done
@@ -339,6 +341,8 @@ def _stage(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Stage
         parts["optimizer"] = moment_bytes(p) * own
         parts["gradients"] = (MASTER_GRADIENT_BYTES if master_bytes(p) else BF16_BYTES) * own
         if not lasting:
+            weights = [c.weights / c.units for c in row for _ in range(c.units)]
+            gradients = [c.gradients / c.units for c in row for _ in range(c.units)]
             units = _neighbours(weights, max(2, 1 + p.prefetch))
             parts["gathered"] = units + _neighbours(gradients, 2)
     else:
@@ -422,5 +426,5 @@ def _walk(row: list[_Chunk], schedule: Schedule, stage: int, lasting: bool) -> _
 
 
 def _neighbours(sizes: list[float], n: int) -> float:
-    """Most of n chunks that follow each other."""
+    """Most of n units that follow each other."""
     return max(sum(sizes[i : i + n]) for i in range(max(1, len(sizes) - n + 1)))

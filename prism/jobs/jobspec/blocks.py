@@ -236,8 +236,8 @@ class ParallelismBlock(Block):
     )
     layer_split: Split = key(
         "Layers of each model chunk in virtual-stage order (chunk*pp + stage; in a V there and "
-        "back), pp*vpp counts [auto: as even as they go, the ends having the fewer; with nanotron "
-        "by cost, logits included].",
+        "back), pp*vpp counts [auto: as even as they go, the smaller shares at the ends; with "
+        "nanotron by cost, logits included].",
         "auto",
     )
     precision: Literal["bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"] = key(

@@ -9,6 +9,7 @@ import numpy as np
 
 from prism import plots
 from prism.analyses.estimate import summarize_estimate
+from prism.common.errors import PrismError
 from prism.common.labels import short_label
 from prism.common.text import (
     format_count,
@@ -230,15 +231,21 @@ def _tables(numbers: Json, result: xr.Dataset) -> list[Table]:
         pairs_table("Step", _step_rows(numbers)),
         _path_table(numbers),
         memory_table(memory, details=True),
-        fit_table(ways_to_fit(job_of(result)) if _warned(memory) else ()),
+        fit_table(_ways_to_fit(memory, result)),
         pairs_table("Accuracy", _accuracy_rows(numbers)),
         spread_table(numbers),
         pairs_table("Sources and simulation", _engine_rows(numbers), details=True),
     ]
 
 
-def _warned(memory: Json | None) -> bool:
-    return memory is not None and memory.get("p_fits", 1.0) < WARNED_P_FITS
+def _ways_to_fit(memory: Json | None, result: xr.Dataset) -> list[dict[str, Any]]:
+    """List what would make a job fit that is warned of, as long as its library is there."""
+    if memory is None or memory.get("p_fits", 1.0) >= WARNED_P_FITS:
+        return []
+    try:
+        return ways_to_fit(job_of(result))
+    except PrismError:  # a saved result outlives its library
+        return []
 
 
 def _level(past: Json) -> str:
