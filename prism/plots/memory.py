@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from prism.plots.base import RED, ink, new_axes, styled
 from prism.workload.memory import PARTS
@@ -21,7 +20,7 @@ SHADES = {
     "Greys": ("workspace", "fragmentation", "reserve"),
 }
 """Maps of colours: what lasts, what forwards keep, what else comes and goes."""
-LEAST_SHARE = 2e-3
+LEAST_SHARE, MOST_TICKS = 2e-3, 17
 
 
 @styled
@@ -67,7 +66,7 @@ def plot_memory(data: Json, ax: Axes | None = None) -> Axes:
     ax.axhline(limit, color=RED, linestyle="--", linewidth=1.2, label=f"card, {limit:.1f} GiB")
     ax.set(xlabel="pipeline stage", ylabel="memory of a GPU [GiB]", xlim=(-0.6, at.max() + 0.6))
     ax.set_ylim(0.0, 1.06 * max(limit, high))
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=17))
+    ax.set_xticks(at[:: -(-len(at) // MOST_TICKS)])
     ax.grid(visible=False, axis="x")
     handles, labels = ax.get_legend_handles_labels()
     ax.legend(

@@ -55,7 +55,7 @@ def _some(stages: Sequence[Json], fullest: int) -> list[Json]:
     return [s for s in stages if s["stage"] in chosen]
 
 
-def fit_table(ways: Sequence[Json], details: bool = False) -> Table:
+def fit_table(ways: Sequence[Json]) -> Table:
     """Lay out what would make a job fit, the fastest first."""
     rows = tuple(
         (
@@ -71,7 +71,7 @@ def fit_table(ways: Sequence[Json], details: bool = False) -> Table:
     note = "step: change of the ideal step; the global batch and the GPUs stay"
     if not enough:
         note += f"; none has P(fits) of {format_share(LEAST_P_FITS)} or more"
-    return Table("What would make it fit", columns, rows, (note,), details)
+    return Table("What would make it fit", columns, rows, (note,))
 
 
 def _gib(value: float) -> Cell:
