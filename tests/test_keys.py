@@ -492,7 +492,7 @@ KEYS: dict[str, list[Case]] = {
     ],
     # a logit is kept in 4 bytes, not 2, and 10 more are needed beside it
     "parallelism.fused_loss": [
-        case("gpu", False, STEP, memory=ratio(1.0, 1.05), part__workspace=times(4.0),
+        case("gpu", False, STEP, memory=ratio(1.0, 1.05), part__workspace=times(5.0),
              path__loss=ratio(1.01, 1.5), path__memory=times(1.0),
              part__activations=plus(2 * 8000 * 1024 / GIB)),
     ],

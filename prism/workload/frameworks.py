@@ -17,9 +17,9 @@ References
 .. [4] Buckets and what is hidden: Megatron Core 0.14, ``DistributedDataParallelConfig``; PyTorch,
    ``DistributedDataParallel``; nanotron, ``optim/zero.py``, and its measured steps (layout_sweep).
 .. [5] What is kept: ``experiments/library/activations.py`` counts it for eager and compiled
-   PyTorch, 18 h + 8 f and 16 h + 6 f; torchtitan, ``del pred``; nanotron,
-   ``sharded_cross_entropy`` (fp32 logits and their softmax) and ``MemoryBuffer``; PyTorch's
-   ``reducer.cpp`` without ``gradient_as_bucket_view``.
+   PyTorch, 18 h + 8 f and 16 h + 6 f; torchtitan, ``del pred``, where Megatron's model holds the
+   logits in bfloat16; nanotron, ``sharded_cross_entropy`` (fp32 logits and their softmax) and
+   ``MemoryBuffer``; PyTorch's ``reducer.cpp`` without ``gradient_as_bucket_view``.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ FRAMEWORKS = {
         Framework(
             "megatron", "Megatron Core 0.14 with Transformer Engine 2.8", _FUSED, "te", (16.0, 6.0),
             _CUDNN, hides_parameters=True, bucket_bytes=160e6, bucket_rank_bytes=4e6,
-            gathers="buckets", gathered_inputs=2.0,
+            gathers="buckets", gathered_inputs=2.0, logit_bytes=(4.0, 10.0, 14.0),
         ),
         Framework(
             "compiled", "torch.compile of PyTorch 2.11",
