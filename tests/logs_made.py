@@ -77,6 +77,39 @@ def torchtitan(step, seconds, clock):
     )
 
 
+def nanotron(step, seconds, clock):
+    return (
+        f"{at(clock):%m/%d/%Y %H:%M:%S} [INFO|DP=0|PP=0|TP=0]: iteration: {step} / 1000 | "
+        f"consumed_tokens: 85.8G | elapsed_time_per_iteration_ms: {seconds:.3g}K | tokens_per_sec: "
+        "22.7K | tokens_per_sec_per_gpu: 11.3K | global_batch_size: 64 | lm_loss: 2.38\n"
+    )
+
+
+def mmengine(step, seconds, clock):
+    return (
+        f"{at(clock):%m/%d %H:%M:%S} - mmengine - INFO - Iter(train) [{step:4d}/5000]  lr: 2e-05  "
+        f"eta: 4:23:10  time: {seconds:.4f}  data_time: 0.0137  memory: 9806  loss: 1.2345\n"
+    )
+
+
+def swift(step, seconds, clock):
+    return (
+        f"{at(clock):%Y-%m-%dT%H:%M:%S.%f}000Z {{'loss': 0.42, 'train_speed(iter/s)': 0.191866, "
+        f"'epoch': 0.2, 'global_step/max_steps': '{step}/4491', 'elapsed_time': '25m 37s'}}\n"
+    )
+
+
+def bridge(step, seconds, clock):
+    return f"Step Time : {seconds:.2f}s GPU utilization: 666.0MODEL_TFLOP/s/GPU\n"
+
+
+def bar(step, seconds, clock, total=400):
+    speed = f"{seconds:5.2f}s/it" if seconds >= 1.0 else f"{1 / seconds:5.2f}it/s"
+    return (
+        f"\r  1%|#   | {step}/{total} [{int(clock) // 60:02d}:{int(clock) % 60:02d}<33:12, {speed}]"
+    )
+
+
 def log_of(tool, values, every=1, begin=0, **kwargs):
     """Lines of a run whose values are of steps, or means of `every`."""
     clock, text = 0.0, ""
@@ -89,4 +122,5 @@ def log_of(tool, values, every=1, begin=0, **kwargs):
 TOOLS = {
     "megatron": megatron, "primus": primus, "nemo": nemo, "nemo bar": nemo_bar, "maxtext": maxtext,
     "deepspeed pipe": deepspeed_pipe, "deepspeed": deepspeed, "torchtitan": torchtitan,
+    "nanotron": nanotron, "mmengine": mmengine, "ms-swift": swift,
 }  # fmt: skip

@@ -5,10 +5,21 @@ import json
 
 import numpy as np
 import pytest
-from logs_made import TOOLS, log_of, maxtext, megatron, nemo, torchtitan
+from logs_made import (
+    TOOLS,
+    bar,
+    bridge,
+    log_of,
+    maxtext,
+    megatron,
+    nemo,
+    nemo_bar,
+    torchtitan,
+)
 
 VALUES = np.round(5.0 + 0.2 * np.sin(np.arange(12.0)), 1)
-MEANS = ("megatron", "primus", "deepspeed pipe", "torchtitan")
+MEANS = ("megatron", "primus", "deepspeed pipe", "torchtitan", "nanotron", "mmengine", "ms-swift")
+RATES = ("torchtitan", "ms-swift")  # read by the time between lines
 BATCH = "train_batch_size ............. 64\n"
 
 
@@ -41,7 +52,7 @@ def test_lines_of_each_tool_behind_any_prefix(shown, name, before):
     text = "preamble\n" + log_of(TOOLS[name], VALUES)
     if "\r" not in text:
         text = "".join(before + line for line in text.splitlines(keepends=True))
-    first = name == "torchtitan"  # the time between lines
+    first = name in RATES
     assert same(shown(BATCH + text), VALUES[first:])
     assert same(shown(BATCH + text, "--steps", "4:9"), VALUES[3:9])
 
@@ -50,7 +61,7 @@ def test_lines_of_each_tool_behind_any_prefix(shown, name, before):
 def test_means_and_single_steps_of_a_log_interval(shown, name):
     text = BATCH + log_of(TOOLS[name], VALUES, every=10)
     over = 10 if name in MEANS else 1
-    assert same(shown(text), VALUES[name == "torchtitan" :], mean_over=over)
+    assert same(shown(text), VALUES[name in RATES :], mean_over=over)
     assert same(shown(text, "--steps", "40:90"), VALUES[3:9], mean_over=over)
 
 
@@ -70,6 +81,69 @@ def test_what_grep_and_launchers_put_before_lines(shown):
     more = log_of(megatron, VALUES + 1.0, begin=20)  # another rank after a restart goes on
     text = behind(["[7]:"], one) + behind(["[3]:"], more)
     assert same(shown(text), np.r_[VALUES, VALUES + 1.0])
+
+
+def test_lines_without_step_numbers_and_bars(shown):
+    assert same(shown(log_of(bridge, VALUES)), VALUES)
+    found = shown(log_of(bar, np.r_[VALUES, 0.5]))
+    assert same(found, np.r_[VALUES, 0.5]) and any("smooths" in note for note in found["notes"])
+    evaluation = log_of(bar, np.full(5, 0.1), total=5)
+    assert same(shown(log_of(bar, VALUES) + evaluation + log_of(bar, VALUES, begin=12)),
+                np.r_[VALUES, VALUES])  # fmt: skip
+    # beside a tool's own lines a bar is nothing
+    assert same(shown(log_of(bar, VALUES + 1.0) + "\n" + log_of(megatron, VALUES)), VALUES)
+
+
+def test_an_evaluations_line_is_no_step(shown, run, tmp_path):
+    """torchtitan's `validate step`: one run, and the time between lines has its pause."""
+    clock, text = 0.0, ""
+    for step in range(1, 61):
+        clock += 2.0
+        text += torchtitan(step, 2.0, clock)
+        if step % 10 == 0:
+            clock += 7.5
+            text += torchtitan(step, 2.0, clock).replace("step:", "validate step:")
+    found = shown(text)
+    assert (found["n"], found["n_runs"], found["p50"]) == (59, 1, 2.0)
+    assert not any("skipped" in note for note in found["notes"])
+    path = tmp_path / "titan.log"
+    path.write_text(text)
+    status, out, err = run("fit", path, "-o", tmp_path / "m.nc", "--json", "-q")
+    assert status == 0 and "every 10 steps 7.5 s more" in err
+
+
+def test_a_step_number_that_is_rounded_is_the_bars(shown):
+    """NeMo's bar has `global_step=1.1e+4` from 10,000 on, and counts in front."""
+
+    def line(step, seconds, clock):
+        text = nemo_bar(step, seconds, clock).replace(f"| {step}/1000", f"| {step - 1}/77225")
+        return text.replace(f"={step}.00,", f"={step:.1e},") if step >= 10_000 else text
+
+    values = np.tile(VALUES, 2)
+    found = shown(log_of(line, values, begin=9_990))
+    assert same(found, values)
+    assert same(shown(log_of(line, values, begin=9_990), "--steps", "10000:10011"), values[9:21])
+    assert same(shown(log_of(line, VALUES, begin=10_950)), VALUES)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("tool", [torchtitan, megatron])
+def test_ranks_without_names_that_write_each_step_are_one_run(shown, tool, ranks):
+    rng, text, clock = np.random.default_rng(1), "", 0.0
+    for i, seconds in enumerate(np.tile(VALUES, 3)):
+        clock += seconds
+        for _ in range(ranks):
+            own = tool(i + 1, seconds * (1 + 1e-3 * rng.random()), clock + 1e-3 * rng.random())
+            text += own.replace("[rank0]:", "").replace(
+                "tps: 7,034", f"tps: {rng.integers(7030, 7040)}"
+            )
+    found = shown(text)
+    first = tool is torchtitan
+    assert (found["n"], found["n_runs"]) == (36 - first, 1)
+    assert found["mean"] == pytest.approx(np.tile(VALUES, 3)[first:].mean(), rel=2e-3)
+    # a restart repeats steps at another time: two runs
+    again = shown(log_of(tool, VALUES) + log_of(tool, VALUES, begin=4))
+    assert again["n_runs"] == 2
 
 
 def test_files_that_grep_names_are_runs(shown):

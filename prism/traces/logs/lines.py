@@ -11,6 +11,8 @@ References
 .. [3] torchtitan, metrics.py, MetricsProcessor.log
 .. [4] DeepSpeed, pipe/engine.py and utils/timer.py, ThroughputTimer
 .. [5] MaxText, metric_logger.py
+.. [6] nanotron, logging of a step; MMEngine (XTuner), LoggerHook; ms-swift, its callback; tqdm,
+   whose bar transformers' Trainer shows
 """
 
 import io
@@ -45,12 +47,14 @@ class Tool(NamedTuple):
 
     name: str
     mark: bytes  # in each line of step times, whole or damaged
-    line: str  # with groups step and value; unit and total where they are written
+    line: str  # with groups value and step (else lines count); unit and total where written
     what: str  # what the tool calls the value
     sample: str
     is_mean: bool = False  # over the steps since the line before; else of the last step alone
     is_rate: bool = False  # samples or tokens per second
     batch: bytes = b"(?!)"  # where the log has the samples of a step
+    many: bool = False  # in one line
+    other: str = "(?!)"  # in lines that are not of a training step
 
 
 _MLLOG = b":::MLLOG"  # marks MLPerf's lines
@@ -70,10 +74,29 @@ TOOLS = (
     Tool(
         "NeMo",
         rb"train_step_timing in s ?[:=]",
-        r"\bglobal_step ?[:=]\s*(?P<step>\d{1,15})(?:\.0*)?\b.*?"
+        r"(?:\|\s*(?P<bar>\d{1,15})/\d+ \[.*?)?"
+        r"\bglobal_step ?[:=]\s*(?P<step>\d[\d.]{0,15}(?:e\+\d\d?)?)\b.*?"
         r"train_step_timing in (?P<unit>s) ?[:=]\s*(?P<value>[^\s|,\]]*)",
         "train_step_timing in s",
         "global_step: 10 | ... | train_step_timing in s: 5.8",
+    ),
+    Tool(
+        "nanotron",
+        rb"elapsed_time_per_iteration_ms: ",
+        r"\biteration: (?P<step>\d{1,15}) / (?P<total>\d{1,15}) .*?"
+        r"elapsed_time_per_iteration_(?P<unit>ms): (?P<value>[^\s|]*)",
+        "elapsed_time_per_iteration_ms",
+        "iteration: 10 / 1000 | ... elapsed_time_per_iteration_ms: 5.84K |",
+        is_mean=True,
+    ),
+    Tool(
+        "MMEngine",
+        rb"Iter\(train\) \[",
+        r"Iter\(train\) \[\s*(?P<step>\d{1,15})/(?P<total>\d{1,15})\].*?"
+        r"(?<!_)\btime: (?P<value>\S*)",
+        "time",
+        "Iter(train) [  10/5000]  lr: ... time: 3.1561  data_time: ...",
+        is_mean=True,
     ),
     Tool(
         "MaxText",
@@ -101,6 +124,17 @@ TOOLS = (
         batch=rb"\btrain_batch_size\W+(\d{1,12})\b",
     ),
     Tool(
+        "ms-swift",
+        rb"'global_step/max_steps': '",
+        r"'train_speed\(iter/s\)': (?P<value>[\d.e+-]+).*?"
+        r"'global_step/max_steps': '(?P<step>\d{1,15})/(?P<total>\d{1,15})'",
+        "time between lines",
+        "2025-05-21T03:50:41.5Z {... 'train_speed(iter/s)': 0.19, ... 'global_step/max_steps': "
+        "'295/4491', ...}",
+        is_mean=True,
+        is_rate=True,
+    ),
+    Tool(
         "torchtitan",
         rb"(?:\b|\dm)[tw]ps: ?[\d,]+",
         r"\bstep: +(?P<step>\d{1,15}) .*?\b[tw]ps: ?(?P<value>[\d,]+)",
@@ -108,9 +142,28 @@ TOOLS = (
         "[titan] 2025-06-04 08:51:58,557 - root - INFO - step: 10 ... tps: 7,034",
         is_mean=True,
         is_rate=True,
+        other=r"\bvalidate step: ",
+    ),
+    Tool(
+        "Megatron Bridge",
+        rb"Step Time : ",
+        r"\bStep Time : (?P<value>[\d.]+)(?P<unit>s)\b",
+        "Step Time",
+        "Step Time : 9.05s GPU utilization: 666.0MODEL_TFLOP/s/GPU",
+    ),
+    Tool(
+        "a progress bar",
+        rb"\d/\d+ \[[\d:]+<[\d:?]+, ",
+        r"\b(?P<step>\d{1,15})/(?P<total>\d{1,15}) \[[\d:]+<[\d:?]+, +(?P<value>[\d.]+)"
+        r"(?P<unit>s/it|it/s)",
+        "s/it, smoothed",
+        "10/400 [00:50<33:12,  5.05s/it]",
+        many=True,
     ),
 )
 
+_UNITS = {"ms": 1e-3, "s": 1.0}
+_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}  # of numbers for readers
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 _CLOCK = re.compile(
     r"\[?(?:(\d{4})-?)?(\d{2})-?(\d{2})[ T](\d{2}):(\d{2}):(\d{2})(?:[.,](\d{1,9}))?"
@@ -135,6 +188,7 @@ def read_log(files: Sequence[RecordedFile], where: Mapping[str, str] | None = No
         return _read_mlperf(text, source, wanted)
     damaged = []
     there = [tool for tool in TOOLS if re.search(tool.mark, text)]
+    there = [tool for tool in there if not tool.many] or there  # a bar is beside them
     for tool in there:
         entries, n_damaged = _entries(text, tool, source)
         n_lines, notes = format_count(n_damaged, "line"), []
@@ -163,26 +217,56 @@ def _marked_lines(text: bytes, mark: re.Pattern[bytes]) -> Iterator[tuple[int, s
 
 def _entries(text: bytes, tool: Tool, source: str) -> tuple[pd.DataFrame, int]:
     """Read the lines of a tool; the number of those that are damaged, too."""
-    found, damaged, pattern = [], 0, re.compile(tool.line)
+    found: list[tuple[Any, ...]] = []
+    bars: list[tuple[int, bool]] = []
+    damaged = 0
+    pattern, other = re.compile(tool.line), re.compile(tool.other)
     for number, line in _marked_lines(text, re.compile(tool.mark)):
-        match = pattern.search(line)
-        if match is None:
-            damaged += 1
+        if other.search(line):
             continue
-        parts = match.groupdict()
-        value = parts["value"].replace(",", "") if tool.is_rate else parts["value"]
-        unit = 1e-3 if parts.get("unit") == "ms" else 1.0
-        batch = _BATCH.search(line)
-        found.append((
-            int(parts["step"]), to_seconds(value, source, number, unit), number, _clock(line),
-            *_writer(line[: match.start()]), int(parts.get("total") or 0),
-            int(batch[1]) if batch else 0, parts.get("unit") or "s",
-        ))  # fmt: skip
+        matches = pattern.finditer(line) if tool.many else [pattern.search(line)]
+        for match in matches:
+            if match is None:
+                damaged += 1
+                continue
+            parts = match.groupdict()
+            step = parts.get("step") or str(len(found) + 1)
+            bars.append((int(parts.get("bar") or 0), "e" not in step))
+            batch = _BATCH.search(line)
+            found.append((
+                int(float(step)), _seconds(parts, tool, source, number), number, _clock(line),
+                *_writer(line[: match.start()]), int(parts.get("total") or 0),
+                int(batch[1]) if batch else 0, parts.get("unit") or "s",
+            ))  # fmt: skip
     names = ["step", "seconds", "line", "clock", "file", "rank", "total", "batch", "unit"]
     entries = pd.DataFrame(found, columns=names)
     if entries["rank"].is_unique and all(map(str.isdigit, entries["rank"])):
         entries["rank"] = ""  # numbers of lines by grep: a rank writes more than one
-    return entries, damaged
+    if tool.many and len(entries):  # evaluations have bars too, of fewer steps
+        entries = entries[entries["total"] == entries["total"].max()].reset_index(drop=True)
+        entries = entries[entries["step"].diff() != 0].assign(unit="s", rank="")
+    bar, exact = np.array(bars, np.int64).reshape(-1, 2).T
+    if not exact.all() and (bar > 0).all():  # a bar's own count, where 10950 is written as 1.1e+4
+        step = entries["step"].to_numpy()
+        ahead = int(np.median((step - bar)[exact == 1])) if exact.any() else 0
+        entries["step"] = bar + ahead
+    return entries.reset_index(drop=True), damaged
+
+
+def _seconds(parts: Mapping[str, str | None], tool: Tool, source: str, number: int) -> float:
+    """Read the value of a line [s], or a rate; ``11.6K`` and ``1,160`` as they stand."""
+    text, unit = parts["value"] or "", parts.get("unit") or "s"
+    plain, last = text.replace(",", "") if tool.is_rate else text, text[-1:]
+    value: object = plain
+    if last in _SUFFIXES:
+        try:
+            value = _SUFFIXES[last] * float(plain[:-1])
+        except ValueError:
+            value = text
+    if unit == "it/s":
+        rate = float(plain) if plain.count(".") < 2 else 0.0
+        return to_seconds(1.0 / rate if rate else text, source, number)
+    return to_seconds(value, source, number, _UNITS.get(unit, 1.0))
 
 
 def _clock(line: str) -> float:
@@ -213,7 +297,7 @@ def _to_times(
 ) -> StepTimes:  # fmt: skip
     """Turn the lines of one tool into step times."""
     entries, said = split_runs(entries, source, wanted)
-    unit, why = entries["unit"][0], f"as {tool.name} writes it"
+    unit, why = entries["unit"].iloc[0], f"as {tool.name} writes it"
     what = Taken(tool.what, unit, why, is_mean=tool.is_mean)
     batch = re.search(tool.batch, text)
     if batch is not None:
@@ -234,6 +318,8 @@ def _to_times(
             f"{format_count(int((~use).sum()), 'line')} without one before"
         )
         entries = entries[use]
+    if tool.many:
+        notes.append("tqdm smooths what its bar shows: the spread of single steps is larger")
     interval = _INTERVAL.search(text)
     return in_order(entries, what, source, [*said, *notes], interval and int(interval[1]))
 

@@ -19,6 +19,7 @@ from prism.traces.table import LONGEST_S, SHORTEST_S
 
 _FEWEST = 4  # values of a run: below, a fit cannot separate its spread from that between runs
 _BLOCKS = 20  # parts of a log, each held against the clock: pauses are in a minority of them
+_AT_ONCE = 0.1  # share of a step by which lines of one step differ at most
 _UNITS = {1e-3: "a thousandth", 1e3: "a thousand times"}
 _UNKNOWN = {"line": 0, "file": "", "rank": "", "total": 0, "batch": 0}
 
@@ -60,7 +61,7 @@ def split_runs(
     notes: list[str] = []
     parts, starts, twice = [], [], 0
     for file, of_file in entries.groupby("file", sort=False):
-        stream = _number_runs(_of_one_rank(of_file, notes), source)
+        stream = _number_runs(_once(_of_one_rank(of_file, notes), notes), source)
         kept = stream[(stream["step"].diff() != 0) | (stream["run"].diff() != 0)]
         twice += len(stream) - len(kept)
         begins = kept[kept["run"].diff() > 0]
@@ -99,6 +100,27 @@ def _of_one_rank(entries: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
         f"{first or 'the first'} are read"
     )
     return entries[mine]
+
+
+def _once(entries: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+    """Keep one line of a step that several ranks write without their names, at one moment."""
+    each = int(entries.groupby("step").size().median())
+    if each < 2:
+        return entries
+    at = pd.Series(np.arange(len(entries)), entries.index)
+    first = entries.groupby("step")[["seconds", "clock"]].transform("first")
+    gap = float(entries["clock"].drop_duplicates().sort_values().diff().quantile(0.9))
+    late = (entries["clock"] - first["clock"]).abs() > _AT_ONCE * gap
+    far = at - at.groupby(entries["step"]).transform("first") > 2 * each
+    other = np.log(entries["seconds"] / first["seconds"]).abs() > _AT_ONCE
+    again = entries["step"].duplicated() & ~far & ~late & ~other
+    if again.sum() < (each - 1) * entries["step"].nunique() / 2:
+        return entries
+    notes.append(
+        f"{format_count(each, 'line')} a step, written at once by ranks without names: the first "
+        "of each is read"
+    )
+    return entries[~again]
 
 
 def _number_runs(entries: pd.DataFrame, source: str) -> pd.DataFrame:
