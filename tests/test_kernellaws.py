@@ -94,6 +94,65 @@ def test_a_folder_of_tests_and_links_in_a_job(tmp_path, ask):
     assert job.cluster.links.network.efficiency == 1.0
 
 
+def collective(ask, path, text):
+    """What is fitted to a text: its one line, and the links."""
+    path.write_text(text)
+    status, found, err = ask("fit", path)
+    assert status == 0, err
+    (row,) = found["collectives"]
+    return row, found["links"]
+
+
+def test_other_writers_of_the_same_table(tmp_path, ask):
+    """With a time of day, the processor's time, or without a name; rccl-tests' JSON and CSV."""
+    text, path = tables_made.nccl_tests(hosts=("a",)), tmp_path / "a.txt"
+    row, links = collective(ask, path, text)
+    stamped = [
+        f"{line}            timestamp" if line.lstrip("# ").startswith("size")
+        else f"{line}  2026-07-10 11:02:00" if line.lstrip()[:1].isdigit() else line
+        for line in text.splitlines()
+    ]  # fmt: skip
+    unnamed = text.replace("# Collective test starting: all_reduce_perf\n", "")
+    heads = [line for line in text.splitlines() if line.lstrip("# ").startswith("size")]
+    cpu = text.replace(heads[0], heads[0].replace(" time ", " cputime "))
+    assert unnamed != text != cpu
+    for other in ("\n".join(stamped), unnamed, cpu):
+        assert collective(ask, path, other) == (row, links)
+    keys = ("name", "size", "type", "redop", "inPlace", "time", "algBw", "busBw", "#wrong", "gpus")
+    rows = []
+    for cells in (line.split() for line in text.splitlines() if line.lstrip()[:1].isdigit()):
+        for place, at in ((0, 5), (1, 9)):
+            time, algorithm, bus = map(float, cells[at : at + 3])
+            values = ("AllReduce", int(cells[0]), "float", "sum", place, time, algorithm, bus, 0, 8)
+            rows.append(dict(zip(keys, values, strict=True)))
+    lines = "\n".join(json.dumps(dict(sorted(row.items()))) for row in rows)
+    table = "\n".join([",".join(keys), *(",".join(map(str, r.values())) for r in rows)])
+    for name, other in (("a.json", lines), ("a.csv", table)):
+        assert collective(ask, tmp_path / name, other) == (row, links)
+
+
+def test_a_test_is_named_by_what_its_bus_carries_or_not_at_all(tmp_path, ask):
+    text = tables_made.nccl_tests(name="all_gather")
+    unnamed = text.replace("# Collective test starting: all_gather_perf\n", "")
+    assert collective(ask, tmp_path / "a.txt", unnamed)[0]["name"] == "collective"
+
+
+@pytest.mark.parametrize(("bandwidth", "tier"), [(850e9, "nvlink"), (150e9, "network")])
+def test_a_rack_of_nvl72_is_one_nvlink_domain(tmp_path, ask, bandwidth, tier):
+    hosts = [f"gb{i:02d}" for i in range(18)]
+    text = tables_made.nccl_tests(hosts=hosts, per_host=4, bandwidth=bandwidth)
+    text = text.replace("[0x19] NVIDIA", "[0x19] NVIDIA GB200")
+    assert set(collective(ask, tmp_path / "a.txt", text)[1]) == {tier}
+
+
+def test_processes_that_tested_their_own_gpu_are_named(tmp_path, ask):
+    text = tables_made.nccl_tests(hosts=("a",), per_host=1)
+    path = tmp_path / "a.txt"
+    path.write_text(text + text)
+    status, _, err = ask("fit", path)
+    assert status == 2 and "MPI=1" in err
+
+
 def test_one_size_is_no_line(tmp_path, ask):
     path = tmp_path / "one.txt"
     path.write_text(tables_made.nccl_tests(low=1 << 20, high=1 << 20))

@@ -18,7 +18,7 @@ from prism.common.errors import PrismError, named
 from prism.traces.file import RecordedFile
 from prism.traces.formats.chakra import is_chakra, read_chakra
 from prism.traces.formats.hta import is_hta, read_hta
-from prism.traces.formats.nccltests import is_nccl_tests, read_nccl_tests
+from prism.traces.formats.nccltests import is_nccl_tests, is_rccl, read_nccl_tests
 from prism.traces.formats.nsys import read_nsys
 from prism.traces.kineto.join import read_kineto
 from prism.traces.logs import (
@@ -58,6 +58,8 @@ class Reader:
 
 
 READERS = (
+    Reader("rccl-tests", "output of rccl-tests", "collectives", lambda f: is_rccl(f.head),
+           read_nccl_tests, True),
     Reader("chakra", "a Chakra execution trace", "trace", is_chakra, read_chakra, True,
            ("step_range",)),
     Reader("kineto", "profiler JSON", "trace", lambda f: f.kind == "json", read_kineto, True),

@@ -23,11 +23,13 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.special import stdtrit
 
+from prism.cluster.devices import DEVICES, device_key
 from prism.cluster.nccl import solve_link
 from prism.common.errors import PrismError
 from prism.common.text import format_count, format_share
 from prism.distributions.library import Entry
 from prism.distributions.samples import sample_law
+from prism.jobs.jobspec.blocks import NVLINK_DOMAIN_GPUS
 from prism.models.kernellaws.pack import make_library
 from prism.traces.formats.nccltests import BandwidthTest, BandwidthTests
 
@@ -66,6 +68,19 @@ class LinkFit:
     repeats: Floats  # times over the mean of their size; empty where each size was timed once
     ends: tuple[tuple[float, float], tuple[float, float]]
     """Smallest and largest size [byte], each with its mean time [s]."""
+    device: str = ""  # product name of the GPUs
+
+    @property
+    def n_domains(self) -> int:
+        """NVLink domains that the test spans: a rack of NVL72 is one, as far as it is as fast.
+
+        More than twice what the hosts' network cards carry is NVLink.
+        """
+        key = device_key(self.device)
+        if self.n_hosts < 2 or self.n_gpus > NVLINK_DOMAIN_GPUS.get(key, 0):
+            return max(1, self.n_hosts)
+        cards = self.n_gpus / self.n_hosts * DEVICES[key].network_bytes_per_s
+        return 1 if self.bandwidth > 2.0 * cards else self.n_hosts
 
     @property
     def n(self) -> int:
@@ -120,7 +135,7 @@ def fit_line(name: str, n_hosts: int, n_gpus: int, runs: Sequence[BandwidthTest]
         name, n_hosts, n_gpus, len(runs), a, k / b if b > 0.0 else math.inf, float(a_se),
         k * float(b_se) / b**2 if b > 0.0 else math.inf, dof, residual, size,
         np.concatenate(several) if several else np.zeros(0),
-        (_mean_at(size.min(), size, time), _mean_at(size.max(), size, time)),
+        (_mean_at(size.min(), size, time), _mean_at(size.max(), size, time)), runs[0].device,
     )  # fmt: skip
 
 
@@ -229,7 +244,7 @@ def suggest_links(fits: Sequence[LinkFit]) -> dict[str, dict[str, float]]:
 
     Notes
     -----
-    Tests on one host tell ``nvlink``, on several ``network``, a host being an NVLink domain; of
+    Tests in one NVLink domain tell ``nvlink``, in several ``network``; of
     several tests that of the largest bandwidth counts, of a rank's link. With bandwidth and latency
     a job's collective takes what the smallest and the largest message took, see
     `prism.cluster.nccl.solve_link`. The bandwidth is what large messages reached, so that
@@ -239,10 +254,10 @@ def suggest_links(fits: Sequence[LinkFit]) -> dict[str, dict[str, float]]:
     for tier in ("nvlink", "network"):
         solved = [
             solve_link(
-                NCCL_TESTS.get(fit.name, "all_reduce"), fit.n_gpus, max(1, fit.n_hosts), *fit.ends
+                NCCL_TESTS.get(fit.name, "all_reduce"), fit.n_gpus, fit.n_domains, *fit.ends
             )
             for fit in fits
-            if (fit.n_hosts > 1) == (tier == "network") and math.isfinite(fit.bandwidth)
+            if (fit.n_domains > 1) == (tier == "network") and math.isfinite(fit.bandwidth)
             and fit.n_gpus > 1
         ]  # fmt: skip
         if solved:

@@ -1,14 +1,19 @@
 """Output of nccl-tests (or rccl-tests): who took part in a test, and at which bus bandwidth.
 
 Text of one test or of many: a file, or a folder with a file per node or per pair of nodes; lines
-may carry the prefix of pdsh, clush or mpirun. Hosts come from the list of devices that the tests
+may carry the prefix of pdsh, clush or mpirun. rccl-tests' JSON and CSV, an object or a row for each
+result, are read too. A test that does not say its name is an all-reduce where its bus carries what
+an all-reduce's does. Hosts come from the list of devices that the tests
 print, else from the prefix, else from the file's name.
 """
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import re
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +24,13 @@ from prism.traces.table import LONGEST_S, SHORTEST_S
 _MOST_BUS = 1e6  # GB/s; no link has as much
 _MPI = re.compile(r"^\[\d+,\d+\]<std\w+>:\s?")
 _PREFIX = re.compile(r"^([\w.-]+): ?(?=\s*(?:#|\d+\s|$))")
-_DEVICE = re.compile(r"\bRank\s+\d+\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\b")
+_DEVICE = re.compile(
+    r"\bRank\s+\d+\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\b(?:.*?\]\s*(.*\S))?"
+)
+_MOMENT = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
+_TIMES = {"cputime": "time"}  # heads of columns by their other names
+_BROKEN = (ValueError, KeyError, TypeError, OverflowError, RecursionError, StopIteration, csv.Error)
+_CLOSE = 0.02  # share by which a ratio of bandwidths is one
 _TEST = re.compile(r"\b(\w+)_perf\b")
 _WORDS = re.compile(
     r"(?:^|[_.-]+)(?:nccl|rccl|tests?|perf|busbw|bandwidth|pairs?|out|all_?reduce|all_?gather|"
@@ -44,6 +55,8 @@ class BandwidthTest:
     """Bus bandwidth [GB/s] by message size [byte] and column (0 out of place, 1 in place)."""
     time: dict[tuple[int, int], float] = field(default_factory=dict)
     """Duration [s] by message size [byte] and column, where the table tells it."""
+    device: str = ""
+    """Product name of its GPUs, where the output lists them."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +72,31 @@ def is_nccl_tests(text: bytes) -> bool:
     return re.search(rb"\bsize\b.*\balgbw\s+busbw\b", text) is not None
 
 
+def is_rccl(text: bytes) -> bool:
+    """Tell rccl-tests' JSON or CSV by its names in the first line."""
+    first = text[:4096].lstrip().partition(b"\n")[0]
+    return all(name in first for name in (b"busBw", b"algBw", b"inPlace"))
+
+
 def read_nccl_tests(files: Sequence[RecordedFile]) -> BandwidthTests:
     """Read the tests, in the order of the files."""
     tests: list[BandwidthTest] = []
     notes: list[str] = []
+    alone = 0
     for file in files:
-        for test in _parse(file.text, file.source, file.path.name):
+        parse = _parse_rccl if is_rccl(file.head) else _parse
+        for test in parse(file.text or file.read_text(), file.source, file.path.name):
             if test.bus:
+                test.name = test.name or _name_by_ratio(test)
                 tests.append(test)
             else:
+                alone += test.n_gpus == 1
                 notes.append(f"left out: {test.where}: a test without results; did it fail?")
+    if not tests and alone > 1:
+        raise PrismError(
+            f"{files[0].source}: each of {alone} processes tested its own GPU: nccl-tests was "
+            "built without MPI; build it with MPI=1, or give one process all GPUs with -g"
+        )
     if not tests:
         more = f" ({'; '.join(notes[:3])})" if notes else ""
         raise PrismError(
@@ -85,11 +113,13 @@ def _parse(text: bytes, source: str, file_name: str) -> list[BandwidthTest]:
     # columns of bandwidths and times, from the right, where none is ever blank
     columns: dict[str, dict[str, list[int]]] = {}
     for prefix, line, where in _lines(text, source):
+        line = _MOMENT.sub("", line)
         runs = streams.setdefault(prefix, [])
         if named := _TEST.search(line):
             names[prefix] = named[1].lower()
         device = _DEVICE.search(line)
-        words = line.lstrip("# ").split()
+        words = line.lstrip("# ").removesuffix("timestamp").split()
+        words = [_TIMES.get(word, word) for word in words]
         header = "busbw" in words and "size" in words
         if "nThread" in line or ((device or header) and (not runs or runs[-1].bus)):
             runs.append(BandwidthTest(where))
@@ -101,6 +131,7 @@ def _parse(text: bytes, source: str, file_name: str) -> list[BandwidthTest]:
         if device:
             run.hosts = tuple(dict.fromkeys((*run.hosts, device[1])))
             run.n_gpus += 1
+            run.device = run.device or device[2] or ""
         elif header:
             run.where = where
             columns[prefix] = {
@@ -113,6 +144,39 @@ def _parse(text: bytes, source: str, file_name: str) -> list[BandwidthTest]:
         for run in runs:
             run.hosts = run.hosts or ((prefix,) if prefix else split_hosts(file_name))
     return [run for runs in streams.values() for run in runs]
+
+
+def _parse_rccl(text: bytes, source: str, file_name: str) -> list[BandwidthTest]:
+    """Read rccl-tests' results: a JSON object a line, or rows of a CSV."""
+    found: dict[tuple[str, int], BandwidthTest] = {}
+    lines = text.decode("utf-8", "replace").splitlines()
+    heads = None if lines[0].lstrip().startswith(("{", "[")) else next(csv.reader(lines[:1]))
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = (
+                json.loads(line.strip().strip("[],")) if heads is None
+                else dict(zip(heads, next(csv.reader([line])), strict=True))
+            )  # fmt: skip
+            size, place = int(row["size"]), int(row["inPlace"])
+            gpus, bus, seconds = int(row["gpus"]), float(row["busBw"]), 1e-6 * float(row["time"])
+        except _BROKEN:
+            continue  # a head, or a line that was cut
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(row.get("name", ""))).lower()
+        run = found.setdefault((name, gpus), BandwidthTest(f"{source}:{number}", name))
+        run.n_gpus, run.hosts = gpus, split_hosts(file_name)
+        if 0.0 < bus <= _MOST_BUS and SHORTEST_S <= seconds <= LONGEST_S:
+            run.bus[size, place], run.time[size, place] = bus, seconds
+    return list(found.values())
+
+
+def _name_by_ratio(test: BandwidthTest) -> str:
+    """Name a test by what its bus carries: 2 (n - 1) / n of the message is an all-reduce's."""
+    ratios = [1e9 * bus * test.time[key] / key[0] for key, bus in test.bus.items()
+              if key in test.time and key[0] > 0]  # fmt: skip
+    if not ratios or test.n_gpus < 3:  # of two GPUs it is 1, as a broadcast's
+        return ""
+    whole = 2.0 * (test.n_gpus - 1) / test.n_gpus
+    return "all_reduce" if abs(statistics.median(ratios) / whole - 1.0) < _CLOSE else ""
 
 
 def _lines(text: bytes, source: str) -> Iterator[tuple[str, str, str]]:
