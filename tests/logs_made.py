@@ -5,6 +5,7 @@ Formats, not texts, from the tools' sources: Megatron-LM training.py (BSD-3), Pr
 and pipe/engine.py (Apache-2.0), MaxText metric_logger.py (Apache-2.0).
 """
 
+import json
 from datetime import datetime, timedelta
 
 BEGIN = datetime(2025, 6, 4, 8, 51, 48)
@@ -99,6 +100,28 @@ def swift(step, seconds, clock):
     )
 
 
+def olmo_core(step, seconds, clock):
+    return (
+        f"{iso(clock, '.')}\thost:0\tolmo_core.train.callbacks.console_logger:89\tINFO\t"
+        f"[step={step}/12000,epoch=1,eta=50m 10s]\n    throughput/device/BPS=3.945\n"
+        "    throughput/device/TPS=258,537\n    train/CE loss=6.445\n"
+    )
+
+
+def pith(step, seconds, clock):
+    return (
+        f"{at(clock):%Y-%m-%d %H:%M:%S} | INFO | step {step:08d}/00000060 | step-time "
+        f"{seconds:.3f} sec | cross-entropy-loss 2.66 | tokens-per-second 74,402\n"
+    )
+
+
+def llama_factory(step, seconds, clock):
+    line = {"current_steps": step, "total_steps": 3235, "loss": 1.25, "lr": 2e-5, "epoch": 0.99,
+            "percentage": 0.31, "elapsed_time": str(timedelta(seconds=int(clock))),
+            "remaining_time": "0:03:25"}  # fmt: skip
+    return json.dumps(line) + "\n"
+
+
 def bridge(step, seconds, clock):
     return f"Step Time : {seconds:.2f}s GPU utilization: 666.0MODEL_TFLOP/s/GPU\n"
 
@@ -123,4 +146,5 @@ TOOLS = {
     "megatron": megatron, "primus": primus, "nemo": nemo, "nemo bar": nemo_bar, "maxtext": maxtext,
     "deepspeed pipe": deepspeed_pipe, "deepspeed": deepspeed, "torchtitan": torchtitan,
     "nanotron": nanotron, "mmengine": mmengine, "ms-swift": swift,
+    "olmo-core": olmo_core, "pith": pith,
 }  # fmt: skip

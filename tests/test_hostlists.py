@@ -1,4 +1,4 @@
-"""Lists of hosts as Slurm, MPI, PBS and launchers write them."""
+"""Lists of hosts as Slurm, MPI, PBS, LSF and launchers write them."""
 
 import json
 import re
@@ -37,6 +37,10 @@ FOUR = [
     "node001 slots=8\nnode002 slots=8 max_slots=8\nnode003\nnode7 slots=8\n",  # Open MPI
     "node001:8\nnode002:8\n# spare\nnode003:8\n\nnode7:8\n",  # MPICH, torchrun
     "node001\nnode001\nnode002\nnode002\nnode003\nnode7\nnode7\n",  # PBS_NODEFILE
+    "login\n"
+    + "".join(f"{name}\n" * 8 for name in ("node001", "node002", "node003", "node7")),  # LSF
+    "login 1 node001 42 node002 42 node003 42 node7 42",  # LSB_MCPU_HOSTS
+    "rank 2=node003 slot=0\nrank 0=node001 slot=0\nrank 1=node002 slot=0-3\nrank 3=node7 slot=0",
     "-w node001,node002,node[003,7]",  # pdsh
     "node[001-002]\nnode[003,7]",
     'export NODES="node[001-003],node7"',

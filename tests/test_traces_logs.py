@@ -9,6 +9,7 @@ from logs_made import (
     TOOLS,
     bar,
     bridge,
+    llama_factory,
     log_of,
     maxtext,
     megatron,
@@ -18,8 +19,9 @@ from logs_made import (
 )
 
 VALUES = np.round(5.0 + 0.2 * np.sin(np.arange(12.0)), 1)
-MEANS = ("megatron", "primus", "deepspeed pipe", "torchtitan", "nanotron", "mmengine", "ms-swift")
-RATES = ("torchtitan", "ms-swift")  # read by the time between lines
+MEANS = ("megatron", "primus", "deepspeed pipe", "torchtitan", "nanotron", "mmengine", "ms-swift",
+         "olmo-core")  # fmt: skip
+RATES = ("torchtitan", "ms-swift", "olmo-core")  # read by the time between lines
 BATCH = "train_batch_size ............. 64\n"
 
 
@@ -92,6 +94,19 @@ def test_lines_without_step_numbers_and_bars(shown):
                 np.r_[VALUES, VALUES])  # fmt: skip
     # beside a tool's own lines a bar is nothing
     assert same(shown(log_of(bar, VALUES + 1.0) + "\n" + log_of(megatron, VALUES)), VALUES)
+
+
+def test_a_time_since_the_start_is_a_clock(shown):
+    values = np.full(12, 10_000.0)  # 100,000 s each ten steps: more than a day
+    values[5] = 12_000.0
+    text = log_of(llama_factory, values, every=10)
+    evaluation = '{"current_steps": 30, "total_steps": 3235, "eval_loss": 1.5, "epoch": 0.2}'
+    lines = text.splitlines()
+    found = shown("\n".join([*lines[:3], evaluation, *lines[3:]]))
+    assert same(found, values[1:], mean_over=10)
+    assert any("whole seconds" in note for note in found["notes"])
+    status = shown('{"current_steps": 30, "total_steps": 3235, "loss": 1.5, "epoch": 0.2}\n' * 3)
+    assert "elapsed_time" in status
 
 
 def test_an_evaluations_line_is_no_step(shown, run, tmp_path):

@@ -1,8 +1,9 @@
 """Lists of hosts as schedulers and launchers write them, expanded to names in their order.
 
 Slurm's compressed lists (``node[001-004,7]``), host files of MPI and DeepSpeed (``host slots=8``,
-``host:8``), PBS node files (a line per task), comma-separated lists of pdsh and torchrun, and
-assignments in front of them (``NodeList=``), and what ``scontrol show node`` prints.
+``host:8``), Open MPI's rank files, PBS node files (a line per task), LSF's (``LSB_DJOB_HOSTFILE``,
+``LSB_MCPU_HOSTS``), comma-separated lists of pdsh and torchrun, assignments in front of them
+(``NodeList=``), and what ``scontrol show node`` prints.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 
 from prism.common.errors import PrismError
 from prism.common.text import format_count
@@ -21,7 +23,8 @@ _WHERE = re.compile(r"^(?:-w|--host|--hosts|--nodelist|-H)[\s=]+")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _PAIRED = re.compile(r"[^][]*(?:\[[^][]*\][^][]*)*")
 _BETWEEN_COMMAS = re.compile(r"(?:[^,[]|\[[^]]*\])+")
-
+_RANK = re.compile(r"^[ \t]*rank[ \t]+(\d{1,9})[ \t]*=[ \t]*(\S+)", re.M)
+_SLOTS = re.compile(r"\S+\s+\d+(?:\s+\S+\s+\d+)+")  # hosts, each with its number of slots
 
 _NODE = re.compile(r"^NodeName=(\S+)\s(?:(?!^NodeName=).)*?\bState=(\S+)", re.M | re.S)
 _AWAY = re.compile(r"DOWN|DRAIN|FAIL|FUTURE|INVAL|MAINT|\*")  # states in which no job can start
@@ -62,20 +65,35 @@ def read_hosts_text(text: str, source: str) -> list[str]:
 
     >>> read_hosts_text("NodeName=a Arch=x\n State=IDLE\nNodeName=b Arch=x\n State=IDLE+DRAIN", "-")
     ['a']
+
+    A rank file in the order of its ranks; LSF's launch host, of one slot beside larger, left out:
+
+    >>> read_hosts_text("rank 1=b slot=0\nrank 0=a slot=0", "-")
+    ['a', 'b']
+    >>> read_hosts_text("batch 1 a 42 b 42", "-"), read_hosts_text("batch\na\na\nb\nb", "-")
+    (['a', 'b'], ['a', 'b'])
     """
+    if ranks := _RANK.findall(text):
+        return list(dict.fromkeys(host for _, host in sorted(ranks, key=lambda rank: int(rank[0]))))
     if shown := _NODE.findall(text):
         return [name for name, state in shown if not _AWAY.search(state)]
-    names: dict[str, None] = {}
+    slots: Counter[str] = Counter()  # lines or slots of each host
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.split("#")[0].strip().strip("\"'")
         line = _WHERE.sub("", _ASSIGNED.sub("", line)).strip("\"' ")
         where = f"{source}:{number}" if "\n" in text.strip() else source
+        if _SLOTS.fullmatch(line):
+            words = line.split()
+            for name, n in zip(words[::2], words[1::2], strict=True):
+                slots[name] += int(n)
+            continue
         for word in _words(line, where):
-            for name in expand(word, where):
-                names[name] = None
-            if len(names) > MOST_HOSTS:
+            slots.update(expand(word, where))
+            if len(slots) > MOST_HOSTS:
                 raise PrismError(f"{where}: more than {MOST_HOSTS:,} hosts; is a range mistyped?")
-    return list(names)
+    names = list(slots)
+    launches = len(names) > 1 and slots[names[0]] == 1 < min(slots[name] for name in names[1:])
+    return names[launches:]
 
 
 def _words(line: str, where: str) -> list[str]:

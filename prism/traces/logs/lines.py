@@ -13,6 +13,8 @@ References
 .. [5] MaxText, metric_logger.py
 .. [6] nanotron, logging of a step; MMEngine (XTuner), LoggerHook; ms-swift, its callback; tqdm,
    whose bar transformers' Trainer shows
+.. [7] OLMo-core, console_logger.py; LLaMA-Factory, callbacks.py, trainer_log.jsonl; pith,
+   log of a step
 """
 
 import io
@@ -47,7 +49,9 @@ class Tool(NamedTuple):
 
     name: str
     mark: bytes  # in each line of step times, whole or damaged
-    line: str  # with groups value and step (else lines count); unit and total where written
+    line: str
+    """With groups value (else the clock tells) and step (else lines count), and where written
+    unit, total, elapsed (time since the start, instead of a clock) and bar."""
     what: str  # what the tool calls the value
     sample: str
     is_mean: bool = False  # over the steps since the line before; else of the last step alone
@@ -106,6 +110,13 @@ TOOLS = (
         "completed step: 10, seconds: 5.838, TFLOP/s/device: ...",
     ),
     Tool(
+        "pith",
+        rb" \| step-time ",
+        r"\bstep (?P<step>\d{1,15})/(?P<total>\d{1,15}) \| step-time (?P<value>\S*) sec\b",
+        "step-time",
+        "step 00000010/00001000 | step-time 5.838 sec | ...",
+    ),
+    Tool(
         "DeepSpeed",
         rb"iter time \(s\):",
         r"\bsteps: (?P<step>\d{1,15})\b.*?iter time \((?P<unit>s)\):\s*(?P<value>\S*)",
@@ -145,6 +156,25 @@ TOOLS = (
         other=r"\bvalidate step: ",
     ),
     Tool(
+        "OLMo-core",
+        rb"\[step=\d+/\d+,epoch=",
+        r"\[step=(?P<step>\d{1,15})/(?P<total>\d{1,15}),",
+        "time between lines",
+        "2025-12-22 10:00:02.534 ... [step=10/12000,epoch=1,eta=50m]",
+        is_mean=True,
+        is_rate=True,
+    ),
+    Tool(
+        "LLaMA-Factory",
+        rb'"current_steps": \d+, "total_steps": \d+, "loss"',
+        r'"current_steps": (?P<step>\d{1,15}), "total_steps": (?P<total>\d{1,15}),'
+        r'.*"elapsed_time": "(?P<elapsed>[\w ,]*\d+:\d\d:\d\d)"',
+        "time between lines",
+        '{"current_steps": 10, "total_steps": 500, "loss": 1.2, ... "elapsed_time": "0:00:57"}',
+        is_mean=True,
+        is_rate=True,
+    ),
+    Tool(
         "Megatron Bridge",
         rb"Step Time : ",
         r"\bStep Time : (?P<value>[\d.]+)(?P<unit>s)\b",
@@ -182,7 +212,7 @@ def is_log(text: bytes) -> bool:
 
 def read_log(files: Sequence[RecordedFile], where: Mapping[str, str] | None = None) -> StepTimes:
     """Read the step times of a log; `where` may choose a run."""
-    text, source = files[0].text, files[0].source
+    text, source = files[0].text or files[0].read_text(), files[0].source
     wanted = wanted_run(source, where)
     if _MLLOG in text:
         return _read_mlperf(text, source, wanted)
@@ -234,7 +264,8 @@ def _entries(text: bytes, tool: Tool, source: str) -> tuple[pd.DataFrame, int]:
             bars.append((int(parts.get("bar") or 0), "e" not in step))
             batch = _BATCH.search(line)
             found.append((
-                int(float(step)), _seconds(parts, tool, source, number), number, _clock(line),
+                int(float(step)), _seconds(parts, tool, source, number), number,
+                _since(parts["elapsed"]) if parts.get("elapsed") else _clock(line),
                 *_writer(line[: match.start()]), int(parts.get("total") or 0),
                 int(batch[1]) if batch else 0, parts.get("unit") or "s",
             ))  # fmt: skip
@@ -255,7 +286,7 @@ def _entries(text: bytes, tool: Tool, source: str) -> tuple[pd.DataFrame, int]:
 
 def _seconds(parts: Mapping[str, str | None], tool: Tool, source: str, number: int) -> float:
     """Read the value of a line [s], or a rate; ``11.6K`` and ``1,160`` as they stand."""
-    text, unit = parts["value"] or "", parts.get("unit") or "s"
+    text, unit = parts.get("value", "1") or "", parts.get("unit") or "s"
     plain, last = text.replace(",", "") if tool.is_rate else text, text[-1:]
     value: object = plain
     if last in _SUFFIXES:
@@ -282,6 +313,14 @@ def _clock(line: str) -> float:
     return moment.timestamp() + float(f"0.{part or 0}")
 
 
+def _since(elapsed: str) -> float:
+    """Read a time since the start [s], as Python writes it."""
+    try:
+        return float(pd.Timedelta(elapsed.replace(",", "")).total_seconds())
+    except ValueError:
+        return float("nan")
+
+
 def _writer(before: str) -> tuple[str, str]:
     """Find what grep and launchers put before a line: its file, its rank or host."""
     found = _BEFORE.match(_CLOCK.sub("", before))
@@ -304,12 +343,12 @@ def _to_times(
         entries["seconds"] = int(batch[1]) / entries["seconds"]
     elif tool.is_rate:
         entries["seconds"] = by_clock(entries)
-        what = replace(what, column="time between lines", why=f"{tool.name} writes a rate",
+        what = replace(what, column="time between lines", why=f"{tool.name} writes no step time",
                        is_mean=True)  # fmt: skip
         use = np.isfinite(entries["seconds"]) & (entries["seconds"] > 0.0)
         if 2 * use.sum() < use.size or not use.any():
             raise PrismError(
-                f"{source}:{entries['line'][0]}: {tool.name} writes a rate, and the log has "
+                f"{source}:{entries['line'][0]}: {tool.name} writes no step time, and the log has "
                 "neither the samples of a step nor the time of most lines; expected "
                 f"{tool.sample!r}; the tool's TensorBoard files hold step times"
             )
@@ -317,6 +356,12 @@ def _to_times(
             "step times are the time between lines, evaluations and checkpoints included; "
             f"{format_count(int((~use).sum()), 'line')} without one before"
         )
+        if (entries["clock"] % 1.0 == 0.0).all():
+            apart = entries["step"].diff().median()
+            notes.append(
+                "the clock has whole seconds: their rounding alone gives values a standard "
+                f"deviation of {np.sqrt(1 / 6) / apart:.2g} s"
+            )
         entries = entries[use]
     if tool.many:
         notes.append("tqdm smooths what its bar shows: the spread of single steps is larger")
