@@ -191,11 +191,12 @@ def draw(memory):
         figure, ax = plt.subplots(figsize=(5.2, 4.2))
     ax.plot([0.0, 1.0], [0.0, 1.0], color="0.6", linewidth=1.0)
     ax.fill_between([0.0, 1.0], [-0.1, 0.9], [0.1, 1.1], color="0.6", alpha=0.15, linewidth=0.0)
-    ax.errorbar(p, ran, error, fmt="none", ecolor=BLUE, linewidth=1.2)
+    error = np.minimum(error, [ran, 1.0 - ran])  # of a share
     for few, colour, label in ((False, BLUE, f"{LEAST_TENTH} layouts or more"),
                                (True, ORANGE, "fewer")):  # fmt: skip
         own = (n < LEAST_TENTH) == few
-        ax.plot(p[own], ran[own], "o", color=colour, label=label)
+        ax.errorbar(p[own], ran[own], error[:, own], fmt="o", color=colour, label=label,
+                    linewidth=1.2)  # fmt: skip
     for x, y, count in zip(p, ran, n, strict=True):
         ax.annotate(f"{count:.0f}", (x, y), xytext=(7, -9), textcoords="offset points", fontsize=8)
     ax.set(xlim=(-0.03, 1.06), ylim=(-0.05, 1.08), xlabel="predicted P(fits)",

@@ -55,7 +55,7 @@ ALLOWED = (
 
 _RECORDED = (r"iterations?", "a name in what other tools write")
 EXCEPTIONS = {
-    "prism/traces/logs/lines.py": _RECORDED,
+    "prism/traces/logs/tools.py": _RECORDED,
     "prism/traces/columns.py": _RECORDED,
     "prism/traces/kineto/stepmarks.py": _RECORDED,
     "prism/jobs/jobspec/othernames.py": _RECORDED,

@@ -58,19 +58,17 @@ class Reader:
 
 
 READERS = (
-    Reader("rccl-tests", "output of rccl-tests", "collectives", lambda f: is_rccl(f.head),
-           read_nccl_tests, True),
     Reader("chakra", "a Chakra execution trace", "trace", is_chakra, read_chakra, True,
            ("step_range",)),
     Reader("log", "a log of step times", "step_times",
            lambda f: is_log(f.head if f.kind == "json" else f.text), read_log, options=("where",)),
+    Reader("nccl-tests", "output of nccl-tests or rccl-tests", "collectives",
+           lambda f: is_rccl(f.head) or is_nccl_tests(f.text), read_nccl_tests, True),
     Reader("kineto", "profiler JSON", "trace", lambda f: f.kind == "json", read_kineto, True),
     Reader("nsys", "an Nsight Systems export", "trace", lambda f: f.kind == "sqlite", read_nsys,
            True, ("step_range",)),
     Reader("tensorboard", "TensorBoard's events", "step_times", is_events, read_events, True,
            ("column", "where", "unit", "per_step")),
-    Reader("nccl-tests", "output of nccl-tests", "collectives", lambda f: is_nccl_tests(f.text),
-           read_nccl_tests, True),
     Reader("hta", "a table of kernels by HTA", "kernels", lambda f: is_hta(f.columns), read_hta),
     Reader("pipeline", "a pipeline trace", "trace", lambda f: is_pipeline(f.columns),
            lambda files: read_pipeline(files[0].table)),

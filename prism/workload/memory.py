@@ -7,12 +7,10 @@ masks, scores of attention that is not fused, buffers of all-to-alls, and offloa
 
 References
 ----------
-.. [1] Korthikanti et al., arXiv:2205.05198: activations of a layer, recomputation, schedules.
-.. [2] Rajbhandari et al., arXiv:1910.02054: what ZeRO shards.
-.. [3] Qi et al., arXiv:2401.10241: split backwards.
-.. [4] torchtitan, ``distributed/activation_checkpoint.py``: selective recomputation by op.
-.. [5] Megatron Core user guide, "Distributed Optimizer": bytes per parameter.
-.. [6] nanotron, ``optim/gradient_accumulator.py``, ``optim/zero.py``: 20 bytes per parameter with
+.. [1] Rajbhandari et al., arXiv:1910.02054: what ZeRO shards.
+.. [2] Qi et al., arXiv:2401.10241: split backwards.
+.. [3] Megatron Core user guide, "Distributed Optimizer": bytes per parameter.
+.. [4] nanotron, ``optim/gradient_accumulator.py``, ``optim/zero.py``: 20 bytes per parameter with
    DistributedDataParallel, 10 + 14 / d with ZeRO-1; measured as such (layout_sweep).
 """
 
@@ -30,21 +28,24 @@ from prism.cluster.devices import find_device
 from prism.cluster.groups import shard_size
 from prism.jobs.job import layer_split
 from prism.jobs.schedule import Schedule, make_schedule
+from prism.workload.activations import (
+    ACTIVATIONS,
+    LayerBytes,
+    layer_bytes,
+    quantizes,
+    stored_bytes,
+)
 from prism.workload.costs import ONE_ORDER
-from prism.workload.expand import expert_imbalance
-from prism.workload.frameworks import FRAMEWORKS, family
-from prism.workload.kernelcost import NUMBER_BYTES
-from prism.workload.kernels import SCALE_BYTES
-from prism.workload.layers import Layer, layer_halves, model_layers, share_of, share_sizes
+from prism.workload.frameworks import FRAMEWORKS
+from prism.workload.layers import Layer, model_layers, share_of, share_sizes
 from prism.workload.modelsize import DTYPE_BYTES, Slot, Weights, chunk_weights, lay_slots
-from prism.workload.ops import BF16_BYTES, Attention, Norm, Op, Pointwise, Product
+from prism.workload.ops import BF16_BYTES
 from prism.workload.optimizers import master_bytes, moment_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from prism.jobs.job import Job
-    from prism.jobs.jobspec.blocks import ParallelismBlock
 
 GIB = 2.0**30
 PRIMARY = ("fp8", "mxfp8")
@@ -52,8 +53,8 @@ PRIMARY = ("fp8", "mxfp8")
 of Megatron Bridge's recipes)."""
 MASTER_GRADIENT_BYTES = 4.0
 """A parameter's gradient in float32, as the optimizer takes it: with a master copy and two moments
-([2]_, section 3.1) Megatron-LM's 18 bytes per parameter with gradients in float32 and 20 in
-bfloat16, 6 + 12 / d and 4 + 16 / d with its distributed optimizer ([5]_)."""
+([1]_, section 3.1) Megatron-LM's 18 bytes per parameter with gradients in float32 and 20 in
+bfloat16, 6 + 12 / d and 4 + 16 / d with its distributed optimizer ([3]_)."""
 FUSED_LOGIT_BYTES = 2.0, 2.0
 """Bytes of a logit kept for a fused loss's backward, and beside it while that runs: the product and
 its gradient in bfloat16 (Transformer Engine, flash-attn, torch.compile)."""
@@ -72,9 +73,6 @@ WARNED_P_FITS = 0.5
 """The same below which a job is warned of: it less likely fits than not."""
 STEADY_ROUNDS = 4
 """Rounds of pp microbatches after which no schedule but GPipe holds more than before."""
-ACTIVATIONS = ("checkpoints", "norms", "attention", "mlp", "logits")
-"""What a forward keeps: inputs of recomputed layers, else what its ops keep, by the half of a layer
-they are in."""
 PARTS = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -167,86 +165,24 @@ def memory_figures(job: Job, every: bool = True) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-class _LayerBytes(NamedTuple):
-    """Bytes of one layer's activations on one GPU for one microbatch."""
-
-    kept: tuple[float, ...]  # by a forward, with the job's recomputation, by `ACTIVATIONS`
-    whole: tuple[float, ...]  # without it
-    beside: float  # what else is there while its backward runs
-
-
-def _layer_bytes(job: Job, layer: Layer) -> _LayerBytes:
-    """Add up what the ops of a layer keep.
-
-    With f = 4 h and as many key heads as heads that is 32 h per token in bfloat16 with Megatron,
-    where [1]_ has 34 h with dropout's two masks, 18 h + 8 f in eager PyTorch. Routed ops have the
-    busiest rank's share. With a quantized `parallelism.precision` Transformer Engine keeps what
-    enters a product quantized; torchao keeps bfloat16.
-
-    Selective recomputation is torchtitan's by op ([4]_): the outputs of attention, of
-    reduce-scatters and of every other product are kept as far as backward needs them, so of q, v
-    and gate (or up), not of k, out and up. Megatron's, of [1]_, is for the scores, which flash
-    attention never keeps.
-    """
-    model, p, share = job.model, job.parallelism, share_of(job.parallelism)
-    s, framework = share_sizes(model, share), FRAMEWORKS[p.framework]
-    entering = _stored_bytes(p) if _quantizes(p) else BF16_BYTES
-    busiest, saves = expert_imbalance(model, p), dict(framework.saves)
-    repeats = framework.passes["repeat"].forward_launches > 0.0  # keys are kept for every head
-    whole, products = dict.fromkeys(ACTIVATIONS, 0.0), dict.fromkeys(ACTIVATIONS, 0.0)
-    inside, number = 0.0, 0
-
-    def keep(kind: str, op: Op) -> None:
-        """Count what an op keeps, and of that what selective recomputation does."""
-        nonlocal inside, number
-        factor = busiest if getattr(op, "routed", False) else 1.0
-        whole["norms" if isinstance(op, Norm) else kind] += factor * op.kept(entering)
-        if isinstance(op, Pointwise) and op.kind in ("swiglu", "gelu"):
-            whole[kind] += factor * saves.get(op.kind, 0.0) * op.rows * op.width
-            width = op.width * op.saves / BF16_BYTES + s.hidden * op.routed
-            inside = max(inside, factor * op.rows * width)
-        if isinstance(op, Attention):
-            expanded = op.query + op.out - op.keys if repeats else 0.0
-            extra = saves.get("attention", 0.0) * op.out + BF16_BYTES * expanded
-            whole[kind] += op.rows * extra
-            products[kind] += BF16_BYTES * op.rows * op.out
-        if isinstance(op, Product):
-            own = op.parts[number % 2 :: 2] if not op.leave else ()
-            products[kind] += BF16_BYTES * op.rows * sum(part.width for part in own)
-            number += len(op.parts)
-
-    for kind, half in zip(("attention", "mlp"), layer_halves(model, share, layer), strict=True):
-        for op in half:
-            keep(kind, op)
-    stream, divided = BF16_BYTES * s.hidden * s.resident, p.tp > 1 and p.sequence_parallel
-    again = dict.fromkeys(ACTIVATIONS, 0.0) | {"checkpoints": stream}
-    if p.recompute == "selective":
-        again = products | {"checkpoints": stream * (1.0 + divided)}
-    kept = whole if p.recompute == "none" else again
-    gathered = framework.gathered_inputs * divided * BF16_BYTES * s.tokens * s.hidden
-    recomputed = sum(whole.values()) - sum(kept.values())
-    beside = gathered + BF16_BYTES * inside + recomputed
-    return _LayerBytes(tuple(kept.values()), tuple(whole.values()), beside)
-
-
 def estimate_memory(job: Job, every: bool = False) -> list[StageMemory] | None:
     """Estimate the memory of stages' GPUs; None where the model's sizes are not known.
 
     Of stages with the same chunks only the fullest, or `every` one.
 
     Per parameter, ddp holds 2 bytes of weight, 4 of gradient and 12 of Adam, with gradients in
-    bfloat16 2, 2 and 16 ([5]_); zero1 shards Adam's; fsdp and hsdp all but what is gathered: with
+    bfloat16 2, 2 and 16 ([3]_); zero1 shards Adam's; fsdp and hsdp all but what is gathered: with
     resharding the units in use and prefetched, and the gradients of two (one computed, one on its
     way); without, a chunk's weights from its first forward and its gradients from its first
     backward, both until its last backward. Resharded gradients are reduced after every microbatch,
     as `prism.workload.stepgraph` does. With framework megatron, quantized weights are there once
     for each order in which they are multiplied, without or beside a bfloat16 copy. PyTorch's
     DistributedDataParallel has all gradients once more in its buckets, in bfloat16; nanotron's
-    optimizer gathers zero1's parameters by way of copies ([6]_), when the activations are gone.
+    optimizer gathers zero1's parameters by way of copies ([4]_), when the activations are gone.
 
     Where the backward is split, a weight half still needs the inputs of the matrix products and
-    their outputs' gradients, which are as many bytes as a layer's activations ([3]_, appendix: 32
-    s b h; in the list of `_layer_bytes` the same sum), recomputed ones too; weights stay
+    their outputs' gradients, which are as many bytes as a layer's activations ([2]_, appendix: 32
+    s b h; in the list of `layer_bytes` the same sum), recomputed ones too; weights stay
     until the last input half, gradients until the last weight half.
 
     What comes and goes is fragmented by the framework's factor; what lasts is not. Errors are in
@@ -267,7 +203,7 @@ def estimate_memory(job: Job, every: bool = False) -> list[StageMemory] | None:
 def _chunks(job: Job) -> list[list[_Chunk]]:
     """Lay out the model's chunks [stage][chunk]; without a pipeline a layer is one."""
     counts = layer_split(job) if job.parallelism.pp > 1 else [1] * job.model.n_layers
-    kinds = {layer: _layer_bytes(job, layer) for layer in set(model_layers(job.model))}
+    kinds = {layer: layer_bytes(job, layer) for layer in set(model_layers(job.model))}
     slots = lay_slots(job, counts)
     weights = chunk_weights(job, slots)
     return [
@@ -276,7 +212,7 @@ def _chunks(job: Job) -> list[list[_Chunk]]:
     ]
 
 
-def _chunk(job: Job, slot: Slot, held: Weights, kinds: dict[Layer, _LayerBytes]) -> _Chunk:
+def _chunk(job: Job, slot: Slot, held: Weights, kinds: dict[Layer, LayerBytes]) -> _Chunk:
     """Add up what a chunk has."""
     p, s = job.parallelism, share_sizes(job.model, share_of(job.parallelism))
     layers = [kinds[layer] for layer in slot.layers]
@@ -299,23 +235,13 @@ def _chunk(job: Job, slot: Slot, held: Weights, kinds: dict[Layer, _LayerBytes])
     )  # fmt: skip
 
 
-def _quantizes(p: ParallelismBlock) -> bool:
-    """Whether operands stay quantized from forward to backward, as in Transformer Engine."""
-    return family(p.framework) == "megatron" and p.precision != "bf16"
-
-
-def _stored_bytes(p: ParallelismBlock) -> float:
-    """Bytes of a number of an operand with its share of scales."""
-    return NUMBER_BYTES[p.precision] + SCALE_BYTES.get(p.precision, 0.0)
-
-
 def _weight_bytes(job: Job) -> float:
     """Bytes of a parameter: in bfloat16, or quantized for each order in which it is multiplied."""
     p = job.parallelism
-    if not _quantizes(p):
+    if not quantizes(p):
         return BF16_BYTES
     copies = 1 if p.precision == "fp8" and job.cluster.device not in ONE_ORDER else 2
-    return copies * _stored_bytes(p) + (0.0 if p.precision in PRIMARY else BF16_BYTES)
+    return copies * stored_bytes(p) + (0.0 if p.precision in PRIMARY else BF16_BYTES)
 
 
 def _stage(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> StageMemory:

@@ -1,0 +1,163 @@
+"""Which trainers' logs are read: how each tool writes the time of a step.
+
+References
+----------
+.. [1] Megatron-LM, training.py, training_log; Megatron Bridge and Primus print the same line,
+   Primus a mean behind a slash
+.. [2] NeMo, progress printer and bar: `train_step_timing in s` of the callback that times a step
+.. [3] torchtitan, metrics.py, MetricsProcessor.log
+.. [4] DeepSpeed, pipe/engine.py and utils/timer.py, ThroughputTimer
+.. [5] MaxText, metric_logger.py
+.. [6] nanotron, logging of a step; MMEngine (XTuner), LoggerHook; ms-swift, its callback; tqdm,
+   whose bar transformers' Trainer shows
+.. [7] OLMo-core, console_logger.py; LLaMA-Factory, callbacks.py, trainer_log.jsonl; pith,
+   log of a step
+"""
+
+from typing import NamedTuple
+
+
+class Tool(NamedTuple):
+    """How one tool writes step times."""
+
+    name: str
+    mark: bytes  # in each line of step times, whole or damaged
+    line: str
+    """With groups value (else the clock tells) and step (else lines count), and where written
+    unit, total, elapsed (time since the start, instead of a clock) and bar."""
+    what: str  # what the tool calls the value
+    sample: str
+    is_mean: bool = False  # over the steps since the line before; else of the last step alone
+    is_rate: bool = False  # samples or tokens per second, or none: the clock tells, or the batch
+    batch: bytes = b"(?!)"  # where the log has the samples of a step
+    many: bool = False  # in one line
+    other: str = "(?!)"  # in lines that are not of a training step
+
+
+# those that give a time before those that give a rate
+TOOLS = (
+    Tool(
+        "Megatron",
+        rb"elapsed time per iteration \(",
+        r"\biteration\s+(?P<step>\d{1,15})\s*/\s*(?P<total>\d{0,15}).*?"
+        r"elapsed time per iteration \((?P<unit>ms|s)\):\s*(?P<value>[^\s|/]*)",
+        "elapsed time per iteration",
+        "iteration 10/ 1000 | ... elapsed time per iteration (ms): 5837.9 |",
+        is_mean=True,
+    ),
+    Tool(
+        "NeMo",
+        rb"train_step_timing in s ?[:=]",
+        r"(?:\|\s*(?P<bar>\d{1,15})/\d+ \[.*?)?"
+        r"\bglobal_step ?[:=]\s*(?P<step>\d[\d.]{0,15}(?:e\+\d\d?)?)\b.*?"
+        r"train_step_timing in (?P<unit>s) ?[:=]\s*(?P<value>[^\s|,\]]*)",
+        "train_step_timing in s",
+        "global_step: 10 | ... | train_step_timing in s: 5.8",
+    ),
+    Tool(
+        "nanotron",
+        rb"elapsed_time_per_iteration_ms: ",
+        r"\biteration: (?P<step>\d{1,15}) / (?P<total>\d{1,15}) .*?"
+        r"elapsed_time_per_iteration_(?P<unit>ms): (?P<value>[^\s|]*)",
+        "elapsed_time_per_iteration_ms",
+        "iteration: 10 / 1000 | ... elapsed_time_per_iteration_ms: 5.84K |",
+        is_mean=True,
+    ),
+    Tool(
+        "MMEngine",
+        rb"Iter\(train\) \[",
+        r"Iter\(train\) \[\s*(?P<step>\d{1,15})/(?P<total>\d{1,15})\].*?"
+        r"(?<!_)\btime: (?P<value>\S*)",
+        "time",
+        "Iter(train) [  10/5000]  lr: ... time: 3.1561  data_time: ...",
+        is_mean=True,
+    ),
+    Tool(
+        "MaxText",
+        rb"completed step: \d+, ",
+        r"\bcompleted step: (?P<step>\d{1,15}), seconds: (?P<value>[^\s,]*)",
+        "seconds",
+        "completed step: 10, seconds: 5.838, TFLOP/s/device: ...",
+    ),
+    Tool(
+        "pith",
+        rb" \| step-time ",
+        r"\bstep (?P<step>\d{1,15})/(?P<total>\d{1,15}) \| step-time (?P<value>\S*) sec\b",
+        "step-time",
+        "step 00000010/00001000 | step-time 5.838 sec | ...",
+    ),
+    Tool(
+        "DeepSpeed",
+        rb"iter time \(s\):",
+        r"\bsteps: (?P<step>\d{1,15})\b.*?iter time \((?P<unit>s)\):\s*(?P<value>\S*)",
+        "iter time (s)",
+        "steps: 10 loss: 2.1 iter time (s): 5.838 samples/sec: 43.8",
+        is_mean=True,
+    ),
+    Tool(
+        "DeepSpeed",
+        rb"CurrSamplesPerSec=",
+        r"(?:\bglobal_step=|\b\d{1,9}/)(?P<step>\d{1,15}), "
+        r".*?CurrSamplesPerSec=(?P<value>[^\s,]*)",
+        "train_batch_size over CurrSamplesPerSec",
+        "[2023-11-07 01:55:23,714] ... global_step=10, ... CurrSamplesPerSec=25.7, ...",
+        is_rate=True,
+        batch=rb"\btrain_batch_size\W+(\d{1,12})\b",
+    ),
+    Tool(
+        "ms-swift",
+        rb"'global_step/max_steps': '",
+        r"'train_speed\(iter/s\)': (?P<value>[\d.e+-]+).*?"
+        r"'global_step/max_steps': '(?P<step>\d{1,15})/(?P<total>\d{1,15})'",
+        "time between lines",
+        "2025-05-21T03:50:41.5Z {... 'train_speed(iter/s)': 0.19, ... 'global_step/max_steps': "
+        "'295/4491', ...}",
+        is_mean=True,
+        is_rate=True,
+    ),
+    Tool(
+        "torchtitan",
+        rb"(?:\b|\dm)[tw]ps: ?[\d,]+",
+        r"\bstep: +(?P<step>\d{1,15}) .*?\b[tw]ps: ?(?P<value>[\d,]+)",
+        "time between lines",
+        "[titan] 2025-06-04 08:51:58,557 - root - INFO - step: 10 ... tps: 7,034",
+        is_mean=True,
+        is_rate=True,
+        other=r"\bvalidate step: ",
+    ),
+    Tool(
+        "OLMo-core",
+        rb"\[step=\d+/\d+,epoch=",
+        r"\[step=(?P<step>\d{1,15})/(?P<total>\d{1,15}),",
+        "time between lines",
+        "2025-12-22 10:00:02.534 ... [step=10/12000,epoch=1,eta=50m]",
+        is_mean=True,
+        is_rate=True,
+    ),
+    Tool(
+        "LLaMA-Factory",
+        rb'"current_steps": \d+, "total_steps": \d+, "loss"',
+        r'"current_steps": (?P<step>\d{1,15}), "total_steps": (?P<total>\d{1,15}),'
+        r'.*"elapsed_time": "(?P<elapsed>[\w ,]*\d+:\d\d:\d\d)"',
+        "time between lines",
+        '{"current_steps": 10, "total_steps": 500, "loss": 1.2, ... "elapsed_time": "0:00:57"}',
+        is_mean=True,
+        is_rate=True,
+    ),
+    Tool(
+        "Megatron Bridge",
+        rb"Step Time : ",
+        r"\bStep Time : (?P<value>[\d.]+)(?P<unit>s)\b",
+        "Step Time",
+        "Step Time : 9.05s GPU utilization: 666.0MODEL_TFLOP/s/GPU",
+    ),
+    Tool(
+        "a progress bar",
+        rb"\d/\d+ \[[\d:]+<[\d:?]+, ",
+        r"\b(?P<step>\d{1,15})/(?P<total>\d{1,15}) \[[\d:]+<[\d:?]+, +(?P<value>[\d.]+)"
+        r"(?P<unit>s/it|it/s)",
+        "s/it, smoothed",
+        "10/400 [00:50<33:12,  5.05s/it]",
+        many=True,
+    ),
+)

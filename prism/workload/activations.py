@@ -1,0 +1,98 @@
+"""What a layer's forward keeps for its backward on one GPU, from the table of ops.
+
+References
+----------
+.. [1] Korthikanti et al., arXiv:2205.05198: activations of a layer, recomputation.
+.. [2] torchtitan, ``distributed/activation_checkpoint.py``: selective recomputation by op.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from prism.workload.expand import expert_imbalance
+from prism.workload.frameworks import FRAMEWORKS, family
+from prism.workload.kernelcost import NUMBER_BYTES
+from prism.workload.kernels import SCALE_BYTES
+from prism.workload.layers import Layer, layer_halves, share_of, share_sizes
+from prism.workload.ops import BF16_BYTES, Attention, Norm, Op, Pointwise, Product
+
+if TYPE_CHECKING:
+    from prism.jobs.job import Job
+    from prism.jobs.jobspec.blocks import ParallelismBlock
+
+ACTIVATIONS = ("checkpoints", "norms", "attention", "mlp", "logits")
+"""What a forward keeps: inputs of recomputed layers, else what its ops keep, by the half of a layer
+they are in."""
+
+
+class LayerBytes(NamedTuple):
+    """Bytes of one layer's activations on one GPU for one microbatch."""
+
+    kept: tuple[float, ...]  # by a forward, with the job's recomputation, by `ACTIVATIONS`
+    whole: tuple[float, ...]  # without it
+    beside: float  # what else is there while its backward runs
+
+
+def layer_bytes(job: Job, layer: Layer) -> LayerBytes:
+    """Add up what the ops of a layer keep.
+
+    With f = 4 h and as many key heads as heads that is 32 h per token in bfloat16 with Megatron,
+    where [1]_ has 34 h with dropout's two masks, 18 h + 8 f in eager PyTorch. Routed ops have the
+    busiest rank's share. With a quantized `parallelism.precision` Transformer Engine keeps what
+    enters a product quantized; torchao keeps bfloat16.
+
+    Selective recomputation is torchtitan's by op ([2]_): the outputs of attention, of
+    reduce-scatters and of every other product are kept as far as backward needs them, so of q, v
+    and gate (or up), not of k, out and up. Megatron's, of [1]_, is for the scores, which flash
+    attention never keeps.
+    """
+    model, p, share = job.model, job.parallelism, share_of(job.parallelism)
+    s, framework = share_sizes(model, share), FRAMEWORKS[p.framework]
+    entering = stored_bytes(p) if quantizes(p) else BF16_BYTES
+    busiest, saves = expert_imbalance(model, p), dict(framework.saves)
+    repeats = framework.passes["repeat"].forward_launches > 0.0  # keys are kept for every head
+    whole, products = dict.fromkeys(ACTIVATIONS, 0.0), dict.fromkeys(ACTIVATIONS, 0.0)
+    inside, number = 0.0, 0
+
+    def keep(kind: str, op: Op) -> None:
+        """Count what an op keeps, and of that what selective recomputation does."""
+        nonlocal inside, number
+        factor = busiest if getattr(op, "routed", False) else 1.0
+        whole["norms" if isinstance(op, Norm) else kind] += factor * op.kept(entering)
+        if isinstance(op, Pointwise) and op.kind in ("swiglu", "gelu"):
+            whole[kind] += factor * saves.get(op.kind, 0.0) * op.rows * op.width
+            width = op.width * op.saves / BF16_BYTES + s.hidden * op.routed
+            inside = max(inside, factor * op.rows * width)
+        if isinstance(op, Attention):
+            expanded = op.query + op.out - op.keys if repeats else 0.0
+            extra = saves.get("attention", 0.0) * op.out + BF16_BYTES * expanded
+            whole[kind] += op.rows * extra
+            products[kind] += BF16_BYTES * op.rows * op.out
+        if isinstance(op, Product):
+            own = op.parts[number % 2 :: 2] if not op.leave else ()
+            products[kind] += BF16_BYTES * op.rows * sum(part.width for part in own)
+            number += len(op.parts)
+
+    for kind, half in zip(("attention", "mlp"), layer_halves(model, share, layer), strict=True):
+        for op in half:
+            keep(kind, op)
+    stream, divided = BF16_BYTES * s.hidden * s.resident, p.tp > 1 and p.sequence_parallel
+    again = dict.fromkeys(ACTIVATIONS, 0.0) | {"checkpoints": stream}
+    if p.recompute == "selective":
+        again = products | {"checkpoints": stream * (1.0 + divided)}
+    kept = whole if p.recompute == "none" else again
+    gathered = framework.gathered_inputs * divided * BF16_BYTES * s.tokens * s.hidden
+    recomputed = sum(whole.values()) - sum(kept.values())
+    beside = gathered + BF16_BYTES * inside + recomputed
+    return LayerBytes(tuple(kept.values()), tuple(whole.values()), beside)
+
+
+def quantizes(p: ParallelismBlock) -> bool:
+    """Whether operands stay quantized from forward to backward, as in Transformer Engine."""
+    return family(p.framework) == "megatron" and p.precision != "bf16"
+
+
+def stored_bytes(p: ParallelismBlock) -> float:
+    """Bytes of a number of an operand with its share of scales."""
+    return NUMBER_BYTES[p.precision] + SCALE_BYTES.get(p.precision, 0.0)
