@@ -201,7 +201,7 @@ def draw(memory):
         ax.annotate(f"{count:.0f}", (x, y), xytext=(7, -9), textcoords="offset points", fontsize=8)
     ax.set(xlim=(-0.03, 1.06), ylim=(-0.05, 1.08), xlabel="predicted P(fits)",
            ylabel="share of layouts that ran")  # fmt: skip
-    ax.set_title(f"Which of {memory['layouts']:,} layouts on H100 ran")
+    ax.set_title(f"Which of {n.sum():,.0f} layouts on H100 ran")
     ax.legend(loc="upper left")
     figure.tight_layout()
     plots.save_figure(ax, HERE / "reliability.png")
