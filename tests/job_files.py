@@ -170,6 +170,7 @@ STRUCTURE = {
                              "vocab_size", "seq_len", "durations", "head_size", "v_head_size",
                              "q_lora_rank", "kv_lora_rank", "rope_head_size", "n_experts",
                              "experts_per_token", "expert_ffn_size", "n_shared_experts",
+                             "expert_latent_size", "shared_ffn_size", "attention_gate",
                              "n_dense_layers", "moe_layer_interval", "window",
                              "full_attention_interval", "layer_pattern", "mamba_heads",
                              "mamba_head_size", "mamba_groups", "mamba_state_size", "linear_heads",
@@ -250,6 +251,8 @@ def structures(draw: Any) -> dict[str, Any]:
             model |= latents(draw, hidden // n_heads) | {"n_kv_heads": n_heads}
         elif chance(draw, 0.1):
             model |= {pick("head_size", "v_head_size"): pick(1, 24, 200)}
+        elif chance(draw, 0.1):
+            model |= {"attention_gate": True} if pick(True, False) else {"q_lora_rank": pick(8, 40)}
         if chance(draw, 0.1):
             model["name"] = "llama3-8b"
         if pp > 1 and chance(draw, 0.15):
@@ -285,11 +288,19 @@ def experts(
     }
     model |= {"n_shared_experts": pick(0, 1, 2), "n_dense_layers": pick(0, n_layers - 1)}
     if chance(draw, 0.2):
+        model |= {"expert_latent_size": pick(8, 40), "shared_ffn_size": tp * pick(0, 16)}
+    if chance(draw, 0.2):
         del model["expert_ffn_size"]
     if chance(draw, 0.2):
         del model["n_dense_layers"]
-        model |= {"layer_pattern": "E" + "".join(pick(*"ML*-E") for _ in range(n_layers - 1))}
-        if "M" in model["layer_pattern"]:
+        letters = ["E"] + [pick(*"ML*-EHW") for _ in range(n_layers - 1)]
+        if chance(draw, 0.3):
+            letters = ["*E"] + [pick("LE", "M-", "H-", "WE", "*") for _ in range(n_layers - 1)]
+        between = " " if len(letters[0]) > 1 else ""
+        model |= {"layer_pattern": between.join(letters)}
+        if "W" in model["layer_pattern"]:
+            model |= {"window": pick(1, 64)}
+        if {"M", "H"} & set(model["layer_pattern"]):
             model |= {"mamba_heads": 2 * tp, "mamba_head_size": pick(16, 64)}
             model |= {"mamba_groups": tp, "mamba_state_size": pick(16, 128)}
         if "L" in model["layer_pattern"]:
@@ -321,7 +332,7 @@ def latents(draw: Any, width: int) -> dict[str, Any]:
     """Draw the widths of latent attention, beside heads of a width."""
     pick = lambda *options: one(draw, options)  # noqa: E731
     rope = pick(1, width // 2, width)
-    model = {"head_size": width, "rope_head_size": rope, "q_lora_rank": pick(8, 200)}
+    model = {"head_size": width, "rope_head_size": rope, "q_lora_rank": pick(0, 8, 200)}
     model |= {"kv_lora_rank": pick(8, 64)}
     return model | ({"v_head_size": pick(16, width)} if chance(draw, 0.5) else {})
 

@@ -174,17 +174,19 @@ def count(model: Mapping[str, Any]) -> tuple[float, float, float]:
     m = {"n_kv_heads": model["n_heads"], "gated_mlp": True, "tied_embeddings": False,
          "n_experts": 0, "experts_per_token": 0, "n_shared_experts": 0, "n_dense_layers": 0,
          "moe_layer_interval": 1, "window": 0, "full_attention_interval": 0, "kv_lora_rank": 0,
-         "q_lora_rank": 0, "rope_head_size": 0, "layer_pattern": "", **model}  # fmt: skip
+         "q_lora_rank": 0, "rope_head_size": 0, "layer_pattern": "", "expert_latent_size": 0,
+         "shared_ffn_size": 0, "attention_gate": False, **model}  # fmt: skip
     h, heads, s = m["hidden_size"], m["n_heads"], m["seq_len"]
     qk = m.get("head_size") or h // heads
     v = m.get("v_head_size") or qk
     wide = m.get("expert_ffn_size") or m["ffn_size"]
-    if m["kv_lora_rank"]:
-        q, kv, rope = m["q_lora_rank"], m["kv_lora_rank"], m["rope_head_size"]
-        down = h * (q + kv + rope) + q + kv
-        attention = down + q * heads * qk + kv * heads * (qk - rope + v) + heads * v * h
-    else:
-        attention = h * heads * qk + h * m["n_kv_heads"] * (qk + v) + heads * v * h
+    q, kv, rope = m["q_lora_rank"], m["kv_lora_rank"], m["rope_head_size"]
+    attention = heads * v * h * (2 if m["attention_gate"] else 1)
+    attention += q * (h + 1 + heads * qk) if q else h * heads * qk
+    attention += (
+        h * (kv + rope) + kv * (1 + heads * (qk - rope + v))
+        if kv else h * m["n_kv_heads"] * (qk + v)
+    )  # fmt: skip
     inside = m.get("mamba_heads", 0) * m.get("mamba_head_size", 0)
     stream = inside + 2 * m.get("mamba_groups", 0) * m.get("mamba_state_size", 0)
     mamba = h * (stream + 2 * inside + m.get("mamba_heads", 0)) + 5 * stream + inside
@@ -195,22 +197,30 @@ def count(model: Mapping[str, Any]) -> tuple[float, float, float]:
     linear += 2 * m.get("linear_heads", 0) + m.get("linear_head_size", 0)
     matrices = 3 if m["gated_mlp"] else 2
 
-    def mlp(width: int) -> int:
-        return matrices * h * width
+    inner = m["expert_latent_size"] or h
+
+    def mlp(width: int, stream: int = h) -> int:
+        return matrices * stream * width
 
     whole = active = float((1 if m["tied_embeddings"] else 2) * m["vocab_size"] * h + h)
     mixing = 0.0
     for i in range(m["n_layers"]):
         every, after = m["full_attention_interval"], i - m["n_dense_layers"]
         sparse = m["n_experts"] and after >= 0 and (after + 1) % m["moe_layer_interval"] == 0
-        kinds = m["layer_pattern"][i] if m["layer_pattern"] else "*E" if sparse else "*-"
-        seen = s if not m["window"] or (every and (i + 1) % every == 0) else min(s, m["window"])
-        shared = h * (m["n_experts"] + 1) + mlp(m["n_shared_experts"] * wide)
+        pattern = m["layer_pattern"].split() if " " in m["layer_pattern"] else m["layer_pattern"]
+        kinds = pattern[i % len(pattern)] if pattern else "*E" if sparse else "*-"
+        kinds = kinds.replace("H", "M*")
+        full = "W" not in kinds and (not m["window"] or pattern or (every and (i + 1) % every == 0))
+        kinds, seen = kinds.replace("W", "*"), s if full else min(s, m["window"])
+        shared = h * (m["n_experts"] + 1) + mlp(
+            m["shared_ffn_size"] or m["n_shared_experts"] * wide
+        )
+        shared += 2 * h * inner if inner != h else 0
         each = {"*": attention + h, "M": mamba + h, "-": mlp(m["ffn_size"]) + h, "E": shared,
                 "L": linear + h}  # fmt: skip
-        whole += sum(each[kind] for kind in kinds) + ("E" in kinds) * m["n_experts"] * mlp(wide)
-        active += sum(each[kind] for kind in kinds)
-        active += ("E" in kinds) * m["experts_per_token"] * mlp(wide)
+        routed = mlp(wide, inner) if "E" in kinds else 0
+        whole += sum(each[kind] for kind in kinds) + m["n_experts"] * routed
+        active += sum(each[kind] for kind in kinds) + m["experts_per_token"] * routed
         mixing += ("*" in kinds) * heads * (qk + v) * (2 * s * seen - seen**2)
         mixing += ("M" in kinds) * 7 * s * inside * m.get("mamba_state_size", 0)
         mixing += ("L" in kinds) * 6 * s * values * m.get("linear_head_size", 0)
@@ -312,13 +322,21 @@ KEYS: dict[str, list[Case]] = {
     "model.tied_embeddings": [case("gpu", True, STEP, path__loss=times(1.0))],
     "model.head_size": [case("gpu", 64, STEP)],
     "model.v_head_size": [case("gpu", 64, STEP)],
-    "model.q_lora_rank": [case("latent", 512, STEP)],
+    "model.attention_gate": [case("gpu", True, STEP, path__gemm_mlp=times(1.0))],
+    "model.q_lora_rank": [case("latent", 512, STEP), case("latent", 0, STEP),
+                          case("gpu", 256, STEP, path__gemm_mlp=times(1.0))],
     "model.kv_lora_rank": [case("latent", 256, STEP)],
     "model.rope_head_size": [case("latent", 64, STEP)],
     "model.n_experts": [case("sparse", 16, STEP)],
     "model.experts_per_token": [case("sparse", 4, STEP, path__gemm_expert=ratio(1.05, 2.1))],
     "model.expert_ffn_size": [case("sparse", 1024, STEP, path__gemm_expert=ratio(1.2, 2.1))],
+    "model.expert_latent_size": [
+        case("sparse", 256, STEP, path__gemm_expert=ratio(0.2, 0.9),
+             path__gemm_mlp=ratio(1.05, 9.0)),
+    ],
     "model.n_shared_experts": [case("sparse", 2, STEP, path__gemm_expert=times(1.0))],
+    "model.shared_ffn_size": [case("sparse", 1024, STEP, path__gemm_expert=times(1.0)),
+                              case("sparse", 1024, below={"model.n_shared_experts": 2})],
     "model.n_dense_layers": [case("sparse", 4, STEP, path__gemm_expert=times(0.5))],
     "model.moe_layer_interval": [case("sparse", 4, STEP, path__gemm_expert=times(0.25))],
     "model.window": [case("gpu", 256, STEP, path__attention=ratio(0.3, 0.99)),
@@ -326,7 +344,11 @@ KEYS: dict[str, list[Case]] = {
     "model.full_attention_interval": [
         case("gpu", 4, STEP, path__attention=ratio(1.0, 2.0), below={"model.window": 256}),
     ],
-    "model.layer_pattern": [case("mamba", "M*-M*-MM", STEP)],
+    "model.layer_pattern": [
+        case("mamba", "M*-M*-MM", STEP), case("mamba", "M*-M", STEP), case("mamba", "M- *-", STEP),
+        case("mamba", "H- M-", STEP),
+        case("mamba", "M- W-", STEP, also={"model.window": 128}),
+    ],
     "model.mamba_heads": [case("mamba", 32, STEP)],
     "model.mamba_head_size": [case("mamba", 128, STEP)],
     "model.mamba_groups": [case("mamba", 4, STEP)],

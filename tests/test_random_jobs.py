@@ -38,7 +38,7 @@ def test_random_jobs(run, tmp_path, monkeypatch):
     draw()
     assert taken["files"] >= 6
     # not by refusing: most are jobs, and most of these can be asked anything
-    assert taken["estimate"] >= 0.6 * taken["files"]
+    assert taken["estimate"] >= 0.5 * taken["files"]
     assert min(taken[name] for name in ("rank", "place", "sweep")) >= 0.5 * taken["files"]
 
 

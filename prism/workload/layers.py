@@ -8,10 +8,12 @@ beside the all-to-alls, and context parallelism of Mamba-2.
 
 References
 ----------
-.. [1] DeepSeek-V3, arXiv:2412.19437, section 2.1: experts and latent attention.
+.. [1] DeepSeek-V3, arXiv:2412.19437, section 2.1: experts and latent attention; with queries'
+   latent alone, Step-3, arXiv:2507.19427.
 .. [2] Dao & Gu, arXiv:2405.21060, figure 6: Mamba-2.
 .. [3] Nemotron-H, arXiv:2504.03624: layers of one kind each.
 .. [4] Yang et al., arXiv:2412.06464: gated delta networks, as in Qwen3-Next.
+.. [5] Megatron Core, ``transformer/moe/moe_layer.py``: experts of a latent width.
 """
 
 from __future__ import annotations
@@ -60,24 +62,28 @@ def share_of(layout: ParallelismBlock) -> Share:
     )  # fmt: skip
 
 
+Mixer = Literal["attention", "window", "mamba", "linear", "parallel", ""]
+Mlp = Literal["dense", "experts", ""]
+
+
 class Layer(NamedTuple):
     """Kind of a layer: what mixes tokens, and its feed-forward part; empty where it has none."""
 
-    mixer: Literal["attention", "window", "mamba", "linear", ""] = "attention"
-    mlp: Literal["dense", "experts", ""] = "dense"
+    mixer: Mixer = "attention"
+    mlp: Mlp = "dense"
 
 
-_PATTERN = {
-    "*": Layer("attention", ""), "M": Layer("mamba", ""), "-": Layer("", "dense"),
-    "E": Layer("", "experts"), "L": Layer("linear", ""),
+_MIXER: dict[str, Mixer] = {
+    "*": "attention", "W": "window", "M": "mamba", "L": "linear", "H": "parallel",
 }  # fmt: skip
-"""Layers by their letter in a pattern: as in Megatron-LM's hybrid models, and L."""
+_MLP: dict[str, Mlp] = {"-": "dense", "E": "experts"}
+"""Halves of layers by their letter in a pattern: M, *, - and E as in Megatron-LM."""
 
 
 def model_layers(model: ModelBlock) -> tuple[Layer, ...]:
     """Kinds of a model's layers, the first one first."""
     if model.layer_pattern:
-        return tuple(_PATTERN[letter] for letter in model.layer_pattern)
+        return tuple(Layer(_MIXER.get(g[0], ""), _MLP.get(g[-1], "")) for g in model.pattern)
 
     def last_of(interval: int, i: int) -> bool:
         return interval > 0 and i % interval == interval - 1
@@ -164,14 +170,18 @@ def _attention(model: ModelBlock, share: Share, s: Sizes, window: float = 0.0) -
         "attention", s.tokens, share.sequences, float(model.seq_len), float(share.cp), s.heads,
         s.kv_heads, s.head, s.v_head, window,
     )  # fmt: skip
+    gated = model.attention_gate
+    gate = Pointwise("attention_gate", s.tokens, "swiglu", attention.out, saves=2.0)
     projection = Product(
         "projection", s.tokens, (Part("projection", s.hidden),), attention.out, "gemm_attention",
-        leave="attention", own=s.resident, keeps=False,
+        leave="attention", own=s.resident, keeps=gated,
     )  # fmt: skip
+    latent = model.kv_lora_rank or model.q_lora_rank
     return (
         Norm("attention_norm", s.resident, s.hidden),
-        *(_latents(model, s, share) if model.kv_lora_rank else _qkv(model, s, attention)),
+        *(_latents(model, s, share, attention) if latent else _qkv(model, s, attention)),
         attention,
+        *((gate,) if gated else ()),
         projection,
         Pointwise("attention_residual", s.resident, "residual", s.hidden),
     )
@@ -179,7 +189,10 @@ def _attention(model: ModelBlock, share: Share, s: Sizes, window: float = 0.0) -
 
 def _qkv(model: ModelBlock, s: Sizes, attention: Attention) -> Half:
     key, value = s.kv_heads * s.head, s.kv_heads * s.v_head
-    parts = Part("query", attention.query), Part("key", key), Part("value", value)
+    parts: tuple[Part, ...] = (
+        Part("query", attention.query), Part("key", key), Part("value", value)
+    )  # fmt: skip
+    parts += (Part("gate", attention.out),) if model.attention_gate else ()
     rope = Pointwise("rope", s.tokens, "rope", attention.query + key)
     grouped = s.kv_heads < s.heads
     repeat = Pointwise("repeat_keys", s.tokens, "repeat", attention.query + attention.out)
@@ -194,31 +207,37 @@ def _qkv(model: ModelBlock, s: Sizes, attention: Attention) -> Half:
     )
 
 
-def _latents(model: ModelBlock, s: Sizes, share: Share) -> Half:
-    """Project to queries, keys and values by latents, which every tp rank computes."""
+def _latents(model: ModelBlock, s: Sizes, share: Share, attention: Attention) -> Half:
+    """Project to queries, or keys and values, or both, by latents that every tp rank computes."""
     q, kv, rope = float(model.q_lora_rank), float(model.kv_lora_rank), float(model.rope_head_size)
-    up = s.heads * (s.head - rope + s.v_head)  # keys without positions, and values
     gathered = "all_gather" if share.sequence_parallel else ""
     summed = "reduce_scatter" if share.sequence_parallel else "all_reduce"
+    key, value = s.kv_heads * s.head, s.kv_heads * s.v_head
+    pairs: tuple[Part, ...] = (Part("key", key), Part("value", value))
+    if kv:  # keys without positions, which one key has for all heads, and values
+        pairs = (Part("kv_up", s.heads * (s.head - rope + s.v_head)),)
 
-    def product(name: str, rows: float, width: float, depth: float) -> Product:
-        parts = (Part(name, width),)
-        return Product(name, rows, parts, depth, "gemm_attention", own=s.resident)
+    def down(name: str, width: float, first: bool) -> Product:
+        return Product(
+            name, s.resident, (Part(name, width),), s.hidden, "gemm_attention", own=s.resident,
+            resident=True, casts=first, keeps=first,
+        )  # fmt: skip
 
+    def up(name: str, parts: tuple[Part, ...], rank: float) -> Product:
+        made = Product(name, s.tokens, parts, rank, "gemm_attention", own=s.resident)
+        direct = replace(made, depth=s.hidden, enter="attention", casts=False, keeps=False)
+        return made if rank else direct
+
+    # of latent keys all queries' part is rotated, and the one key, which is given to all heads
+    rotated = 0.5 * rope * (3.0 * s.heads + 1.0) if kv else attention.query + key
     return (
-        replace(product("q_down", s.resident, q, s.hidden), resident=True),
-        replace(
-            product("kv_down", s.resident, kv + rope, s.hidden),
-            resident=True,
-            casts=False,
-            keeps=False,
-        ),
+        *((down("q_down", q, True),) if q else ()),
+        *((down("kv_down", kv + rope, not q),) if kv else ()),
         Norm("latent_norm", s.resident, q + kv),
         Exchange("latents", s.tokens, "tp", gathered, q + kv + rope, summed),
-        product("q_up", s.tokens, s.heads * s.head, q),
-        product("kv_up", s.tokens, up, kv),
-        # all queries' part is rotated, and the one key, which is given to all heads
-        Pointwise("rope", s.tokens, "rope", 0.5 * rope * (3.0 * s.heads + 1.0)),
+        up("q_up", (Part("q_up", attention.query),), q),
+        up("kv_up", pairs, kv),
+        *((Pointwise("rope", s.tokens, "rope", rotated),) if model.rope else ()),
     )
 
 
@@ -280,20 +299,21 @@ def _linear(model: ModelBlock, share: Share, s: Sizes) -> Half:
 def _feed_forward(
     model: ModelBlock, name: str, s: Sizes, width: float, kernel_class: str = "gemm_mlp",
     tokens: float = 0.0, groups: float = 1.0, among: str = "", keeps: bool = True,
+    stream: float = 0.0,
 ) -> Half:  # fmt: skip
     """Two products and the activation between them; `among` names the tp collectives."""
     gated, routed = model.gated_mlp, kernel_class == "gemm_expert"
-    rows = tokens or s.tokens
+    rows, stream = tokens or s.tokens, stream or s.hidden
     parts = (Part("gate", width), Part("up", width)) if gated else (Part("up", width),)
     kind = "swiglu" if gated else "gelu"
     activation = f"{name}_activation".removeprefix("mlp_")
     own = 0.0 if routed else s.resident
     up = Product(
-        f"{name}_up", rows, parts, s.hidden, kernel_class, groups, enter=among, own=own,
+        f"{name}_up", rows, parts, stream, kernel_class, groups, enter=among, own=own,
         routed=routed, keeps=keeps,
     )  # fmt: skip
     down = replace(
-        up, name=f"{name}_down", parts=(Part("down", s.hidden),), depth=width, enter="",
+        up, name=f"{name}_down", parts=(Part("down", stream),), depth=width, enter="",
         leave=among, keeps=True,
     )  # fmt: skip
     return up, Pointwise(activation, rows, kind, width, 2.0 * len(parts), routed), down
@@ -308,34 +328,41 @@ def _dense(model: ModelBlock, share: Share, s: Sizes) -> Half:
 
 
 def _experts(model: ModelBlock, share: Share, s: Sizes) -> Half:
-    """Routed experts, and shared ones [1]_."""
+    """Routed experts, of a latent width [5]_ too, and shared ones [1]_."""
     copies = s.tokens * share.expert_tp / share.tp * model.experts_per_token  # in the mean
     width, held = float(expert_width(model)), model.n_experts / share.ep
     router = Product(
         "router", s.resident, (Part("router", float(model.n_experts)),), s.hidden, "gemm_mlp",
         resident=True, in_bf16=True,
     )  # fmt: skip
-    shared: Half = ()
-    if model.n_shared_experts:
-        wide = model.n_shared_experts * width / share.tp
-        shared = _feed_forward(model, "shared", s, wide, among="shared", keeps=False)
+    wide = (model.shared_ffn_size or model.n_shared_experts * width) / share.tp
+    shared = _feed_forward(model, "shared", s, wide, among="shared", keeps=False) if wide else ()
+    # latent experts: all tokens are projected before they are sent, and after they are back
+    stream = float(model.expert_latent_size or s.hidden)
+
+    def project(name: str, width: float, depth: float) -> Half:
+        whole = Product(
+            name, s.resident, (Part(name, width),), depth, "gemm_mlp", own=s.resident, resident=True
+        )
+        return (whole,) if model.expert_latent_size else ()
+
     # each token to where its experts want it, and what came back summed
     places, ordered = 1.0 + model.experts_per_token, share.ep > 1 and held > 1.0
 
     def scatter(name: str) -> Op:
-        return Pointwise(name, s.resident, "scatter", places * s.hidden)
+        return Pointwise(name, s.resident, "scatter", places * stream)
 
     def sort(name: str) -> Half:
-        own = Pointwise(name, copies, "sort", s.hidden, routed=True)
+        own = Pointwise(name, copies, "sort", stream, routed=True)
         return (own,) if ordered else ()
 
     def to_all(name: str) -> Op:
         sent = s.resident * model.experts_per_token
-        return Exchange(name, sent, "ep", "all_to_all", s.hidden, "all_to_all", routed=True)
+        return Exchange(name, sent, "ep", "all_to_all", stream, "all_to_all", routed=True)
 
     def within(op_kind: str, back_kind: str) -> Half:
         """Tensor parallelism inside an expert: its whole tokens, then its parts summed."""
-        own = Exchange("experts", copies, "tp", op_kind, s.hidden, back_kind, routed=True)
+        own = Exchange("experts", copies, "tp", op_kind, stream, back_kind, routed=True)
         return (own,) if share.expert_tp > 1 else ()
 
     return (
@@ -343,18 +370,20 @@ def _experts(model: ModelBlock, share: Share, s: Sizes) -> Half:
         router,
         Pointwise("routing", s.resident, "routing", float(model.n_experts), saves=4.0),
         *shared,
+        *project("latent_down", stream, s.hidden),
         Host("experts_host", s.resident),
         scatter("permute"),
         to_all("dispatch"),
         *within("all_gather", "reduce_scatter"),
         *sort("sort"),
         *_feed_forward(
-            model, "expert", s, width / share.expert_tp, "gemm_expert", copies, held
+            model, "expert", s, width / share.expert_tp, "gemm_expert", copies, held, stream=stream
         ),
         *sort("unsort"),
         *within("reduce_scatter", "all_gather"),
         to_all("combine"),
         scatter("unpermute"),
+        *project("latent_up", s.hidden, stream),
         Pointwise("mlp_residual", s.resident, "residual", s.hidden),
     )  # fmt: skip
 
@@ -364,6 +393,7 @@ _MIXERS: dict[str, Callable[[ModelBlock, Share, Sizes], Half]] = {
     "window": lambda model, share, s: _attention(model, share, s, float(model.window)),
     "mamba": _mamba,
     "linear": _linear,
+    "parallel": lambda model, share, s: _attention(model, share, s) + _mamba(model, share, s),
     "": lambda model, share, s: (),
 }
 _MLPS: dict[str, Callable[[ModelBlock, Share, Sizes], Half]] = {

@@ -89,9 +89,10 @@ class ModelBlock(Block):
     )
     head_size: Number = key("Width of a head's queries and keys [hidden_size / n_heads].", 0)
     v_head_size: Number = key("Width of a head's values [head_size].", 0)
-    q_lora_rank: Number = key(
-        "Multi-head latent attention: width of the queries' latent [0: none].", 0
+    attention_gate: StrictBool = key(
+        "Attention's result is multiplied by a gate of its width (attn_output_gate).", False
     )
+    q_lora_rank: Number = key("Width of the queries' latent [0: none].", 0)
     kv_lora_rank: Number = key(
         "Multi-head latent attention: width of keys' and values' latent [0: none].", 0
     )
@@ -103,7 +104,15 @@ class ModelBlock(Block):
     n_experts: Number = key("Routed experts of a layer [0: all layers dense].", 0)
     experts_per_token: Number = key("Routed experts that each token goes to.", 0)
     expert_ffn_size: Number = key("Width of one expert [ffn_size].", 0)
+    expert_latent_size: Number = key(
+        "Width in which routed experts compute and are sent to, between two projections of all "
+        "tokens (moe_latent_size) [0: hidden_size].",
+        0,
+    )
     n_shared_experts: Number = key("Experts that every token goes to.", 0)
+    shared_ffn_size: Number = key(
+        "Width of the shared experts together [n_shared_experts * expert_ffn_size].", 0
+    )
     n_dense_layers: Number = key("First layers without experts.", 0)
     moe_layer_interval: Count = key(
         "Layers after these come in groups of this many, of which the last one has experts.", 1
@@ -119,8 +128,9 @@ class ModelBlock(Block):
     )
     layer_pattern: str = key(
         "Hybrid models, a letter a layer: M Mamba-2, L linear attention by the gated delta rule, * "
-        "attention, - feed-forward, E experts "
-        "[none: attention and feed-forward part in every layer].",
+        "attention, W attention with the window, H attention and Mamba-2 side by side, - "
+        "feed-forward, E experts; or groups of two, such as LE LE LE *E, a group a layer. It "
+        "repeats [none: attention and feed-forward part in every layer].",
         "",
     )
     mamba_heads: Number = key("Mamba-2: heads of a layer.", 0)
@@ -131,6 +141,12 @@ class ModelBlock(Block):
     linear_key_heads: Number = key("Linear attention: heads of queries and keys.", 0)
     linear_head_size: Number = key("Linear attention: width of a head.", 0)
     durations: Durations | None = key("Explicit op durations instead of a model's sizes.")
+
+    @property
+    def pattern(self) -> tuple[str, ...]:
+        """Letters of each layer, empty without a pattern."""
+        groups = self.layer_pattern.split() if " " in self.layer_pattern else [*self.layer_pattern]
+        return tuple(groups * (self.n_layers // len(groups))) if groups else ()
 
     @classmethod
     def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:

@@ -32,12 +32,13 @@ _NO_EFFECT = (
       "parallelism.microbatch_size", "cluster.scale.memory", "cluster.scale.nvlink",
       "cluster.scale.network", "cluster.tiers", "run.batch_ramp")),
     ("model.n_experts", False, "without experts; set model.n_experts, or drop it",
-     ("model.experts_per_token", "model.expert_ffn_size", "model.n_shared_experts",
-      "model.n_dense_layers", "model.moe_layer_interval", "parallelism.cuda_graphs")),
+     ("model.experts_per_token", "model.expert_ffn_size", "model.expert_latent_size",
+      "model.n_shared_experts", "model.shared_ffn_size", "model.n_dense_layers",
+      "model.moe_layer_interval", "parallelism.cuda_graphs")),
     ("model.window", False, "without a window; set model.window, or drop it",
      ("model.full_attention_interval",)),
     ("model.layer_pattern", True, "beside model.layer_pattern; leave one of the two out",
-     ("model.n_dense_layers", "model.moe_layer_interval", "model.window")),
+     ("model.n_dense_layers", "model.moe_layer_interval", "model.full_attention_interval")),
     ("model.layer_pattern", False, "without model.layer_pattern; give one, or drop it",
      ("model.mamba_heads", "model.mamba_head_size", "model.mamba_groups",
       "model.mamba_state_size", "model.linear_heads", "model.linear_key_heads",
@@ -97,7 +98,7 @@ def _check_modelled(b: Blocks) -> Iterator[Problem]:
     if p.p2p == "blocking" and (p.splits or (p.schedule == "interleaved" and p.pp > 1)):
         what = f"blocking with {p.schedule}"
         yield unmodelled(what, "async", key, "parallelism.schedule", "parallelism.vpp")
-    if p.recompute == "selective" and (m.n_experts or m.kv_lora_rank):
+    if p.recompute == "selective" and (m.n_experts or m.kv_lora_rank or m.q_lora_rank):
         what, key = "selective with experts or latent attention", "parallelism.recompute"
         yield unmodelled(what, "none or full", key, experts, "model.kv_lora_rank", "model.name")
     if m.n_experts and p.tp > 1 and not p.sequence_parallel:

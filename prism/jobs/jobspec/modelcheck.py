@@ -1,16 +1,17 @@
 """What must hold between the keys of a model, and between a model and how it is divided."""
 
+import re
 from collections.abc import Iterator
 from math import ceil, lcm
 
 from prism.common.text import format_count
 from prism.jobs.jobspec.blocks import Blocks, Durations
 from prism.jobs.jobspec.presets import PRESETS, SIZES
-from prism.jobs.jobspec.problem import Problem, undivided
+from prism.jobs.jobspec.problem import Problem, undivided, unmodelled
 from prism.jobs.jobspec.yaml import near
 from prism.jobs.layersplit import even_split
 
-_LATENT = ("q_lora_rank", "kv_lora_rank", "rope_head_size", "head_size")
+_LATENT = ("kv_lora_rank", "rope_head_size", "head_size")
 _EXPERT_RANKS = tuple(f"parallelism.{key}" for key in ("dp", "cp", "tp", "expert_tp"))
 
 
@@ -155,12 +156,12 @@ def check_experts(b: Blocks) -> Iterator[Problem]:
 
 
 _RECURRENT = (
-    ("M", "Mamba-2", ("mamba_heads", "mamba_head_size", "mamba_groups", "mamba_state_size"),
+    ("MH", "Mamba-2", ("mamba_heads", "mamba_head_size", "mamba_groups", "mamba_state_size"),
      ("mamba_heads", "mamba_groups")),
     ("L", "linear attention", ("linear_heads", "linear_key_heads", "linear_head_size"),
      ("linear_heads", "linear_key_heads")),
 )  # fmt: skip
-"""Letter of a recurrent layer, its name, the sizes it needs, and those that tp divides."""
+"""Letters of recurrent layers, their name, the sizes they need, and those that tp divides."""
 
 
 def check_pattern(b: Blocks) -> Iterator[Problem]:
@@ -168,19 +169,25 @@ def check_pattern(b: Blocks) -> Iterator[Problem]:
     m, p, key = b.model, b.parallelism, "model.layer_pattern"
     if not m.layer_pattern:
         return
-    wrong = sorted(set(m.layer_pattern) - set("ML*-E"))
+    wrong = sorted({g for g in m.pattern if not re.fullmatch("[ML*WH]?[-E]?", g)})
+    n = len(m.layer_pattern.split() if " " in m.layer_pattern else m.layer_pattern)
     if wrong:
-        yield f"has {', '.join(map(repr, wrong))}, expected letters of M, L, *, - and E", key
-    elif m.n_layers and len(m.layer_pattern) != m.n_layers:
-        text = f"has {len(m.layer_pattern)} letters, expected one for each of n_layers = "
-        yield f"{text}{m.n_layers}; change one", key, "model.n_layers", "model.name"
+        text = "expected letters of M, L, *, W, H, - and E, in groups one of the last two behind "
+        yield f"has {', '.join(map(repr, wrong))}, {text}one of the others", key
+    elif m.n_layers % n:
+        text = f"has {n} layers, expected as many as n_layers = {m.n_layers}, or a part of them "
+        yield f"{text}that repeats; change one", key, "model.n_layers", "model.name"
+    if bool(m.window) != ("W" in m.layer_pattern):
+        text = "layers with a window, W, and window go together; give both, or neither"
+        yield text, *(("model.window", key) if m.window else (key, "model.window"))
     if ("E" in m.layer_pattern) != bool(m.n_experts):
         text = "layers with experts, E, and n_experts go together; give both, or neither"
         yield text, key, "model.n_experts"
-    for letter, kind, names, divided in _RECURRENT:
+    for letters, kind, names, divided in _RECURRENT:
         missing = [name for name in names if not getattr(m, name)]
-        if letter in m.layer_pattern and missing:
-            text = f"has {kind} layers, {letter}, which need {', '.join(missing)}; give them"
+        if set(letters) & set(m.layer_pattern) and missing:
+            text = f"has {kind} layers, {' or '.join(letters)}, which need {', '.join(missing)}; "
+            text += "give them"
             yield text, key, *(f"model.{name}" for name in missing)
         elif any(getattr(m, name) % p.tp for name in divided):
             sizes = " and ".join(f"{name} = {getattr(m, name)}" for name in divided)
@@ -189,10 +196,12 @@ def check_pattern(b: Blocks) -> Iterator[Problem]:
 
 
 def check_latents(b: Blocks) -> Iterator[Problem]:
-    """Check that multi-head latent attention has all of its widths, and only they."""
+    """Check that latent attention has all widths of its keys and values, and only they."""
     m = b.model
     keys = tuple(f"model.{name}" for name in _LATENT)
-    given = [name for name in _LATENT[:-1] if getattr(m, name)]
+    if m.attention_gate and (m.q_lora_rank or m.kv_lora_rank):
+        yield unmodelled("a gate with latents", "false", "model.attention_gate", *keys)
+    given = [name for name in _LATENT[:-1] if getattr(m, name)]  # heads have a width anyway
     missing = [name for name in _LATENT if not getattr(m, name)]
     if not given:
         return
