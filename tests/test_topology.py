@@ -140,6 +140,35 @@ def test_accelerator_labels_are_nvlink_domains(placed):
     assert placed(job_of(16), json.dumps(table), HOSTS)[0] == KEYS | {"nvlink_domain_gpus": 16}
 
 
+PADDED = "BlockName=b1 Nodes=n[01-03],{0}1\nBlockName=b2 Nodes={0}[2-5]\n" \
+    "BlockName=b3 Nodes=n[04-07]\nBlockName=b4 Nodes=n[08-10],{0}6\nBlockSizes=4,8\n"  # fmt: skip
+
+
+@pytest.mark.parametrize("named", ["fake0", "fake-0", "fake00"])
+@pytest.mark.parametrize("yaml", [False, True])
+def test_nodes_that_fill_up_blocks_are_no_hosts(run, tmp_path, named, yaml):
+    """Of Topograph, whose pool is Slurm's partition fake; blocks keep their places and sizes."""
+    text = PADDED.format(named)
+    if yaml:
+        rows = [line.split() for line in text.splitlines()[:4]]
+        blocks = [{"block": b.partition("=")[2], "nodes": n.partition("=")[2]} for b, n in rows]
+        block = json.dumps({"block_sizes": [4, 8], "blocks": blocks})
+        text = f"- topology: b\n  block: {block}\n"
+    write(tmp_path / "topology", text)
+    write(tmp_path / "job.yaml", json.dumps(
+        {"base": "llama3-70b-fsdp-512", "parallelism": {"dp": 80}, "cluster": {"nodes": 10}}
+    ))  # fmt: skip
+    command = ("import", tmp_path / "topology", "--job", tmp_path / "job.yaml", "--json")
+    status, out, err = run(*command)
+    assert status == 0, err
+    found = json.loads(out)
+    assert [name for name in found["hosts"] if name] == HOSTS[:10]
+    assert found["padding"] == [f"{named}{k}" for k in range(1, 7)]
+    assert found["cluster"]["tiers"] == {"block": {"gpus": 32}, "aggregate2": {"gpus": 64}}
+    hosts = ",".join(HOSTS[:9]) + f",{named}1"
+    assert run(*command, "--hosts", hosts)[0] == 2
+
+
 BARE = {
     "no metadata.labels": {}, "null": {"labels": None}, "others": {"labels": {"zone": "z"}},
     "empty": {"labels": {"fabric.topograph.run/tier-0": ""}},

@@ -15,7 +15,7 @@ from prism.workload.described import parameter_figures
 
 if TYPE_CHECKING:
     from prism.jobs.importing.imported import Imported
-    from prism.jobs.importing.topology import Placed
+    from prism.jobs.importing.topology import Placed, Topology
     from prism.jobs.job import Job
 
 _ASKED = {"cluster.device": "--device"} | dict.fromkeys(
@@ -139,7 +139,9 @@ def topology_yaml(base: str, placed: Placed) -> str:
     return "\n".join(lines) + "\n"
 
 
-def topology_answer(job: Job, placed: Placed, source: str, hosts: str) -> Answer:
+def topology_answer(
+    job: Job, placed: Placed, topology: Topology, source: str, hosts: str
+) -> Answer:
     """Lay out the units that a job's hosts are in."""
     tiers = placed.keys.get("tiers", {})
     known = job.cluster.tiers
@@ -158,12 +160,18 @@ def topology_answer(job: Job, placed: Placed, source: str, hosts: str) -> Answer
         )
     rows = tuple((name, str(units), str(most)) for name, (units, most) in placed.sizes.items())
     n = len(placed.names) - empty
+    findings = [Finding("placed", f"Hosts in rank order: {hosts}.", "answer")]
+    if padding := topology.padding:
+        text = f"{format_count(len(padding), 'node')} that only fill up blocks left out: "
+        findings.append(
+            Finding("padding", text + ", ".join(padding[:4]) + ", ..." * (len(padding) > 4) + ".")
+        )
     return Answer(
         title="Import", subject=source, head=f": {format_count(n, 'host')} of {job.name}",
-        findings=(Finding("placed", f"Hosts in rank order: {hosts}.", "answer"),),
+        findings=tuple(findings),
         tables=(_table("Units", ("level", "units", "hosts of the largest"), rows),),
         figures={"kind": "import", "source": source, "job": job.name, "hosts": list(placed.names),
-                 "cluster": dict(placed.keys)},
+                 "cluster": dict(placed.keys), "padding": list(topology.padding)},
         warnings=tuple(warnings),
     )  # fmt: skip
 

@@ -96,7 +96,7 @@ def _place(file: str, job: str, hosts: str | None, output: str | None) -> tuple[
             path.write_text("".join(f"{name}\n" for name in listed), encoding="utf-8")
         told += f"; {names_file} lists them by position, as --hosts takes them"
         job = os.path.relpath(job, folder) if os.path.exists(job) else job
-    return topology_yaml(job, placed), topology_answer(base, placed, file, told)
+    return topology_yaml(job, placed), topology_answer(base, placed, topology, file, told)
 
 
 def _write(text: str, answer: Answer, output: str | None, as_json: bool, quiet: bool) -> None:

@@ -36,6 +36,8 @@ _LABELS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Labels of Topograph by level, those of several versions."""
 _PAIR = re.compile(r"(\w+)=(\S+)")
+_PADDING = re.compile(r"fake[-_]?\d+", re.I)
+"""Topograph fills blocks up from Slurm's partition ``fake``, or its ``fake_node_pool``."""
 _EXPECTED = (
     "expected Slurm's topology.conf or topology.yaml, or the JSON of kubectl get nodes with the "
     "labels of Topograph"
@@ -52,10 +54,13 @@ class Topology:
         From the nodes on.
     units : dict of str to tuple of str
         Unit of each host at each level, in the file's order; empty where the file names none.
+    padding : tuple of str
+        Names that fill up blocks and are no hosts.
     """
 
     levels: tuple[str, ...]
     units: dict[str, tuple[str, ...]]
+    padding: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -194,11 +199,12 @@ def _of_blocks(blocks: Mapping[str, list[str]], sizes: Sequence[int]) -> Topolog
     """Put neighbouring blocks together as the block sizes above the first say."""
     many = [size // sizes[0] for size in sizes[1:]] if sizes else []
     levels = ["block", *(f"aggregate{n}" for n in many)]
+    padding = {node for nodes in blocks.values() for node in nodes if _PADDING.fullmatch(node)}
     units = {
         node: (name, *(str(i // n) for n in many))
-        for i, (name, nodes) in enumerate(blocks.items()) for node in nodes
+        for i, (name, nodes) in enumerate(blocks.items()) for node in nodes if node not in padding
     }  # fmt: skip
-    return Topology(tuple(levels), units)
+    return Topology(tuple(levels), units, tuple(sorted(padding)))
 
 
 # -------------------------------------------------------------------------------- a job in it
@@ -216,6 +222,7 @@ def place_job(job: Job, topology: Topology, hosts: Sequence[str], source: str) -
     missing = [host for host in hosts if host not in topology.units]
     if missing:
         text = f"{format_count(len(missing), 'host')} not in the topology: {', '.join(missing[:4])}"
+        text += " (padding of its blocks)" * (missing[0] in topology.padding)
         raise PrismError(f"{source}: {text}; list hosts that are, in rank order")
     if len(hosts) != n:
         raise PrismError(
