@@ -44,6 +44,14 @@ FOUR = [
     "-w node001,node002,node[003,7]",  # pdsh
     "node[001-002]\nnode[003,7]",
     'export NODES="node[001-003],node7"',
+    "LSB_HOSTS='node001 node001 node002 node003 node003 node7'",
+    "login node001 node001 node002 node002 node003 node003 node7 node7",
+    "exec_host = node001/0*8+node002/0*8+node003/0*8+node7/0*8",  # PBS, Torque
+    "(node001:ncpus=8:ngpus=4)+(node002:ncpus=8)+(node003:ncpus=8)+(node7:ncpus=8)",  # exec_vnode
+    "node001:8 binding=user:0,1\nnode002:8 binding=user:0,1\nnode003:8\nnode7:8",  # Hydra
+    "pdsh -w node[001-005,7] -x node[004-005]",
+    "node[001-005,7-9/3]!node[004-005]",  # ClusterShell
+    "0: node001\n3: node7\n2: node003\n1: node002\n",  # srun -l hostname
 ]
 
 

@@ -20,7 +20,7 @@ def measured_nodes_options(command: Command) -> Command:
     command = click.option(
         "--hosts",
         metavar="LIST",
-        help="Host names in rank order: a host file of MPI, PBS or Slurm, or a list such as "
+        help="Host names in rank order: a host file of MPI, PBS, LSF or Slurm, or a list such as "
         "'node[001-064]'.",
     )(command)
     return click.option(
