@@ -138,19 +138,35 @@ def training_step(n_layers=6, kernels=6, mean_us=60.0, host_us=8.0):
 
 
 _API = {
-    "wait": "cudaStreamWaitEvent",
-    "sync": "cudaStreamSynchronize",
-    "copy_back": "cudaMemcpyAsync",
-    "launch": "cudaLaunchKernel",
-    "collective": "cudaLaunchKernel",
-}
+    "cuda": ("cuda_runtime", "cudaEventRecord", "cudaStreamWaitEvent", "cudaStreamSynchronize",
+             "cudaMemcpyAsync", "cudaLaunchKernel"),
+    "hip": ("cuda_runtime", "hipEventRecord", "hipStreamWaitEvent", "hipStreamSynchronize",
+            "hipMemcpyWithStream", "hipExtModuleLaunchKernel"),
+    "xpu": ("xpu_runtime", "urEnqueueEventsWaitWithBarrierExt", "urEnqueueEventsWaitWithBarrierExt",
+            "urQueueFinish", "urEnqueueUSMMemcpy", "urEnqueueKernelLaunch"),
+}  # fmt: skip
+"""Category and calls by the maker of the device: record, wait, sync, copy, launch."""
+_NAMES = {
+    "hip": {"(Device -> Pageable)": "(Device -> Host)", "(Pinned -> Device)": "(Host -> Device)"},
+    "xpu": {"DtoH (Device -> Pageable)": "D2M (Device -> Memory)",
+            "HtoD (Pinned -> Device)": "H2D (Host -> Device)",
+            "ncclDevKernel_AllReduce": "oneccl_allreduce"},
+}  # fmt: skip
 
 
-def events(program, times, rank, recorded=False, world=1, origin_us=1_000_000.0, filler=0):
+def events(
+    program, times, rank, recorded=False, world=1, origin_us=1_000_000.0, filler=0, maker="cuda"
+):
     """One rank's profiler file as a dict; `recorded` adds synchronisation events."""
     found = []
+    runtime, record, wait, sync, copy_call, launch = _API[maker]
+    api = {"wait": wait, "sync": sync, "copy_back": copy_call}
 
     def add(cat, name, ts, dur, tid, **args):
+        for of_cuda, own in _NAMES.get(maker, {}).items():
+            name = name.replace(of_cuda, own)
+        if maker == "xpu" and cat in ("kernel", "gpu_memcpy"):
+            args["sycl queue"] = args.pop("stream")
         ts, dur = round(float(ts + origin_us), 3), round(float(dur), 3)
         found.append(
             {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur,
@@ -167,16 +183,16 @@ def events(program, times, rank, recorded=False, world=1, origin_us=1_000_000.0,
             correlation += 2
             at, done = times.call[step, rank, i], times.call_end[step, rank, i]
             if call.do == "wait":
-                add("cuda_runtime", "cudaEventRecord", at - 0.6, 0.4, 5, correlation=correlation)
+                add(runtime, record, at - 0.6, 0.4, 5, correlation=correlation)
                 records[correlation] = call
-                add("cuda_runtime", _API["wait"], at, 0.4, 5, correlation=correlation + 1)
+                add(runtime, wait, at, 0.4, 5, correlation=correlation + 1)
                 if recorded:
                     add("cuda_sync", "Stream Wait Event", at, 0.4, call.stream,
                         correlation=correlation + 1, stream=call.stream,
                         wait_on_stream=call.on_stream,
                         wait_on_cuda_event_record_corr_id=correlation)  # fmt: skip
                 continue
-            add("cuda_runtime", _API[call.do], at, done - at, 5, correlation=correlation)
+            add(runtime, api.get(call.do, launch), at, done - at, 5, correlation=correlation)
             for k in range(filler):
                 add("cpu_op", f"aten::some_operator_{k % 7}", at - 0.5 + 0.01 * k, 0.3, 5,
                     **{"External id": correlation, "Input Dims": [[1024, 8192], [8192, 512], []],

@@ -11,6 +11,7 @@ from pathlib import Path
 import deviceprogram
 import kineto_synth as synth
 import numpy as np
+import pandas as pd
 import programs_made as made
 import pytest
 from campaign import examples
@@ -486,6 +487,26 @@ def test_devices_of_other_makers(tmp_path, maker):
     assert list(ops["kernel_class"])[:2] == ["memcpy_h2d", "gemm"]
     assert list(ops["bytes"])[2:] == [1000.0] * 2 and list(ops["group"])[2:] == ["[0]"] * 2
     assert trace.meta["ranks"][0]["calls"]["kind"] == [kind for _, _, kind in waits]
+
+
+@pytest.mark.parametrize("maker", ["hip", "xpu"])
+def test_a_step_is_the_same_of_any_maker(run, tmp_path, maker):
+    """Launches, launch gaps, collectives and their messages are those of the CUDA trace."""
+    found = []
+    for name in ("cuda", maker):
+        made = [synth.events(PROGRAM, TIMES, rank, world=2, maker=name) for rank in (0, 1)]
+        (folder := tmp_path / name).mkdir()
+        _, ops = shown(run, write(folder, *made))
+        trace = read_trace(folder).ops
+        result, spans = replayed(folder)
+        counts = {key: (row["n"], row["mean"]) for key, row in ops.items()}
+        columns = [trace[c].to_numpy() for c in ("op_kind", "bytes", "group", "launch", "stream")]
+        found.append((counts, columns, spans, trace["collective"].max()))
+        assert result["max_abs_error"] < 0.001
+    (cuda, columns, spans, matched), other = found
+    assert other[0] == cuda and other[2] == pytest.approx(spans) and other[3] == matched > 0
+    for mine, theirs in zip(columns, other[1], strict=True):
+        assert pd.Series(mine).equals(pd.Series(theirs))
 
 
 def test_kernels_of_a_graph_share_its_launch(tmp_path):

@@ -38,6 +38,7 @@ _GROUPS = {
     ),
     **dict.fromkeys(("cpu_op", "user_annotation", "operator"), "op"), "cuda_sync": "sync",
 }  # fmt: skip
+_TO_PAGEABLE = re.compile(r"DtoH(?!.*Pinned)|D2M")  # M: host memory that is not pinned, of XPU
 _MARK = re.compile(r"ProfilerStep#\d{1,15}$|Optimizer\.(step|zero_grad)#")
 _CALLS = {
     "stream_sync": "StreamSynchronize|Stream Sync|urQueueFinish|"
@@ -300,7 +301,7 @@ def _describe(
                 shape = shapes[key] = " ".join(raw_text(x) for x in (args.grid, args.block))
         rows.append((
             kind, kernel_class, name, stream, n_bytes, group, shape,
-            category == "memcpy" and "DtoH" in name and "Pinned" not in name,
+            category == "memcpy" and _TO_PAGEABLE.search(name) is not None,
         ))  # fmt: skip
     cells = list(zip(*rows, strict=True)) or [()] * len(_COLUMNS)
     return {
