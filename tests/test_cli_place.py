@@ -100,6 +100,10 @@ def test_which_nodes_are_slow_and_in_what(run, job, tmp_path):
     table = tmp_path / "nodes.csv"
     table.write_text("node,batch,slowdown\n3,a,1.2\n5,a,0.1\n3,b,1.4\n")
     (tmp_path / "net.csv").write_text("node,network\n3,1.4\n")
+    rows = ({"node": f"h{n}", "gemm-flops/bf16_tc_flops:0": 500.0 if n == 9 else 700.0}
+            for n in range(32))  # fmt: skip
+    summary = tmp_path / "results-summary.jsonl"
+    summary.write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = ("--set", "cluster.node_slowdowns={7: 1.5}")
     for arguments, nodes in (
         (("--at", "3, 17", "--slowdown", "1.5", "--kind", "memory"),
@@ -107,6 +111,7 @@ def test_which_nodes_are_slow_and_in_what(run, job, tmp_path):
         (("--measured-nodes", table, "--where", "batch=b"), {3: (1.4, None, 1.0)}),
         (("--measured-nodes", table, "--where", "batch=a", "--measured-nodes",
           tmp_path / "net.csv"), None),
+        (("--measured-nodes", summary), {9: (pytest.approx(1.4, rel=1e-3), None, 1.0)}),
         (own, {7: (1.5, None, 1.0)}),
     ):  # fmt: skip
         status, out, err = run("place", job, *arguments, "--json", "-q", "--seed", 1)

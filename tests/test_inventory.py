@@ -1,5 +1,6 @@
 """Inventories of slow nodes: tables, burn-ins, nccl-tests, names of hosts, placement files."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -197,11 +198,11 @@ def test_without_a_column_of_gpus_the_answer_says_what_may_hide(tmp_path):
 
 def test_several_measurements_or_groups_are_refused_with_a_choice(tmp_path):
     table = burn_in(names="n{}".format)
-    table["copy_ms"] = 1.0
+    table["matmul_ms"] = 1.0
     table["phase"] = ["day", "night"] * 60
     path = tmp_path / "b.csv"
     table.to_csv(path, index=False)
-    refused(path, ": gemm_ms, copy_ms", "--column", "phase: day, night")
+    refused(path, ": gemm_ms, matmul_ms", "--column", "phase: day, night")
     refused(path, "phase: day, night", "--where", column="gemm_ms")
     options = {"column": "gemm_ms", "where": {"phase": "day"}}
     assert len(read(path, n_nodes=6, **options).measured) == 6
@@ -211,6 +212,145 @@ def test_several_measurements_or_groups_are_refused_with_a_choice(tmp_path):
     table.loc[7, "gemm_ms"] = 0.0
     table.to_csv(path, index=False)
     refused(path, "b.csv:9", "gemm_ms is 0", column="gemm_ms", where={"phase": "*"})
+
+
+def superbench(n_nodes=12, slow=((3, 5, 1.25),)):
+    """Rows of results-summary.jsonl: GEMM at 8 GPUs of a node, others; two nodes failed."""
+    generator, rows = np.random.default_rng(1), []
+    for node in range(n_nodes):
+        row = {"node": f"sb-{node:03}"}
+        for gpu in range(8):
+            factor = {(a, b): x for a, b, x in slow}.get((node, gpu), 1.0)
+            speed = (1.0 + 1e-3 * generator.standard_normal()) / factor
+            row |= {f"gemm-flops/fp64_flops:{gpu}": 6e4, f"gemm-flops/fp16_tc_flops:{gpu}": 8e5,
+                    f"gemm-flops/bf16_tc_flops:{gpu}": 7e5 * speed,
+                    f"kernel-launch/event_time:{gpu}": 0.0056, f"mem-bw/h2d_bw:{gpu}": 25.0,
+                    f"gpu-stream:x/STREAM_TRIAD_double_gpu_{gpu}_bw:0": 3e3 * speed}  # fmt: skip
+        row |= {f"nccl-bw:default/allreduce_{2**k}_busbw:0": 400.0 * (k > 9) for k in (3, 20, 33)}
+        if node == 6:
+            row["nccl-bw:default/allreduce_8589934592_busbw:0"] = 200.0
+        rows.append(row | {"gemm-flops/return_code": 0, "gpu-burn/time": 600.0})
+    rows[7]["gemm-flops/return_code"] = 33  # with numbers, but not to be believed
+    rows[9] = {k: v for k, v in rows[9].items() if "gemm" not in k} | {"gemm-flops/return_code": 1}
+    return rows
+
+
+JSON = {
+    "lines": lambda rows: "\n".join(map(json.dumps, rows)),
+    "list": json.dumps,
+    "by name": lambda rows: json.dumps({row.pop("node"): row for row in rows}),
+    "nested": lambda rows: "\n".join(
+        json.dumps({"host": row["node"], "rc": row["gemm-flops/return_code"], "gpus": [
+            {"gemm_tflops": row.get(f"gemm-flops/bf16_tc_flops:{gpu}"), "temp": 60 + gpu}
+            for gpu in range(8)
+        ]}) for row in rows
+    ),
+}  # fmt: skip
+"""Ways in which tools write rows as JSON."""
+
+
+@pytest.mark.parametrize("way", JSON)
+def test_superbench_as_json(tmp_path, way):
+    """The slow GPU counts; nodes whose benchmark failed are named, and not ranked."""
+    path = write(tmp_path, JSON[way](superbench()), "results-summary.jsonl")
+    found = read(path, n_nodes=12)
+    assert found[3].compute == pytest.approx(1.25, rel=0.01)
+    assert found.measured == set(range(12)) - {7, 9} and found.hosts[3] == "sb-003"
+    assert all(abs(slow.compute - 1.0) < 0.005 for node, slow in found.items() if node != 3)
+    for name in ("sb-007", "sb-009"):
+        assert any(name in note for note in found.notes)
+    assert any("8 GPUs, 1 run" in note and "more is faster" in note for note in found.notes)
+
+
+def test_a_kind_of_work_has_its_metric(tmp_path):
+    path = write(tmp_path, JSON["lines"](superbench()), "results-summary.jsonl")
+    for kind, metric, node, factor in (
+        ("compute", "gemm-flops/bf16_tc_flops", 3, 1.25),
+        ("memory", "gpu-stream:x/STREAM_TRIAD_double_bw", 3, 1.25),
+        ("network", "nccl-bw:default/allreduce_8589934592_busbw", 6, 2.0),
+    ):
+        found = read(path, n_nodes=12, kind=kind)
+        assert getattr(found[node], kind) == pytest.approx(factor, rel=0.01)
+        assert any(f"{metric} is taken for {kind}" in note for note in found.notes)
+    found = read(path, n_nodes=12, column="gemm-flops/fp16_tc_flops")
+    assert not found and not any("taken for compute" in note for note in found.notes)
+    refused(path, "no column", "fp16_tc_flops", n_nodes=12, column="gemm-flop/fp16_tc_flops")
+
+
+def test_what_is_no_table_in_json_is_refused(tmp_path):
+    refused(write(tmp_path, '{"node": "a", "x_ms": 1}\n{"node":\n', "a.jsonl"), "a.jsonl:2")
+    refused(write(tmp_path, '{"traceEvents": []}', "b.json"), "profiler")
+    refused(write(tmp_path, '{"items": [1, 2]}', "c.json"), "objects")
+
+
+WIDE = ["gpu{}_tflops", "gemm_tflops_gpu{}", "gemm_gpu{}_tflops", "GPU {} (TFLOPS)",
+        "gemm TFLOP/s {}", "gemm_tflops[{}]", "gemm_tflops.rank{}", "gemm_tflops:{}"]  # fmt: skip
+
+
+def over_time(n_nodes=6, times=3):
+    """GEMM rates by time, node and GPU; GPU 2 of node 4 is slow."""
+    generator = np.random.default_rng(2)
+    when = pd.date_range("2026-03-01", periods=times, freq="6h").astype(str)
+    rows = [(t, f"n{n}", g, 700.0 / (1.2 if (n, g) == (4, 2) else 1.0))
+            for t in when for n in range(n_nodes) for g in range(8)]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=["timestamp", "hostname", "gpu", "gemm_tflops"])
+    frame["gemm_tflops"] *= 1.0 + 1e-3 * generator.standard_normal(len(frame))
+    return frame
+
+
+@pytest.mark.parametrize("named", WIDE)
+def test_columns_of_one_gpu_each(tmp_path, named):
+    wide = over_time().pivot(index=["timestamp", "hostname"], columns="gpu", values="gemm_tflops")
+    wide.rename(columns=named.format).to_csv(tmp_path / "b.csv")
+    found = read(tmp_path / "b.csv", n_nodes=6)
+    assert found[4].compute == pytest.approx(1.2, rel=0.01)
+    assert any("8 GPUs, 3 runs" in note for note in found.notes)
+    wide.rename(columns="GPU{}".format).to_csv(tmp_path / "b.csv")
+    refused(tmp_path / "b.csv", "--column gpu_tflops", n_nodes=6)
+    found = read(tmp_path / "b.csv", n_nodes=6, column="gpu_tflops")
+    assert found[4].compute == pytest.approx(1.2, rel=0.01)
+
+
+@pytest.mark.parametrize("form", ["text", "epoch", "time of day", "parquet", "metrics"])
+def test_repeats_over_time(tmp_path, form):
+    """When a row was measured is no group, nor are serial numbers and whether it passed."""
+    table, path = over_time(), tmp_path / "b.csv"
+    serial = [f"S{host}-{gpu}" for host, gpu in zip(table.hostname, table.gpu, strict=True)]
+    table = table.assign(Serial=serial, Status="PASS", **{"Temp C": 60.0, "SM Clock MHz": 1900.0})
+    table.loc[7, ["Status", "gemm_tflops"]] = ["FAIL", 1.0]
+    table = table.rename(columns={"hostname": "Host Name", "gpu": "GPU"})
+    if form == "epoch":
+        table["timestamp"] = pd.to_datetime(table["timestamp"]).astype("int64") // 10**9
+    elif form == "time of day":
+        table["timestamp"] = table["timestamp"].str[11:]
+    elif form == "metrics":
+        table = table.rename(columns={"gemm_tflops": "value"}).assign(metric="gemm", unit="TFLOPS")
+        other = table.assign(metric="hbm_copy", unit="GB/s", value=3e3)
+        table = pd.concat([table, other], ignore_index=True)
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+        table["timestamp"] = pd.to_datetime(table["timestamp"])
+        table.to_parquet(path)
+    else:
+        table.to_csv(path, index=False)
+    found = read(path, n_nodes=6)
+    assert found[4].compute == pytest.approx(1.2, rel=0.01)
+    assert all(abs(slow.compute - 1.0) < 0.01 for node, slow in found.items() if node != 4)
+    assert any("2 to 3 runs" in note for note in found.notes)
+
+
+def test_nodes_come_in_the_order_of_their_first_row(tmp_path):
+    """Also where the first runs of one failed, or lack a GPU."""
+    text = "node,gpu,gemm_ms,status\nb,0,1,fail\na,0,1,ok\nb,1,1,ok\nc,1,1,ok\na,1,2,ok\n"
+    found = read(write(tmp_path, text), n_nodes=3, gpus_per_node=2)
+    assert list(found.hosts.values()) == ["b", "a", "c"] and max(found, key=found.get) == 1
+
+
+def test_a_burn_in_of_more_nodes_than_the_job_has(tmp_path):
+    over_time().to_csv(tmp_path / "b.csv", index=False)
+    found = read(tmp_path / "b.csv", n_nodes=3, hosts=["n4.cluster", "n1", "x0"])
+    assert found[0].compute == pytest.approx(1.2, rel=0.01) and found.measured == {0, 1}
+    refused(tmp_path / "b.csv", "no host 'n0'", n_nodes=2, hosts=["x0", "x1"])
 
 
 def test_a_public_burn_in_of_392_gpus_reads():

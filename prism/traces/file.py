@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import warnings
 import zlib
@@ -124,8 +125,12 @@ class RecordedFile:
                 table = RawTable(rows.to_pandas(ignore_metadata=True), self.source)
         elif self.kind == "text":
             table = read_csv(self.text, self.source)
+        elif self.kind == "json":
+            table = read_json(self.read_text(), self.source)
         else:
-            raise PrismError(f"{self.source}: is {self.kind}; expected a CSV or parquet table")
+            raise PrismError(
+                f"{self.source}: is {self.kind}; expected a CSV or parquet table, or JSON rows"
+            )
         if table.frame.empty:
             raise PrismError(f"{self.source}: has columns ({table.listing}) and no rows")
         return table
@@ -288,6 +293,48 @@ def header_of(data: bytes) -> tuple[list[str], str]:
     except csv.Error:  # what pandas makes of it says more
         names = []
     return [name.strip() for name in names], delimiter
+
+
+def read_json(data: bytes, source: str) -> RawTable:
+    """Read rows of JSON: an object per line, a list of objects, or an object of them by name.
+
+    Inner objects add to a column's name (``a/b``), a place in a list comes last (``a:0``).
+    """
+    if b'"traceEvents"' in data[:_HEAD]:
+        raise PrismError(f"{source}: is a profiler's trace; expected rows of a table")
+    rows: list[Any] = []
+    text = data.decode("utf-8", "replace")
+    try:
+        whole = json.loads(text)
+        if isinstance(whole, dict) and len(whole) == 1 and isinstance([*whole.values()][0], list):
+            rows = [*whole.values()][0]
+        elif isinstance(whole, dict) and all(isinstance(row, dict) for row in whole.values()):
+            rows = [{"node": name} | row for name, row in whole.items()]
+        else:
+            rows = whole if isinstance(whole, list) else [whole]
+    except (ValueError, RecursionError):
+        for number, line in enumerate(text.splitlines(), start=1):
+            try:
+                rows += [json.loads(line)] if line.strip() else []
+            except (ValueError, RecursionError) as error:
+                raise PrismError(
+                    f"{source}:{number}: is no JSON; expected an object per line, or a list of them"
+                ) from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise PrismError(f"{source}: is JSON of other things than objects; expected one per row")
+    return RawTable(pd.DataFrame([dict(_cells(row)) for row in rows]), source)
+
+
+def _cells(value: Any, name: str = "", place: str = "") -> Iterator[tuple[str, Any]]:
+    """Give the cells of a row of JSON by the names of their columns."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _cells(inner, f"{name}/{key}" if name else str(key), place)
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from _cells(inner, name, place or f":{i}")
+    else:
+        yield name + place, value
 
 
 def read_csv(data: bytes, source: str) -> RawTable:

@@ -29,7 +29,8 @@ def measured_nodes_options(command: Command) -> Command:
         metavar="FILE",
         multiple=True,
         help="How slow nodes are: a table (node, slowdown), a burn-in table of times or rates per "
-        "GPU, nccl-tests output (a file, or a folder of them); repeatable.",
+        "GPU, SuperBench's results-summary.jsonl, nccl-tests output (a file, or a folder of them); "
+        "repeatable.",
     )(command)
 
 

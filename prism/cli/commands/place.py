@@ -42,7 +42,8 @@ OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
 @click.option(
     "--kind",
     type=click.Choice(KINDS),
-    help="What --slowdown, or a plain slowdown in a file, applies to.  [default: compute]",
+    help="What --slowdown, or a plain slowdown in a file, applies to, and what the measurement "
+    "taken from a burn-in is of.  [default: compute]",
 )
 @click.option("--at", metavar="NODES", help="Which nodes are slow: 3,17.  [default: drawn]")
 @measured_nodes_options

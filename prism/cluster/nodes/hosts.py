@@ -6,7 +6,7 @@ No naming scheme is assumed, since ``node017`` may be the 17th host or the 18th.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +28,8 @@ class Measured(NamedTuple):
     locate: Callable[[str], str]
     """Where a name stands, for messages."""
     notes: list[str]
+    others: bool = False
+    """Whether nodes beyond the job's are expected among them."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,13 @@ def _in_order(labels: Sequence[str], n_nodes: int, locate: Callable[[str], str])
         f"nodes 0 to {n_nodes - 1} are the hosts in the order in which they appear: {shown}; "
         f"{named('hosts')} LIST gives another order",
     )
+
+
+def known_labels(labels: Iterable[str], hosts: Sequence[str]) -> list[str]:
+    """List the labels that are in a list of hosts, with or without a domain, and the numbers."""
+    short = {name.partition(".")[0] for name in hosts}
+    short = set(hosts) | {name for name in short if not is_number(name)}
+    return [x for x in labels if {x, x.partition(".")[0]} & short or is_number(x)]
 
 
 def _look_up(label: str, known: dict[str, int], n_nodes: int, locate: Callable[[str], str]) -> int:

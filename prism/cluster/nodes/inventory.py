@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.cluster.nodemap import KINDS, NodeSlowdown, slow_by_kind
-from prism.cluster.nodes.burnin import NODE_COLUMNS, UNKNOWN, read_burn_in
-from prism.cluster.nodes.hosts import Measured, find_nodes, read_host_list
+from prism.cluster.nodes.burnin import NODE_COLUMNS, UNKNOWN, find_column, read_burn_in
+from prism.cluster.nodes.hosts import Measured, find_nodes, known_labels, read_host_list
 from prism.common.errors import PrismError, named
 from prism.common.text import format_count
 from prism.traces import find_recording
@@ -66,10 +66,10 @@ def read_inventory(
     Parameters
     ----------
     path : path or sequence of paths
-        A CSV or parquet table with a column of nodes and either factors (``slowdown``, ``compute``,
-        ``memory``, ``network``, ``everything``) or a time or rate per GPU; or output of nccl-tests
-        per node or per pair of nodes, a file or a folder of files. Several say different things of
-        the same nodes.
+        A table (CSV, parquet, JSON rows as SuperBench writes them) with a column of nodes and
+        either factors (``slowdown``, ``compute``, ``memory``, ``network``, ``everything``) or times
+        or rates of GPUs; or output of nccl-tests per node or per pair of nodes, a file or a folder
+        of files. Several say different things of the same nodes.
     n_nodes, gpus_per_node : int
         Of the cluster that the job runs on.
     kind : str, optional
@@ -77,7 +77,8 @@ def read_inventory(
     hosts : sequence of str, or path, optional
         Host names [node] in rank order, a host file, or a list such as ``"node[001-064]"``.
     column, where
-        Of a table, the measurement, and which rows to keep.
+        Of a table, the measurement (else the one that is typical of `kind`), and which rows to
+        keep.
 
     Returns
     -------
@@ -127,12 +128,20 @@ def _read(
         measured = _from_table(
             found.files[0].table, kind or "compute", column, where, gpus_per_node
         )
-    nodes = find_nodes(list(measured.factors), n_nodes, hosts, measured.locate)
-    slow = {nodes.index[label]: slow_by_kind(x) for label, x in measured.factors.items()}
-    notes = measured.notes + [nodes.note] * bool(nodes.note) + _remarks(slow, n_nodes)
+    factors, notes = measured.factors, list(measured.notes)
+    if measured.others and hosts is not None:
+        ours = known_labels(factors, hosts)
+        if ours and len(ours) < len(factors):
+            n_others = format_count(len(factors) - len(ours), "measured node")
+            notes.append(f"{n_others} not among the job's hosts left out")
+            factors = {label: factors[label] for label in ours}
+    nodes = find_nodes(list(factors), n_nodes, hosts, measured.locate)
+    slow = {nodes.index[label]: slow_by_kind(x) for label, x in factors.items()}
+    notes += [nodes.note] * bool(nodes.note) + _remarks(slow, n_nodes)
     return Inventory(
         {node: slow[node] for node in sorted(slow) if slow[node] != NodeSlowdown()},
-        nodes.hosts, frozenset(slow), tuple(f"{source}: {note}" for note in notes),
+        nodes.hosts, frozenset(nodes.index[label] for label, x in factors.items() if x),
+        tuple(f"{source}: {note}" for note in notes),
     )  # fmt: skip
 
 
@@ -193,7 +202,7 @@ def _from_table(
     table: RawTable, kind: str, column: str | None, where: Mapping[str, str], gpus_per_node: int
 ) -> Measured:
     """Read factors, or a burn-in, from a table with a column of nodes."""
-    nodes = next((name for name in NODE_COLUMNS if name in table.columns), None)
+    nodes = find_column(table, NODE_COLUMNS)
     if nodes is None:
         raise PrismError(
             f"{table.source}: no column of nodes among {table.listing}; expected one of "
@@ -281,7 +290,7 @@ def _solve(found: BandwidthTests, source: str) -> Measured:
     notes += _ambiguous(tests, [y / typical for y in slowdown])
     first = {host: test.where for test in reversed(tests) for host in test.hosts}
     network = {host: {"network": factor / typical} for host, factor in factors.items()}
-    return Measured(network, lambda host: first[host], notes)
+    return Measured(network, lambda host: first[host], notes, True)
 
 
 def _relative(test: BandwidthTest, tests: Sequence[BandwidthTest], source: str) -> float:
