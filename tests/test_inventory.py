@@ -339,6 +339,25 @@ def test_repeats_over_time(tmp_path, form):
     assert any("2 to 3 runs" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("drift", [0.0, 0.03])
+def test_a_gpu_that_changed_is_as_it_was_last(tmp_path, drift):
+    """One became slow, one was repaired; what all of them drift by is no change."""
+    table = over_time(times=12)
+    n_before = table.groupby("timestamp").ngroup()
+    rate = table["gemm_tflops"] * (1.0 - drift * (n_before >= 6))
+    one = table["gpu"] == 5
+    rate = rate / np.where(one & (table["hostname"] == "n1") & (n_before >= 7), 1.3, 1.0)
+    rate = rate / np.where(one & (table["hostname"] == "n2") & (n_before < 7), 1.3, 1.0)
+    table.assign(gemm_tflops=rate).sample(frac=1.0, random_state=1).sort_values("hostname").to_csv(
+        tmp_path / "b.csv", index=False
+    )
+    found = read(tmp_path / "b.csv", n_nodes=6)
+    factors = [found.get(node, NodeSlowdown()).compute for node in range(6)]
+    assert factors == pytest.approx([1.0, 1.3, 1.0, 1.0, 1.2, 1.0], abs=0.01)
+    (note,) = [note for note in found.notes if "n1 GPU 5" in note and "n2 GPU 5" in note]
+    assert "n4" not in note and "n0" not in note
+
+
 def test_nodes_come_in_the_order_of_their_first_row(tmp_path):
     """Also where the first runs of one failed, or lack a GPU."""
     text = "node,gpu,gemm_ms,status\nb,0,1,fail\na,0,1,ok\nb,1,1,ok\nc,1,1,ok\na,1,2,ok\n"

@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.stats import norm
 
 from prism.cluster.nodes.hosts import Measured
 from prism.cluster.nodes.measurements import (
@@ -44,6 +45,9 @@ _METRICS = ("metric", "metric_name", "measurement", "test", "benchmark", "name")
 _VALUES = ("value", "result", "score", "measured")
 _CLOCK_CELL = re.compile(r"\s*(\d{4}[-/]\d\d?[-/]\d\d?|\d\d?:\d\d:\d\d|\w{3} \w{3} +\d)")
 _SHOWN = 4
+_FEWEST = 2  # runs of a GPU that a change is seen by
+_FALSE_ALARMS = 0.01  # share of tables without a change in which one is found
+_SD_OF_STEP = 1.4826 / 2.0**0.5  # standard deviation of noise over the median step between runs
 
 
 def find_column(table: RawTable, names: tuple[str, ...]) -> str | None:
@@ -80,20 +84,21 @@ def read_burn_in(
     check_groups(rest, chosen.name, where, rows)
     failed = _failed(table, states, chosen, rows)
     frame, more = _values(table, node_column, nodes, chosen, gpu_column, np.setdiff1d(rows, failed))
+    frame["cost"] = np.log(frame["value"]) * (1.0 if is_time(chosen.name) else -1.0)
+    frame, changed = _since_change(frame, _times(table, clocks))
     by_gpu = frame.groupby(["node", "gpu"], sort=False)
     has_gpus = gpu_column is not None or len(chosen.columns) > 1
-    cost = np.log(frame["value"].to_numpy()) * (1.0 if is_time(chosen.name) else -1.0)
-    found = separate(cost, by_gpu.ngroup().to_numpy(), 1 if has_gpus else gpus_per_node)
+    number = by_gpu.ngroup().to_numpy()
+    found = separate(frame["cost"].to_numpy(), number, 1 if has_gpus else gpus_per_node)
     gpus = by_gpu.size().rename("runs").reset_index()
     gpus["level"], gpus["p_slow"] = found.level, found.p_slow
     by_node = gpus.groupby("node", sort=False)
     slowdown = np.exp(by_node["level"].max() - by_node["level"].max().median())
     one_each = chosen.name in of_nodes
-    notes += _findings(chosen.name, gpus, slowdown, found, one_each, has_gpus) + more
-    notes += _span(table, clocks, rows, gpus)
+    notes += _findings(chosen.name, gpus, slowdown, found, one_each, has_gpus) + more + changed
     if has_gpus:
         notes += _coverage(by_node.size(), gpus_per_node)
-    elif not one_each:
+    elif not one_each and kind != "network":
         notes.append(
             "no column identifies the GPU within a node, so a slow one may not be found; "
             f"expected one of {', '.join(GPU_COLUMNS[:4])}"
@@ -115,6 +120,59 @@ def read_burn_in(
             f"{_named(nodes[failed])}"
         )
     return Measured(factors, lambda node: table.locate(int(first[node])), notes, True)
+
+
+def _times(table: RawTable, clocks: list[str]) -> NDArray[np.float64] | None:
+    """Return when each row was measured, in any unit; None where no column says it."""
+    for name in clocks:
+        when = table.coerced(name).to_numpy()
+        if not table.is_numeric(name):
+            cells = table.frame[name].astype(object)
+            when = pd.to_datetime(cells, errors="coerce", utc=True, format="mixed")
+            when = when.astype("int64").where(when.notna()).to_numpy(np.float64)
+        if np.isfinite(when).all() and np.ptp(when) > 0.0:
+            return np.asarray(when)
+    return None
+
+
+def _since_change(
+    frame: pd.DataFrame, times: NDArray[np.float64] | None
+) -> tuple[pd.DataFrame, list[str]]:
+    """Keep the last third of the runs of a GPU where it differs from those before.
+
+    By medians of normal noise, at a level that one table in a hundred without a change reaches.
+    What all GPUs change by is no change of one, and is added to the runs before that are kept.
+    """
+    if times is None:
+        return frame, []
+    order = frame.assign(when=times[frame["row"]]).sort_values("when", kind="stable")
+    noise, n_units = order.groupby(["node", "gpu"])["cost"].diff().abs().median(), 0
+    found: list[tuple[tuple[str, str], float, float, pd.Index]] = []
+    for unit, cost in order.groupby(["node", "gpu"], sort=False)["cost"]:
+        late, n_units = len(cost) // 3, n_units + 1
+        if late >= _FEWEST:
+            shift = float(np.median(cost.iloc[-late:]) - np.median(cost.iloc[:-late]))
+            sd = np.sqrt(0.5 * np.pi * (1.0 / late + 1.0 / (len(cost) - late)))
+            found.append((unit, shift, sd * _SD_OF_STEP * noise, cost.index[:-late]))
+    if not found:
+        return frame, []
+    common = float(np.median([shift for _, shift, *_ in found]))
+    bound = float(norm.isf(0.5 * _FALSE_ALARMS / n_units))
+    changed, gone, cost = [], list[int](), frame["cost"].copy()
+    for (node, gpu), shift, sd, before in found:
+        by = shift - common
+        if abs(by) > max(bound * sd, 1e-9):
+            gone += list(before)
+            way = f"{format_share(abs(np.expm1(by)), 2)} {'slower' if by > 0 else 'faster'}"
+            changed.append((-abs(by), f"{node}{f' GPU {gpu}' * bool(gpu)} {way}"))
+        else:
+            cost[before] += common
+    if not changed:
+        return frame, []
+    shown = _named(text for _, text in sorted(changed))
+    return frame.assign(cost=cost).drop(index=gone).reset_index(drop=True), [
+        f"changed over time, so that the last third of their runs counts: {shown}"
+    ]
 
 
 def _coverage(n_gpus: pd.Series, gpus_per_node: int) -> list[str]:
@@ -284,19 +342,6 @@ def _is_clock(table: RawTable, name: str) -> bool:
     if cells.dtype.kind in "mM":
         return True
     return len(cells) > 0 and all(_CLOCK_CELL.match(str(cell)) for cell in cells.head(50))
-
-
-def _span(
-    table: RawTable, clocks: list[str], rows: NDArray[np.int64], gpus: pd.DataFrame
-) -> list[str]:
-    """Say over which time repeats were measured."""
-    if gpus["runs"].max() < 2:
-        return []
-    for name in clocks:
-        if not table.is_numeric(name):
-            cells = table.frame[name].iloc[rows].dropna().astype(str)
-            return [f"runs from {cells.min()} to {cells.max()} ({name}) count alike"]
-    return []
 
 
 def _identifiers(table: RawTable, nodes: NDArray[np.object_], rows: NDArray[np.int64]) -> list[str]:

@@ -49,7 +49,7 @@ _KINDS = {
 _TYPICAL = {
     "compute": (r"gemm|mat_?mul|flops?(?![a-z])", r"bf16|bfloat16", r"fp16|float16|half",
                 r"(?<![a-z])tc(?![a-z])|tensor|xdlops", r"^gemm-flops"),
-    "memory": ("hbm|d2d|dtod|dram", "triad|copy"),
+    "memory": ("hbm|d2d|dtod|dram|stream", "triad", "copy", "double", "bw|bandwidth|[gt]bp?s"),
     "network": ("all_?reduce", "busbw"),
 }  # fmt: skip
 """What one of several measurements is preferred by, in this order."""
