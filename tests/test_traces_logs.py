@@ -9,6 +9,7 @@ from logs_made import (
     TOOLS,
     bar,
     bridge,
+    iso,
     llama_factory,
     log_of,
     maxtext,
@@ -230,3 +231,118 @@ def test_lines_that_cannot_be_used(shown):
     assert "run.out:2: " in shown(text.replace("seconds: 5.200", "seconds: fast"))
     both = shown(log_of(megatron, VALUES) + text)  # of two tools one is read
     assert same(both, VALUES) and any("MaxText" in note for note in both["notes"])
+
+
+def own_log(step, seconds, clock):
+    """Lines of no tool."""
+    return (
+        f"{iso(clock)} train.py INFO finished step {step}: loss 2.31, {seconds:.1f} sec, "
+        f"{1e3 * seconds:.0f} millis, {1 / seconds:.6f} steps/s, after {clock:.1f}\n"
+    )
+
+
+STEP = r"step (?P<step>\d+): "
+
+
+@pytest.mark.parametrize(
+    ("pattern", "first"),
+    [
+        (STEP + r".*?, (?P<s>\S+) sec", 0), (STEP + r".*?(?P<ms>\d+) millis", 0),
+        (STEP + r".* (?P<rate>\S+) steps/s", 0), (STEP + r".*after (?P<elapsed>\S+)", 1),
+        (STEP, 1), (r"loss \S+, (?P<s>\S+) sec", 0), ("(?P<elapsed>[0-9:]{8}),", 1),
+    ],
+)  # fmt: skip
+def test_a_pattern_reads_any_log(shown, pattern, first):
+    values = np.tile([5.0, 5.0, 6.0, 5.0], 3)
+    text = "preamble\n" + log_of(own_log, values) + "the end\n"
+    assert same(shown(text, "--pattern", pattern), values[first:])
+    # also in lines that a tool would read otherwise
+    text = "".join(a + b for a, b in zip(log_of(own_log, values).splitlines(True),
+                   log_of(megatron, values + 1).splitlines(True), strict=True))  # fmt: skip
+    assert same(shown(text, "--pattern", pattern), values[first:])
+
+
+def test_a_pattern_of_json_lines_and_of_means(shown):
+    text = "".join(
+        json.dumps({"i": 10 * i, "t": {"total": v}}) + "\n" for i, v in enumerate(VALUES)
+    )
+    pattern = r'"i": (?P<step>\d+).*"total": (?P<s>[\d.]+)'
+    assert same(shown(text, "--pattern", pattern), VALUES)
+    text = log_of(own_log, VALUES, every=10)
+    assert same(shown(text, "--pattern", STEP), VALUES[1:], mean_over=10)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(", "step", r"(?P<loss>\d+)", r"(?P<s>\d+) (?P<ms>\d+)", "(?P<s>nothing)", r"(?P<s>\w+)",
+     r"loss (?P<step>\d)"],
+)  # fmt: skip
+def test_a_pattern_that_finds_no_step_times_is_refused(shown, pattern):
+    found = shown(log_of(own_log, VALUES), "--pattern", pattern)
+    assert isinstance(found, str) and found.count("\n") == 1
+
+
+def test_a_pattern_that_never_ends_is_stopped(shown, monkeypatch):
+    monkeypatch.setattr("prism.traces.logs.patterns._LONGEST_S", 0.2)
+    text = log_of(own_log, VALUES)
+    assert "(?:[a-z: ]+)+" in shown(text, "--pattern", "(?:[a-z: ]+)+(?P<s>@)")
+    assert same(shown(text, "--pattern", STEP + r".*?, (?P<s>\S+) sec"), VALUES)  # and again
+    long = "x" * 10_000_000 + "\n"  # of a line the beginning alone is looked at
+    assert same(shown(long + text, "--pattern", STEP + r".*?, (?P<s>\S+) sec"), VALUES)
+
+
+def test_commands_take_a_pattern(run, tmp_path):
+    rng, log, other = np.random.default_rng(1), tmp_path / "a.log", tmp_path / "b.log"
+    for path, mean in ((log, 5.0), (other, 6.0)):
+        path.write_text(log_of(own_log, mean + 0.1 * rng.standard_normal(60)))
+    pattern = ("--pattern", STEP + r".*?, (?P<s>\S+) sec", "--json", "-q", "--seed", 1)
+    model, job = tmp_path / "m.nc", "llama3-70b-fsdp-512"
+
+    def found(*args):
+        status, out, err = run(*args, *pattern)
+        assert status == 0, err
+        return json.loads(out)
+
+    assert found("fit", log, "-o", model)["step_time"]["mean"] == pytest.approx(5.0, abs=0.1)
+    ends = found("compare", log, other)["quantities"]["step_time"]["figures"]["mean"]
+    assert ends["a"] == pytest.approx(5.0, abs=0.1) and ends["b"] == pytest.approx(6.0, abs=0.1)
+    assert found("validate", job, "--measured", log, "--bootstrap", 0)["n_measured"] == 60
+    assert found("validate", "--trace", log, "--bootstrap", 0)["n_measured"] == 30
+    assert found("watch", log, "--steps", 100, "--once")["completed_steps"] == 60
+    past = found("estimate", model, "--progress", log, "--steps", 100)["completed"]
+    assert past["steps"] == 60
+    assert run("fit", log, other, *pattern)[0] == 2
+    assert run("estimate", job, *pattern)[0] == 2
+
+
+UNKNOWN = {
+    "log": (log_of(own_log, VALUES), "finished step 1: loss 2.31"),
+    "json": ('{"loss": 1.5, "lr": 0.1}\n', "loss, lr"),
+    "json lines": ('{"loss": 1.5, "lr": 0.1}\n{"loss": 1.5, "lr": 0.1}\n', "loss, lr"),
+    "csv": ("epoch,loss\n1,2.5\n2,2.4\n", "epoch, loss"),
+    "numbers": ("1 2.5\n2 2.4\n", "1 2.5"),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_no_reader_knows_is_described_alike(run, tmp_path, name):
+    text, told = UNKNOWN[name]
+    path, known = tmp_path / "run.out", tmp_path / "known.log"
+    path.write_text(text)
+    known.write_text(log_of(megatron, np.tile(VALUES, 3)))
+    job, said = "llama3-70b-fsdp-512", set()
+    for command in (
+        ("fit", path), ("show", path), ("replay", path), ("compare", path, known),
+        ("compare", known, path), ("validate", job, "--measured", path),
+        ("validate", "--trace", path), ("watch", path, "--once"), ("timeline", path),
+    ):  # fmt: skip
+        status, out, err = run(*command)
+        assert (status, out) == (2, ""), err
+        assert told in err and err.count("\n") <= 2
+        assert "--pattern" in err and "step_s" in err and "torchtitan" in err and "Nsight" in err
+        said.add(err.splitlines()[-1].partition(". A job is")[0])
+    assert len(said) == 1
+    wide = tmp_path / "wide.csv"
+    wide.write_text("".join(["epoch,loss\n", *(f"{i},{5 + i % 3}\n" for i in range(12))]))
+    status, out, err = run("fit", wide, "--column", "loss", "--unit", "s", "--json", "-q")
+    assert status == 0 and json.loads(out)["step_time"]["mean"] == pytest.approx(6.0), err

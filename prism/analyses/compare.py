@@ -55,6 +55,7 @@ def compare(
     *,
     column: str | None = None,
     unit: str | None = None,
+    pattern: str | None = None,
     where: Mapping[str, str] | None = None,
     effect: float = EFFECT,
     skip: int | None = None,
@@ -73,9 +74,9 @@ def compare(
         log), where ``FILE[key=value,...]`` keeps rows. Where each run has one value, these are its
         totals. Or a profiler's trace (a file or a folder), and a job (its file, the name of a
         shipped one): the step's time by kernel class, measured and predicted.
-    column, unit, where, steps
-        Choose from a table of step times, for both; steps, also of a profile, are ``A:B``, numbers
-        of the first and the last.
+    column, unit, pattern, where, steps
+        Choose from a table of step times, or find them in a log's lines, for both; steps, also of a
+        profile, are ``A:B``, numbers of the first and the last.
     effect : float
         Relative difference that matters [1]: how many steps, runs or replicates see it is worked
         out, and differences that are surely smaller are called so.
@@ -119,10 +120,11 @@ def compare(
         )
     profile = read_profile(a, b, step_range)
     if profile is not None:
-        refuse({"column": column, "unit": unit, "where": where, "fail_if_slower": fail_if_slower})
+        refuse({"column": column, "unit": unit, "pattern": pattern, "where": where,
+                "fail_if_slower": fail_if_slower})  # fmt: skip
         return compare_classes(*profile, skip, steps)
     seed = fresh_seed() if seed is None else seed
-    options = {"column": column, "unit": unit, "where": where}
+    options = {"column": column, "unit": unit, "where": where, "pattern": pattern}
     first, second = (read_input(source, options, steps, seed) for source in (a, b))
     first, second, pairing, notes = brought_together(first, second, skip)
     names = [name for name in (STEPS, RUNS) if name in first.samples and name in second.samples]

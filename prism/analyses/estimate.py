@@ -42,6 +42,7 @@ Simulated = tuple[Prepared, "xr.Dataset"]
 """A job that was prepared, and its simulated steps."""
 MAX_STEPS = 10**15
 RUN_REPLICATES = 1_000
+_CHOICE = ("column", "unit", "pattern", "where")  # of completed steps
 
 
 def estimate(
@@ -59,6 +60,7 @@ def estimate(
     completed: str | Path | Reading | None = None,
     column: str | None = None,
     unit: str | None = None,
+    pattern: str | None = None,
     where: Mapping[str, str] | None = None,
     seed: int | None = None,
     threads: int | None = None,
@@ -84,8 +86,9 @@ def estimate(
         Completed steps of a run in progress, which the rest is conditioned on. Its number of steps
         is then the log's rather than the job's; it ends counted from when the log was written,
         unless `start` is given.
-    column, unit, where
-        Which of its columns is the duration, its unit, and which rows to keep.
+    column, unit, pattern, where
+        Which of its columns is the duration, its unit, what finds it in the lines of a log
+        (`prism.traces.find_recording`), and which rows to keep.
     seed, threads, progress, engine
         As in `simulate`.
 
@@ -117,7 +120,8 @@ def estimate(
     past: dict[str, Any] = {}
     if completed is not None:
         past = {
-            "completed": completed, "column": column, "unit": unit, "where": dict(where or {}),
+            "completed": completed, "column": column, "unit": unit, "pattern": pattern,
+            "where": dict(where or {}),
         }  # fmt: skip
     if not isinstance(job, Job) and is_step_model(job):
         return _from_step_times(job, options | past | {"gpus": gpus})
@@ -163,7 +167,7 @@ def estimate_job(
     """
     begin, (threads, progress, engine), reading = time.perf_counter(), how, None
     if past:
-        choice = {name: past[name] for name in ("column", "unit", "where")}
+        choice = {name: past[name] for name in _CHOICE}
         reading = read_log(past["completed"], **choice, per_step=job.work_per_step)
         known = job.n_steps if job.has_run else None
         options = options | {"steps": reading.length(options["steps"], known)}
@@ -264,7 +268,7 @@ def _from_step_times(path: str | Path, options: dict[str, Any]) -> "xr.Dataset":
         )
     given = {"run_replicates": RUN_REPLICATES} | {k: v for k, v in options.items() if v is not None}
     if given.get("completed") is not None:
-        choice = {name: given.pop(name, None) for name in ("column", "unit", "where")}
+        choice = {name: given.pop(name, None) for name in _CHOICE}
         given["completed"] = read_log(given["completed"], **choice)
     given["deadline"] = seconds_until(
         given.get("deadline"), given.get("start"), given.get("completed")

@@ -39,6 +39,7 @@ def validate(
     model: str | Path | None = None,
     column: str | None = None,
     unit: str | None = None,
+    pattern: str | None = None,
     where: Mapping[str, str] | None = None,
     totals: str | None = None,
     quantity: str = "step_time",
@@ -66,8 +67,9 @@ def validate(
         Measured step times.
     model : path, optional
         A fitted model, alone or as the variability of `job`.
-    column, unit, where
-        Choose from a wider table, and say the unit, see `prism.traces.read_step_times`.
+    column, unit, pattern, where
+        Choose from a wider table, say the unit, or find step times in a log's lines; see
+        `prism.traces.read_step_times`.
     totals : str, optional
         "FILE:COLUMN" with measured totals per run [s].
     quantity : str
@@ -126,14 +128,16 @@ def validate(
                 f"{named('trace')} holds steps, not runs: {named('quantity')} time_to_train and "
                 f"{named('totals')} need a job or a model with {named('measured')}"
             )
-        chosen = {"column": column, "unit": unit, "where": where}
+        chosen = {"column": column, "unit": unit, "pattern": pattern, "where": where}
         return hold(_split(trace, str(train or "first-half"), chosen, skip, steps, call), call)
     if train is not None:
         raise PrismError(f"{named('train')} belongs to {named('trace')}: nothing is fitted here")
     assert measured is not None
     target = _with_model(job, model)
     per_step = target.work_per_step if isinstance(target, Job) else None
-    times = read_step_times(measured, column=column, where=where, unit=unit, per_step=per_step)
+    times = read_step_times(
+        measured, column=column, where=where, unit=unit, per_step=per_step, pattern=pattern
+    )
     times = choose_steps(times, skip, steps)
     by_run = quantity == "time_to_train" and totals is not None
     known = read_totals(str(totals), where=where) if by_run else None
@@ -163,8 +167,8 @@ def _split(
     skip: int | None, steps: str | None, call: Call,
 ) -> Case:  # fmt: skip
     """Fit one part of a recording and predict the other."""
-    found = find_recording(trace)
-    if found.holds == "step_times":
+    found = find_recording(trace, chosen["pattern"])
+    if found.has_steps(chosen["column"]):
         times = choose_steps(read_step_times(found, **chosen), skip, steps)
         return split_case(times, str(trace), train, call)
     if any(chosen.values()):

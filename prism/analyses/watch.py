@@ -74,7 +74,7 @@ class Watch:
         completed steps are the model.
     steps : int, optional
         Steps of the run; those that the log names, else the job's, where None.
-    column, unit, where
+    column, unit, pattern, where
         As in `prism.estimate`.
     seed, threads, progress
         As in `prism.simulate`.
@@ -102,6 +102,7 @@ class Watch:
     def __init__(
         self, log: str | os.PathLike[str], job: Job | str | os.PathLike[str] | None = None, *,
         steps: int | None = None, column: str | None = None, unit: str | None = None,
+        pattern: str | None = None,
         where: Mapping[str, str] | None = None, seed: int | None = None,
         threads: int | None = None, progress: Progress | None = None, **options: Any,
     ) -> None:  # fmt: skip
@@ -111,7 +112,9 @@ class Watch:
         self._options = options | {"steps": steps, "seed": seed}
         self._simulated: Simulated | None = None
         self._threads, self._usual = threads, None
-        choice: dict[str, Any] = {"column": column, "unit": unit, "where": where}
+        choice: dict[str, Any] = {
+            "column": column, "unit": unit, "pattern": pattern, "where": where,
+        }  # fmt: skip
         self._job = job if job is None or isinstance(job, Job) else os.fspath(job)
         if isinstance(self._job, str) and is_step_model(self._job):
             model = load_step_model(self._job)
@@ -158,7 +161,9 @@ class Watch:
         elif self._job is None:
             found = _from_log(reading, **options)
         elif isinstance(self._job, Job):
-            past: dict[str, Any] = {"completed": reading, "column": None, "unit": None, "where": {}}
+            past: dict[str, Any] = {
+                "completed": reading, "column": None, "unit": None, "pattern": None, "where": {},
+            }  # fmt: skip
             how = self._threads, None, "auto"
             found = estimate_job(self._job, gather_options(**options), past, how, self._simulated)
         else:

@@ -66,6 +66,7 @@ def fit(
     *,
     column: str | None = None,
     unit: str | None = None,
+    pattern: str | None = None,
     where: Mapping[str, str] | None = None,
     totals: str | None = None,
     first_steps: int | None = None,
@@ -82,8 +83,9 @@ def fit(
         times, of one or several runs; a table of kernels by HTA; output of nccl-tests.
     seed : int, optional
         Of the bootstraps and of the cross-check; fresh where None.
-    column, unit, where, totals, first_steps
-        Of step times only: the duration's column and its unit, the rows to keep, "FILE:COLUMN" with
+    column, unit, pattern, where, totals, first_steps
+        Of step times only: the duration's column and its unit, the regular expression that finds
+        them in a log's lines (`prism.traces.find_recording`), the rows to keep, "FILE:COLUMN" with
         measured totals per run, and how many first steps of each run the variation is learnt from.
     step_range : str, optional
         Of a profiler's trace: what its ranges that are steps are called (`read_trace`).
@@ -115,8 +117,8 @@ def fit(
     64
     """
     seed = fresh_seed() if seed is None else seed
-    found = find_recording(inputs)
-    if found.holds == "step_times":
+    found = find_recording(inputs, pattern)
+    if found.has_steps(column):
         times = read_step_times(found, column=column, where=where, unit=unit)
         times = choose_steps(times, skip, steps)
         known = None if totals is None else read_totals(totals, where=where)
@@ -152,6 +154,7 @@ def fit_calibrated(
     *,
     column: str | None = None,
     unit: str | None = None,
+    pattern: str | None = None,
     where: Mapping[str, str] | None = None,
     skip: int | None = None,
     steps: str | None = None,
@@ -167,7 +170,7 @@ def fit_calibrated(
         which these columns have these values, beside those of `where`.
     seed, threads, progress
         As in `prism.simulate`.
-    column, unit, where, skip, steps
+    column, unit, pattern, where, skip, steps
         As in `fit`, of every size.
 
     Returns
@@ -203,7 +206,7 @@ def fit_calibrated(
         job = job if isinstance(job, Job) else load_job(job)
         path, rows = rows_in_name(str(source), where or {}, "--calibrate: ")
         times = read_step_times(
-            path, column=column, where=rows, unit=unit, per_step=job.work_per_step
+            path, column=column, where=rows, unit=unit, per_step=job.work_per_step, pattern=pattern
         )
         times = choose_steps(times, skip, steps)
         sizes.append((job, replace(times, source=str(source))))

@@ -48,6 +48,7 @@ def describe(
     unit: str | None = None,
     skip: int | None = None,
     steps: str | None = None,
+    pattern: str | None = None,
 ) -> Answer:
     """Describe a file, or a job or library that ships with prism.
 
@@ -71,6 +72,8 @@ def describe(
         First steps of a trace, or of each run of step times, to leave out.
     steps : str, optional
         ``A:B``, the numbers of the first and the last step of these.
+    pattern : str, optional
+        What finds step times in the lines of a log (`prism.traces.find_recording`).
 
     Returns
     -------
@@ -95,12 +98,13 @@ def describe(
     found = None
     is_job = what in shipped_jobs() or path.suffix in (".yaml", ".yml")
     if not is_netcdf and not is_job and path.exists():
-        found = find_recording(what)
-    kind = None if found is None else found.holds
-    if (column is not None or unit is not None or where) and kind != "step_times":
+        found = find_recording(what, pattern)
+    kind = None if found is None else "step_times" if found.has_steps(column) else found.holds
+    chosen = any(name is not None for name in (column, unit, pattern)) or where
+    if chosen and kind != "step_times":
         raise PrismError(
-            f"{what}: --column, --unit and --where choose among step times, which this is not; "
-            "leave them out"
+            f"{what}: --column, --unit, --pattern and --where choose among step times, which this "
+            "is not; leave them out"
         )
     if (skip is not None or steps is not None) and kind not in ("step_times", "trace"):
         raise PrismError(

@@ -3,7 +3,14 @@
 Formats are distinguished by content. Left out: fitting anything to what was read.
 """
 
-from prism.traces.readers import Recording, find_recording, holds, read_step_times, read_trace
+from prism.traces.readers import (
+    Recording,
+    find_recording,
+    holds,
+    read_step_times,
+    read_trace,
+    unknown_format,
+)
 from prism.traces.steps import StepTimes, read_totals, say_taken, total_per_run
 from prism.traces.table import Trace, make_trace
 
@@ -19,10 +26,11 @@ __all__ = [
     "read_trace",
     "say_taken",
     "total_per_run",
+    "unknown_format",
 ]
 
 # modules that rooms above may import
 FACE = (
     "choose", "columns", "file", "formats.hta", "formats.nccltests", "growing", "kernelnames",
-    "table",
+    "looks", "table",
 )  # fmt: skip

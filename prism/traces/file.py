@@ -34,6 +34,7 @@ Kind = Literal["parquet", "sqlite", "json", "text", "binary"]
 
 _HEAD = 1 << 16  # enough for what tells the kinds apart
 _JSON = re.compile(rb"\{|\[\s*(?:\{|\]|$)")  # not the `[` of a log: a rank, a time of day
+_CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 _BOM = b"\xef\xbb\xbf"
 _ALIEN = {
     b"PK\x03\x04": "a zip archive; unpack it first",
@@ -105,11 +106,21 @@ class RecordedFile:
 
     @cached_property
     def columns(self) -> list[str]:
-        """Names of a table's columns; of a text, what its first line would name."""
+        """Names of a table's columns; of a text, what its first line may name."""
         if self.kind == "parquet":
             with _opened(self.path, self.source) as pieces:
                 return _flat(pieces.schema_arrow)
-        return header_of(self.head)[0] if self.kind == "text" else []
+        lines = self.lines[:2]
+        shapes = [re.sub(r"\d+", "0", line) for line in lines]
+        alike = len(shapes) == 2 and shapes[0] == shapes[1] != lines[0]  # rows, lines of a log
+        is_header = self.kind == "text" and not alike and not _CLOCK.search(lines[0])
+        return header_of(self.head)[0] if is_header else []
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines of its head that are not blank."""
+        text = self.head.decode("utf-8", "replace")
+        return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
 
     @cached_property
     def table(self) -> RawTable:

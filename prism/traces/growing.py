@@ -17,7 +17,7 @@ import numpy as np
 from prism.common.errors import PrismError, named
 from prism.common.files import check_file
 from prism.traces.file import RecordedFile
-from prism.traces.readers import READERS, Recording, read_step_times
+from prism.traces.readers import Recording, find_reader, read_step_times
 from prism.traces.steps import StepTimes
 
 _TOTAL = re.compile(rb"(epoch\s+\d+,\s+)?\b(?:iteration|step)\s+\d+\s*/\s*(\d{1,15})\b", re.I)
@@ -72,8 +72,8 @@ class _WholeLines(RecordedFile):
 class GrowingLog:
     """A log, to be read again and again; `options` are those of `read_step_times`."""
 
-    def __init__(self, path: str | Path, **options: Any) -> None:
-        self.path, self._options = Path(path), options
+    def __init__(self, path: str | Path, pattern: str | None = None, **options: Any) -> None:
+        self.path, self._pattern, self._options = Path(path), pattern, options
         self._file: tuple[int, int] | None = None
         self._head, self._size = b"", 0
         self._last: StepTimes | None = None
@@ -89,7 +89,7 @@ class GrowingLog:
             self._before = self._last
         self._file, self._size = (at.st_dev, at.st_ino), at.st_size
         self._head = file.head[:_HEAD]
-        reader = next((r for r in READERS if r.sniff(file)), None)
+        reader = find_reader(file, self._pattern)
         times = read_step_times(Recording(str(self.path), (file,), reader), **self._options)
         is_log = reader is not None and reader.name == "log"
         if np.unique(times.run).size > 1 and not is_log:

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,13 +23,17 @@ from prism.traces.formats.nccltests import is_nccl_tests, is_rccl, read_nccl_tes
 from prism.traces.formats.nsys import read_nsys
 from prism.traces.kineto.join import read_kineto
 from prism.traces.logs import (
+    EXAMPLE,
+    TOOLS,
     is_events,
     is_export,
     is_log,
+    pattern_tool,
     read_events,
     read_export,
     read_log,
 )
+from prism.traces.looks import is_table, what_is
 from prism.traces.steps import StepTimes, is_step_table, read_table_times
 from prism.traces.table import Trace
 from prism.traces.tidy import is_pipeline, is_tidy, read_pipeline, read_tidy
@@ -42,6 +47,11 @@ _USE = {
     "collectives": "prism fit makes a library of latency and bandwidth of it, prism show lists it",
 }
 """Where what is no trace is of use."""
+
+
+_PROFILE = re.compile(
+    rb'"(?:traceEvents|ph|schemaVersion|deviceProperties|distributedInfo|displayTimeUnit)"'
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,8 @@ READERS = (
            lambda f: is_log(f.head if f.kind == "json" else f.text), read_log, options=("where",)),
     Reader("nccl-tests", "output of nccl-tests or rccl-tests", "collectives",
            lambda f: is_rccl(f.head) or is_nccl_tests(f.text), read_nccl_tests, True),
-    Reader("kineto", "profiler JSON", "trace", lambda f: f.kind == "json", read_kineto, True),
+    Reader("kineto", "profiler JSON", "trace",
+           lambda f: f.kind == "json" and _PROFILE.search(f.head) is not None, read_kineto, True),
     Reader("nsys", "an Nsight Systems export", "trace", lambda f: f.kind == "sqlite", read_nsys,
            True, ("step_range",)),
     Reader("tensorboard", "TensorBoard's events", "step_times", is_events, read_events, True,
@@ -96,6 +107,10 @@ class Recording:
         """What it holds; None where no reader knows it."""
         return None if self.reader is None else self.reader.holds
 
+    def has_steps(self, column: str | None) -> bool:
+        """Whether it holds step times, or is a table of which the user names the column."""
+        return self.holds == "step_times" or (self.reader is None and column is not None)
+
     def read(self, **options: Any) -> Any:
         """Read it with the options that were given; one that its format has not is refused."""
         assert self.reader is not None
@@ -111,8 +126,41 @@ class Recording:
         return replace(found, notes=(*found.notes, *self.notes)) if self.notes else found
 
 
-def find_recording(what: PathLike | Sequence[PathLike]) -> Recording:
+def find_reader(file: RecordedFile, pattern: str | None = None) -> Reader | None:
+    """Find the reader of a file, or make that of a log whose step times a pattern finds."""
+    if pattern is None:
+        return next((reader for reader in READERS if reader.sniff(file)), None)
+    read = partial(read_log, own=pattern_tool(pattern))
+    if file.kind not in ("text", "json"):
+        raise PrismError(
+            f"{file.source}: {named('pattern')} reads lines, and this is {what_is(file)}"
+        )
+    return Reader(
+        "log", "a log of step times", "step_times", lambda _: True, read, options=("where",)
+    )
+
+
+def unknown_format(what: RecordedFile | PathLike) -> PrismError:
+    """Say that no reader knows a file: what it looks like, what would be read, what is known."""
+    file = what if isinstance(what, RecordedFile) else RecordedFile(Path(what))
+    tools = ", ".join(dict.fromkeys(["MLPerf", *(tool.name for tool in TOOLS)]))
+    others = ", ".join(reader.what for reader in READERS if reader.name != "log")
+    return PrismError(
+        f"{file.source}: is {what_is(file)}: no format that prism knows. Step times are read from "
+        f"lines by {named('pattern')} {EXAMPLE}, or from a table with the columns step, step_s. "
+        f"Known are logs of {tools}; {others}"
+    )
+
+
+def find_recording(what: PathLike | Sequence[PathLike], pattern: str | None = None) -> Recording:
     """Find what a file, several files or a folder hold.
+
+    Parameters
+    ----------
+    what : path or sequence of paths
+    pattern : str, optional
+        Regular expression that finds step times in the lines of the one file: with a group ``s``,
+        ``ms``, ``rate`` (steps per second) or ``elapsed`` (since the start), and ``step``.
 
     Raises
     ------
@@ -126,16 +174,17 @@ def find_recording(what: PathLike | Sequence[PathLike]) -> Recording:
     files: list[RecordedFile] = []
     for path in map(Path, given):
         files += _files_in(path) if path.is_dir() else [RecordedFile(path)]
+    if pattern is not None:
+        if len(files) != 1:
+            raise PrismError(f"{source}: {named('pattern')} reads one file; name one")
+        return Recording(source, (files[0],), find_reader(files[0], pattern))
     readers: dict[RecordedFile, Reader | None] = {}
     notes = []
     for file in files:
         try:
-            readers[file] = next((r for r in READERS if r.sniff(file)), None)
+            readers[file] = find_reader(file)
             if readers[file] is None and file.kind == "binary":
-                raise PrismError(
-                    f"{file.source}: is binary; expected a CSV or parquet table, profiler JSON, an "
-                    "Nsight Systems or Chakra trace, or a log"
-                )
+                raise unknown_format(file)
         except PrismError as error:
             if len(files) == 1 or file.named:
                 raise
@@ -205,7 +254,9 @@ def read_trace(
 ) -> Trace:
     """Read a trace of any format."""
     found = what if isinstance(what, Recording) else find_recording(what)
-    if found.reader is None or found.reader.name == "steps":
+    if found.reader is None:
+        raise unknown_format(found.files[0])
+    if found.reader.name == "steps":
         return read_tidy(found.files[0].table)  # which says what it lacks
     if found.holds != "trace":
         raise PrismError(
@@ -221,6 +272,7 @@ def read_step_times(
     where: Mapping[str, str] | None = None,
     unit: str | None = None,
     per_step: Mapping[str, float] | None = None,
+    pattern: str | None = None,
 ) -> StepTimes:
     """Read measured step times.
 
@@ -233,17 +285,21 @@ def read_step_times(
         The rows to keep.
     per_step : mapping of str to float, optional
         ``samples`` and ``tokens`` of a step, where the caller knows them: rates of these are read.
+    pattern : str, optional
+        That of `find_recording`, where `what` is a path.
 
     Raises
     ------
     PrismError
         No step time is there, or several that were not chosen among.
     """
-    found = what if isinstance(what, Recording) else find_recording(what)
+    found = what if isinstance(what, Recording) else find_recording(what, pattern)
     if found.holds == "step_times":
         assert found.reader is not None
         known = per_step if "per_step" in found.reader.options else None
         times: StepTimes = found.read(column=column, where=where, unit=unit, per_step=known)
+    elif found.reader is None and (column is None or not is_table(found.files[0])):
+        raise unknown_format(found.files[0])
     elif len(found.files) > 1 or found.files[0].kind not in ("text", "parquet"):
         raise PrismError(
             f"{found.source}: is {found.reader.what if found.reader else 'no table'}; expected "

@@ -28,6 +28,7 @@ from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.models.changes.find import choose_steps
 from prism.traces import Recording, Trace, find_recording, read_trace
+from prism.traces.looks import what_is
 from prism.traces.table import KERNEL_FORMATS
 
 KIND = "class_comparison"
@@ -71,7 +72,7 @@ def _is_profile(recording: Recording | None) -> bool:
 def _what(given: Any, recording: Recording | None) -> str:
     """Say what was given in place of a profile or a job."""
     if recording is not None:
-        return f"is {recording.reader.what}" if recording.reader else "is a table"
+        return f"is {recording.reader.what if recording.reader else what_is(recording.files[0])}"
     is_path = isinstance(given, str | os.PathLike)
     return "is a result" if not is_path or Path(given).exists() else "no such file or folder"
 

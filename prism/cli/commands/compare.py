@@ -57,6 +57,7 @@ def compare(
     b: str,
     column: str | None,
     unit: str | None,
+    pattern: str | None,
     where: tuple[tuple[str, str], ...],
     effect: float,
     skip: int | None,
@@ -91,9 +92,9 @@ def compare(
         check_file_path(junit, "--junit")
     with progress_line("comparing", quiet) as report:
         result = compare_two(
-            a, b, column=column, unit=unit, where=rows_of(where), effect=effect, skip=skip,
-            step_range=step_range, steps=steps,
-            fail_if_slower=fail_if_slower, seed=seed, progress=report,
+            a, b, column=column, unit=unit, pattern=pattern, where=rows_of(where), effect=effect,
+            skip=skip, step_range=step_range, steps=steps, fail_if_slower=fail_if_slower,
+            seed=seed, progress=report,
         )  # fmt: skip
     found = conclude(result, output=output, as_json=as_json, details=details, quiet=quiet).figures
     if junit is not None:

@@ -138,8 +138,9 @@ def estimate(
     from prism.jobs.jobspec.frommodel import is_step_model
 
     chosen = bool(where) or options["column"] is not None
-    if options["unit"] is not None and completed is None:
-        raise click.UsageError("--unit is of the steps of --progress STEPS")
+    for name in ("unit", "pattern"):
+        if options[name] is not None and completed is None:
+            raise click.UsageError(f"--{name} is of the steps of --progress STEPS")
     if chosen and (completed is None) == (not files):
         raise click.UsageError(
             "--column and --where choose from the steps of --progress STEPS, or from "

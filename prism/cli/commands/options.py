@@ -213,7 +213,7 @@ def choose_options(
 ) -> Callable[[Command], Command]:
     """Add what chooses from a table that is wider than needed: its column and its rows.
 
-    With `unit`, also the unit of the column.
+    With `unit`, also the unit of the column, and what finds step times in lines.
     """
 
     def choosing(command: Command) -> Command:
@@ -228,6 +228,9 @@ def choose_options(
             units = click.Choice(["s", "ms", "us", "ns", "min", "h"])
             text = "Its unit, where its name has none or another."
             command = click.option("--unit", type=units, help=text)(command)
+            text = "Regular expression for lines of any log, with a group s, ms, rate (steps per "
+            text += "second) or elapsed, and step."
+            command = click.option("--pattern", metavar="REGEX", help=text)(command)
         text = f"The {column}, where {table} have several columns that could be it."
         return click.option("--column", metavar="NAME", help=text)(command)
 

@@ -40,6 +40,7 @@ def show(
     overrides: tuple[str, ...],
     column: str | None,
     unit: str | None,
+    pattern: str | None,
     where: tuple[tuple[str, str], ...],
     step_range: str | None,
     skip: int | None,
@@ -76,7 +77,9 @@ def show(
         shown = describe_libraries()
     else:
         assert what is not None
-        shown = describe(what, overrides, column, rows_of(where), step_range, unit, skip, steps)
+        shown = describe(
+            what, overrides, column, rows_of(where), step_range, unit, skip, steps, pattern
+        )
     if plot is not None:
         from prism.cli.commands.outputs import check_picture_path
         from prism.plots.base import save_figure

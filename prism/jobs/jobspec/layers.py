@@ -149,13 +149,15 @@ def _read_job(path: Path) -> Layer:
         wrong = error
     # what is called YAML is meant to be a job
     if not {"base", *BLOCKS} & layer.values.keys() and path.suffix not in (".yaml", ".yml"):
-        from prism.traces import holds  # slow to import
+        from prism.traces import holds, unknown_format  # slow to import
 
         kind = holds(str(path))
         if kind is not None:
             held = {"trace": "a trace", "step_times": "step times"}.get(kind, "measurements")
             way_out = f"prism fit {shown} -o MODEL.nc learns from it"
             raise PrismError(f"{shown}: holds {held}, expected a YAML job; {way_out}")
+        if path.is_file():
+            raise PrismError(f"{unknown_format(path)}. A job is YAML with blocks such as model")
     if wrong is not None:
         raise wrong
     return layer

@@ -60,6 +60,7 @@ def estimate_steps(
     completed: str | Path | Reading | None = None,
     column: str | None = None,
     unit: str | None = None,
+    pattern: str | None = None,
     where: Mapping[str, str] | None = None,
     gpus: int | None = None,
 ) -> "xr.Dataset":
@@ -76,8 +77,8 @@ def estimate_steps(
     deadline, slowdown_thresholds, start, probability
         As in `prism.estimate`: [s], times the typical step [1], a date, a probability [1].
     completed : path, optional
-        The completed steps of the run that is estimated; ``column``, ``unit`` and ``where`` choose
-        from them.
+        The completed steps of the run that is estimated; ``column``, ``unit``, ``pattern`` and
+        ``where`` choose from them.
     gpus : int, optional
         GPUs of the run, which fail at a published rate; without failures where None.
 
@@ -94,7 +95,7 @@ def estimate_steps(
     begin = time.perf_counter()
     model, reading = load_step_model(path), None
     if completed is not None:
-        reading = read_log(completed, column=column, where=where, unit=unit)
+        reading = read_log(completed, column=column, where=where, unit=unit, pattern=pattern)
         steps = steps or reading.total
     n_steps = model.n_steps * model.mean_over if steps is None else steps
     if n_steps < 1:

@@ -3,5 +3,10 @@
 from prism.traces.logs.events import is_events, read_events
 from prism.traces.logs.exports import is_export, read_export
 from prism.traces.logs.lines import is_log, read_log
+from prism.traces.logs.patterns import EXAMPLE, pattern_tool
+from prism.traces.logs.tools import TOOLS
 
-__all__ = ["is_events", "is_export", "is_log", "read_events", "read_export", "read_log"]
+__all__ = [
+    "EXAMPLE", "TOOLS", "is_events", "is_export", "is_log", "pattern_tool", "read_events",
+    "read_export", "read_log",
+]  # fmt: skip

@@ -20,6 +20,7 @@ from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.traces.columns import Taken
 from prism.traces.file import RecordedFile
+from prism.traces.logs.patterns import in_time
 from prism.traces.logs.runs import (
     by_clock,
     in_order,
@@ -29,12 +30,15 @@ from prism.traces.logs.runs import (
     wanted_run,
 )
 from prism.traces.logs.tools import TOOLS, Tool
+from prism.traces.looks import what_is
 from prism.traces.steps import StepTimes
 
 _MLLOG = b":::MLLOG"  # marks MLPerf's lines
 _STEP_TIMES = ("train_step_timing", "train_step_time")  # names in MLPerf's tracked_stats
 
-_UNITS = {"ms": 1e-3, "s": 1.0}
+_RATES = ("rate", "per_s")
+_VALUES = ("s", "ms", *_RATES)
+_LONGEST = 10_000  # characters of a line that are looked at
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}  # of numbers for readers
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 _CLOCK = re.compile(
@@ -44,6 +48,7 @@ _CLOCK = re.compile(
 _BEFORE = re.compile(r"\s*((?:[^\s:|]{1,200}:)+)")
 _FILE = re.compile(r"[^\[<]*([./][^\[<]*[A-Za-z]|[A-Za-z][^\[<]*[./])")  # no rank, no address
 _BATCH = re.compile(r"\bglobal[ _]batch[ _]size ?[:=]\s*(\d{1,12})\b")
+_NUMBER = re.compile(r"\d+\.?\d*(e[+-]?\d+)?")
 _INTERVAL = re.compile(rb"^\W*log_interval \.+ (\d{1,9})\s*$", re.MULTILINE)
 
 
@@ -52,25 +57,33 @@ def is_log(text: bytes) -> bool:
     return _MLLOG in text or any(re.search(tool.mark, text) for tool in TOOLS)
 
 
-def read_log(files: Sequence[RecordedFile], where: Mapping[str, str] | None = None) -> StepTimes:
-    """Read the step times of a log; `where` may choose a run."""
+def read_log(
+    files: Sequence[RecordedFile], where: Mapping[str, str] | None = None, own: Tool | None = None
+) -> StepTimes:
+    """Read the step times of a log; `where` may choose a run, `own` is a tool of this log alone."""
     text, source = files[0].text or files[0].read_text(), files[0].source
     wanted = wanted_run(source, where)
-    if _MLLOG in text:
+    if _MLLOG in text and own is None:
         return _read_mlperf(text, source, wanted)
     damaged = []
     there = [tool for tool in TOOLS if re.search(tool.mark, text)]
     there = [tool for tool in there if not tool.many] or there  # a bar is beside them
-    for tool in there:
-        entries, n_damaged = _entries(text, tool, source)
+    for tool in there if own is None else [own]:
+        with in_time(tool, len(text)):
+            entries, n_damaged = _entries(text, tool, source)
         n_lines, notes = format_count(n_damaged, "line"), []
+        if entries.empty and not tool.mark:
+            raise PrismError(
+                f"{source}: {tool.name} {tool.line}: no line matches; the file is "
+                f"{what_is(files[0])}"
+            )
         if entries.empty:
             damaged.append(
                 f"{n_lines} like those of {tool.name}, none with a step and its time; expected "
                 f"{tool.sample!r}"
             )
             continue
-        if n_damaged:
+        if n_damaged and tool.mark:
             notes.append(f"{n_lines} with a step time and no step number skipped")
         if others := dict.fromkeys(t.name for t in there if t.name != tool.name):
             notes.append(f"lines of {tool.name} are read, not those of {', '.join(others)}")
@@ -93,7 +106,8 @@ def _entries(text: bytes, tool: Tool, source: str) -> tuple[pd.DataFrame, int]:
     bars: list[tuple[int, bool]] = []
     damaged = 0
     pattern, other = re.compile(tool.line), re.compile(tool.other)
-    for number, line in _marked_lines(text, re.compile(tool.mark)):
+    for number, whole in _marked_lines(text, re.compile(tool.mark)):
+        line = whole[:_LONGEST]
         if other.search(line):
             continue
         matches = pattern.finditer(line) if tool.many else [pattern.search(line)]
@@ -106,10 +120,10 @@ def _entries(text: bytes, tool: Tool, source: str) -> tuple[pd.DataFrame, int]:
             bars.append((int(parts.get("bar") or 0), "e" not in step))
             batch = _BATCH.search(line)
             found.append((
-                int(float(step)), _seconds(parts, tool, source, number), number,
+                int(float(step)), _seconds(parts, source, number), number,
                 _since(parts["elapsed"]) if parts.get("elapsed") else _clock(line),
                 *_writer(line[: match.start()]), int(parts.get("total") or 0),
-                int(batch[1]) if batch else 0, parts.get("unit") or "s",
+                int(batch[1]) if batch else 0, "ms" if parts.get("ms") else "s",
             ))  # fmt: skip
     names = ["step", "seconds", "line", "clock", "file", "rank", "total", "batch", "unit"]
     entries = pd.DataFrame(found, columns=names)
@@ -126,20 +140,17 @@ def _entries(text: bytes, tool: Tool, source: str) -> tuple[pd.DataFrame, int]:
     return entries.reset_index(drop=True), damaged
 
 
-def _seconds(parts: Mapping[str, str | None], tool: Tool, source: str, number: int) -> float:
+def _seconds(parts: Mapping[str, str | None], source: str, number: int) -> float:
     """Read the value of a line [s], or a rate; ``11.6K`` and ``1,160`` as they stand."""
-    text, unit = parts.get("value", "1") or "", parts.get("unit") or "s"
-    plain, last = text.replace(",", "") if tool.is_rate else text, text[-1:]
-    value: object = plain
-    if last in _SUFFIXES:
-        try:
-            value = _SUFFIXES[last] * float(plain[:-1])
-        except ValueError:
-            value = text
-    if unit == "it/s":
-        rate = float(plain) if plain.count(".") < 2 else 0.0
-        return to_seconds(1.0 / rate if rate else text, source, number)
-    return to_seconds(value, source, number, _UNITS.get(unit, 1.0))
+    found = ((name, text) for name in _VALUES if (text := parts.get(name)) is not None)
+    name, text = next(found, ("s", "1"))
+    plain = text.replace(",", "") if name in _RATES else text
+    try:
+        value = _SUFFIXES.get(text[-1:], 1.0) * float(plain.rstrip("KMBG"))
+        value = 1.0 / value if name == "rate" else value
+    except (ValueError, ZeroDivisionError):
+        return to_seconds(text, source, number)
+    return to_seconds(value, source, number, 1e-3 if name == "ms" else 1.0)
 
 
 def _clock(line: str) -> float:
@@ -156,9 +167,10 @@ def _clock(line: str) -> float:
 
 
 def _since(elapsed: str) -> float:
-    """Read a time since the start [s], as Python writes it."""
+    """Read a time since the start [s]: a number, or as Python writes it."""
+    plain = elapsed.replace(",", "").strip()
     try:
-        return float(pd.Timedelta(elapsed.replace(",", "")).total_seconds())
+        return float(plain) if _NUMBER.fullmatch(plain) else pd.Timedelta(plain).total_seconds()
     except ValueError:
         return float("nan")
 
@@ -188,6 +200,12 @@ def _to_times(
         what = replace(what, column="time between lines", why=f"{tool.name} writes no step time",
                        is_mean=True)  # fmt: skip
         use = np.isfinite(entries["seconds"]) & (entries["seconds"] > 0.0)
+        if not tool.mark and (2 * use.sum() < use.size or not use.any()):
+            raise PrismError(
+                f"{source}:{entries['line'][0]}: {tool.name} {tool.line}: finds no time of a step, "
+                "and no time of day or since the start that rises with it in most lines; expected "
+                "a group s, ms, rate or elapsed"
+            )
         if 2 * use.sum() < use.size or not use.any():
             raise PrismError(
                 f"{source}:{entries['line'][0]}: {tool.name} writes no step time, and the log has "

@@ -23,8 +23,9 @@ class Tool(NamedTuple):
     name: str
     mark: bytes  # in each line of step times, whole or damaged
     line: str
-    """With groups value (else the clock tells) and step (else lines count), and where written
-    unit, total, elapsed (time since the start, instead of a clock) and bar."""
+    """With one of the groups s, ms, rate (steps per second) and per_s (samples or tokens), or none
+    (the clock tells); and step (else lines count), total, elapsed (since the start, in place of a
+    clock), bar."""
     what: str  # what the tool calls the value
     sample: str
     is_mean: bool = False  # over the steps since the line before; else of the last step alone
@@ -40,7 +41,7 @@ TOOLS = (
         "Megatron",
         rb"elapsed time per iteration \(",
         r"\biteration\s+(?P<step>\d{1,15})\s*/\s*(?P<total>\d{0,15}).*?"
-        r"elapsed time per iteration \((?P<unit>ms|s)\):\s*(?P<value>[^\s|/]*)",
+        r"elapsed time per iteration \((?:ms\):\s*(?P<ms>[^\s|/]*)|s\):\s*(?P<s>[^\s|/]*))",
         "elapsed time per iteration",
         "iteration 10/ 1000 | ... elapsed time per iteration (ms): 5837.9 |",
         is_mean=True,
@@ -50,7 +51,7 @@ TOOLS = (
         rb"train_step_timing in s ?[:=]",
         r"(?:\|\s*(?P<bar>\d{1,15})/\d+ \[.*?)?"
         r"\bglobal_step ?[:=]\s*(?P<step>\d[\d.]{0,15}(?:e\+\d\d?)?)\b.*?"
-        r"train_step_timing in (?P<unit>s) ?[:=]\s*(?P<value>[^\s|,\]]*)",
+        r"train_step_timing in s ?[:=]\s*(?P<s>[^\s|,\]]*)",
         "train_step_timing in s",
         "global_step: 10 | ... | train_step_timing in s: 5.8",
     ),
@@ -58,7 +59,7 @@ TOOLS = (
         "nanotron",
         rb"elapsed_time_per_iteration_ms: ",
         r"\biteration: (?P<step>\d{1,15}) / (?P<total>\d{1,15}) .*?"
-        r"elapsed_time_per_iteration_(?P<unit>ms): (?P<value>[^\s|]*)",
+        r"elapsed_time_per_iteration_ms: (?P<ms>[^\s|]*)",
         "elapsed_time_per_iteration_ms",
         "iteration: 10 / 1000 | ... elapsed_time_per_iteration_ms: 5.84K |",
         is_mean=True,
@@ -67,7 +68,7 @@ TOOLS = (
         "MMEngine",
         rb"Iter\(train\) \[",
         r"Iter\(train\) \[\s*(?P<step>\d{1,15})/(?P<total>\d{1,15})\].*?"
-        r"(?<!_)\btime: (?P<value>\S*)",
+        r"(?<!_)\btime: (?P<s>\S*)",
         "time",
         "Iter(train) [  10/5000]  lr: ... time: 3.1561  data_time: ...",
         is_mean=True,
@@ -75,21 +76,21 @@ TOOLS = (
     Tool(
         "MaxText",
         rb"completed step: \d+, ",
-        r"\bcompleted step: (?P<step>\d{1,15}), seconds: (?P<value>[^\s,]*)",
+        r"\bcompleted step: (?P<step>\d{1,15}), seconds: (?P<s>[^\s,]*)",
         "seconds",
         "completed step: 10, seconds: 5.838, TFLOP/s/device: ...",
     ),
     Tool(
         "pith",
         rb" \| step-time ",
-        r"\bstep (?P<step>\d{1,15})/(?P<total>\d{1,15}) \| step-time (?P<value>\S*) sec\b",
+        r"\bstep (?P<step>\d{1,15})/(?P<total>\d{1,15}) \| step-time (?P<s>\S*) sec\b",
         "step-time",
         "step 00000010/00001000 | step-time 5.838 sec | ...",
     ),
     Tool(
         "DeepSpeed",
         rb"iter time \(s\):",
-        r"\bsteps: (?P<step>\d{1,15})\b.*?iter time \((?P<unit>s)\):\s*(?P<value>\S*)",
+        r"\bsteps: (?P<step>\d{1,15})\b.*?iter time \(s\):\s*(?P<s>\S*)",
         "iter time (s)",
         "steps: 10 loss: 2.1 iter time (s): 5.838 samples/sec: 43.8",
         is_mean=True,
@@ -98,7 +99,7 @@ TOOLS = (
         "DeepSpeed",
         rb"CurrSamplesPerSec=",
         r"(?:\bglobal_step=|\b\d{1,9}/)(?P<step>\d{1,15}), "
-        r".*?CurrSamplesPerSec=(?P<value>[^\s,]*)",
+        r".*?CurrSamplesPerSec=(?P<per_s>[^\s,]*)",
         "train_batch_size over CurrSamplesPerSec",
         "[2023-11-07 01:55:23,714] ... global_step=10, ... CurrSamplesPerSec=25.7, ...",
         is_rate=True,
@@ -107,7 +108,7 @@ TOOLS = (
     Tool(
         "ms-swift",
         rb"'global_step/max_steps': '",
-        r"'train_speed\(iter/s\)': (?P<value>[\d.e+-]+).*?"
+        r"'train_speed\(iter/s\)': .*?"
         r"'global_step/max_steps': '(?P<step>\d{1,15})/(?P<total>\d{1,15})'",
         "time between lines",
         "2025-05-21T03:50:41.5Z {... 'train_speed(iter/s)': 0.19, ... 'global_step/max_steps': "
@@ -118,7 +119,7 @@ TOOLS = (
     Tool(
         "torchtitan",
         rb"(?:\b|\dm)[tw]ps: ?[\d,]+",
-        r"\bstep: +(?P<step>\d{1,15}) .*?\b[tw]ps: ?(?P<value>[\d,]+)",
+        r"\bstep: +(?P<step>\d{1,15}) .*?\b[tw]ps: ?(?P<per_s>[\d,]+)",
         "time between lines",
         "[titan] 2025-06-04 08:51:58,557 - root - INFO - step: 10 ... tps: 7,034",
         is_mean=True,
@@ -147,15 +148,15 @@ TOOLS = (
     Tool(
         "Megatron Bridge",
         rb"Step Time : ",
-        r"\bStep Time : (?P<value>[\d.]+)(?P<unit>s)\b",
+        r"\bStep Time : (?P<s>[\d.]+)s\b",
         "Step Time",
         "Step Time : 9.05s GPU utilization: 666.0MODEL_TFLOP/s/GPU",
     ),
     Tool(
         "a progress bar",
         rb"\d/\d+ \[[\d:]+<[\d:?]+, ",
-        r"\b(?P<step>\d{1,15})/(?P<total>\d{1,15}) \[[\d:]+<[\d:?]+, +(?P<value>[\d.]+)"
-        r"(?P<unit>s/it|it/s)",
+        r"\b(?P<step>\d{1,15})/(?P<total>\d{1,15}) \[[\d:]+<[\d:?]+, +"
+        r"(?:(?P<s>[\d.]+)s/it|(?P<rate>[\d.]+)it/s)",
         "s/it, smoothed",
         "10/400 [00:50<33:12,  5.05s/it]",
         many=True,
