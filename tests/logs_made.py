@@ -2,7 +2,8 @@
 
 Formats, not texts, from the tools' sources: Megatron-LM training.py (BSD-3), Primus's copy of it
 (MIT), NeMo's and Megatron Bridge's (Apache-2.0), torchtitan metrics.py (BSD-3), DeepSpeed timer.py
-and pipe/engine.py (Apache-2.0), MaxText metric_logger.py (Apache-2.0).
+and pipe/engine.py (Apache-2.0), MaxText metric_logger.py (Apache-2.0), verl, NeMo AutoModel,
+tqdm-loggable and transformers (Apache-2.0, MIT).
 """
 
 import json
@@ -115,6 +116,35 @@ def pith(step, seconds, clock):
     )
 
 
+def verl(step, seconds, clock):
+    return (
+        f"(TaskRunner pid=4035927) step:{step} - global_seqlen/min:484245 - actor/entropy:0.323 - "
+        f"perf/mfu/actor:0.343 - training/global_step:{step} - timing_s/gen:{0.7 * seconds} - "
+        f"timing_s/update_actor:{0.2 * seconds} - timing_s/step:{seconds} - "
+        f"timing_per_token_ms/gen:0.01 - perf/time_per_step:{seconds} - perf/throughput:148.9\n"
+    )
+
+
+def automodel(step, seconds, clock, end="tps 11278.56(1409.82/gpu) | num_label_tokens 21541"):
+    return (
+        f"{iso(clock)} | INFO | root | step {step} | epoch 0 | loss 0.6974 | grad_norm 1.5436 | "
+        f"lr 1.00e-05 | mem 24.90 GiB | {end}\n"
+    )
+
+
+def automodel_time(step, seconds, clock):
+    return automodel(step, seconds, clock, f"time {seconds:.2f}s")
+
+
+def levanter(step, seconds, clock, total=80_000):
+    count = f"{step:.2f}"[:4].rstrip(".") if step < 1000 else f"{step / 1000:.2f}k"
+    return (
+        f"INFO:{iso(clock)}:tqdm_loggable: Progress on:train {count}it/{total / 1000:.1f}kit "
+        f"rate:{seconds:,.1f}s/it remaining:9:01:02 elapsed:{int(clock) // 60}:01 "
+        "postfix:loss=2.31\n"
+    )
+
+
 def llama_factory(step, seconds, clock):
     line = {"current_steps": step, "total_steps": 3235, "loss": 1.25, "lr": 2e-5, "epoch": 0.99,
             "percentage": 0.31, "elapsed_time": str(timedelta(seconds=int(clock))),
@@ -146,5 +176,6 @@ TOOLS = {
     "megatron": megatron, "primus": primus, "nemo": nemo, "nemo bar": nemo_bar, "maxtext": maxtext,
     "deepspeed pipe": deepspeed_pipe, "deepspeed": deepspeed, "torchtitan": torchtitan,
     "nanotron": nanotron, "mmengine": mmengine, "ms-swift": swift,
-    "olmo-core": olmo_core, "pith": pith,
+    "olmo-core": olmo_core, "pith": pith, "verl": verl, "automodel": automodel,
+    "automodel time": automodel_time, "levanter": levanter,
 }  # fmt: skip

@@ -7,22 +7,26 @@ import numpy as np
 import pytest
 from logs_made import (
     TOOLS,
+    at,
+    automodel,
     bar,
     bridge,
     iso,
+    levanter,
     llama_factory,
     log_of,
     maxtext,
     megatron,
     nemo,
     nemo_bar,
+    swift,
     torchtitan,
 )
 
 VALUES = np.round(5.0 + 0.2 * np.sin(np.arange(12.0)), 1)
 MEANS = ("megatron", "primus", "deepspeed pipe", "torchtitan", "nanotron", "mmengine", "ms-swift",
-         "olmo-core")  # fmt: skip
-RATES = ("torchtitan", "ms-swift", "olmo-core")  # read by the time between lines
+         "olmo-core", "automodel")  # fmt: skip
+RATES = ("torchtitan", "ms-swift", "olmo-core", "automodel")  # read by the time between lines
 BATCH = "train_batch_size ............. 64\n"
 
 
@@ -346,3 +350,83 @@ def test_what_no_reader_knows_is_described_alike(run, tmp_path, name):
     wide.write_text("".join(["epoch,loss\n", *(f"{i},{5 + i % 3}\n" for i in range(12))]))
     status, out, err = run("fit", wide, "--column", "loss", "--unit", "s", "--json", "-q")
     assert status == 0 and json.loads(out)["step_time"]["mean"] == pytest.approx(6.0), err
+
+
+def test_bars_that_round_the_step(shown):
+    """tqdm-loggable writes 2,604 as 2.60k; a bar of an evaluation has fewer steps."""
+    values = np.repeat(np.round(76.8 + np.arange(12.0) / 10, 1), 10)
+    text = log_of(levanter, values, begin=2_595)
+    evaluation = "Progress on:eval 3.00it/8.00it rate:5.1it/s remaining:00:01 elapsed:00:00\n"
+    found = shown(text + evaluation)
+    assert found["n_runs"] == 1 and found["mean"] == pytest.approx(values.mean(), rel=2e-3)
+    short = "".join(f"Progress on:train {i}.0it/70.0it rate:4.0it/s remaining:?\n"
+                    for i in range(10, 22))  # fmt: skip
+    assert same(shown(short), np.full(12, 0.25))
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+@pytest.mark.parametrize("key", ["global_step/max_steps", "iteration"])
+def test_ms_swift_without_a_clock_is_read_by_its_elapsed_time(shown, quote, key):
+    text, clock = "", 0
+    for i in range(1, 13):
+        clock += 50 + 10 * (i % 3)
+        line = swift(10 * i, 5.0, 0.0).partition(" ")[2].replace("global_step/max_steps", key)
+        text += line.replace("25m 37s", f"{clock // 60}m {clock % 60}s").replace("'", quote)
+        text += line.replace("'loss'", "'eval_loss'").replace("'", quote)
+    values = 5.0 + np.arange(2, 13) % 3
+    assert same(shown(text), values, mean_over=10)
+
+
+def test_evaluations_of_automodel_are_no_steps(shown):
+    lines = log_of(automodel, VALUES).splitlines(True)
+    evaluation = lines[4].replace("root | step", "root | [val] name | step")
+    assert same(shown("".join([*lines[:5], evaluation, *lines[5:]])), VALUES[1:])
+
+
+@pytest.mark.parametrize("tool", [nemo, nemo_bar])
+def test_times_of_microbatches_are_added(shown, tool):
+    """NeMo with a Hugging Face model: lines count microbatches, global_step the steps."""
+    text, clock = "", 0.0
+    for i in range(4 * 30 + 2):  # the last step is not whole
+        clock += 2.2
+        line = tool(i // 4 + 1, 2.2, clock)
+        line = line.replace(f"iteration {i // 4 + 1}/", f"iteration {i}/")
+        text += line.replace(f"| {i // 4 + 1}/1000", f"| {i + 1}/1000")
+    assert same(shown(text), np.full(30, 8.8))
+    assert any("microbatch" in note for note in shown(text)["notes"])
+
+
+def state(entry, **last):
+    """A Trainer's state, its history of an entry each ten steps."""
+    history = [{"epoch": 0.1, "loss": 1.2, "step": 10 * i, **entry(i)} for i in range(1, 41)]
+    history += [{"eval_loss": 1.1, "eval_runtime": 7.5, "step": 400},
+                {"step": 400, "train_loss": 1.0, **last}]  # fmt: skip
+    return json.dumps({"epoch": 1.0, "global_step": 400, "log_history": history}, indent=2)
+
+
+def test_the_state_of_a_trainer(shown):
+    values = 5.0 + np.arange(1, 41) % 3
+    last = {"train_runtime": 2021.4, "train_steps_per_second": 0.198}
+    for entry in (lambda i: {"step_time": values[i - 1]},
+                  lambda i: {"elapsed_time": 10 * float(values[:i].sum())}):  # fmt: skip
+        found = shown(state(entry, **last))
+        first = found["taken"]["column"] != "step_time"
+        assert same(found, values[first:], mean_over=10 if first else 1)
+    assert "5.054 s" in shown(state(lambda i: {}, **last))  # the mean alone
+    assert "0.198" not in shown(state(lambda i: {}, **last))
+    console = "{'loss': 1.2, 'epoch': 0.1}\n" * 9 + str(last)
+    assert "5.051 s" in shown(console) and "5.051 s" in shown(json.dumps(last))
+    assert "Trainer" in shown(state(lambda i: {}))
+
+
+def test_lines_of_json_are_a_table(shown):
+    lines = [json.dumps({"step": i, "loss": 2.3, "timing": {}, "step_time_s": v})
+             for i, v in enumerate(VALUES)]  # fmt: skip
+    lines.insert(4, json.dumps({"step": 3, "eval_loss": 2.2}))
+    text = "\n".join(lines)
+    assert same(shown(text + "\n"), VALUES)
+    assert same(shown(text[:-5]), VALUES[:-1])  # its last line is being written
+    assert same(shown(json.dumps([json.loads(line) for line in lines])), VALUES)
+    clocks = [json.dumps({"step": i, "timestamp": f"{at(t):%Y-%m-%dT%H:%M:%S.%f}"})
+              for i, t in enumerate(np.cumsum(VALUES))]  # fmt: skip
+    assert same(shown("\n".join(clocks)), VALUES[1:])

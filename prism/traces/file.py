@@ -14,7 +14,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -110,6 +110,8 @@ class RecordedFile:
         if self.kind == "parquet":
             with _opened(self.path, self.source) as pieces:
                 return _flat(pieces.schema_arrow)
+        if self.kind == "json":
+            return list(dict.fromkeys(key for record in self.records for key in record))
         lines = self.lines[:2]
         shapes = [re.sub(r"\d+", "0", line) for line in lines]
         alike = len(shapes) == 2 and shapes[0] == shapes[1] != lines[0]  # rows, lines of a log
@@ -123,6 +125,29 @@ class RecordedFile:
         return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
 
     @cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """Objects of a JSON, without what is nested: its lines, a list, a log_history's steps."""
+        text = self.read_text().decode("utf-8", "replace")
+        try:
+            found = json.loads(text)
+            if isinstance(found, dict):
+                found = found.get("log_history")
+                found = [r for r in found if "loss" in r] if isinstance(found, list) else []
+        except (ValueError, TypeError, RecursionError):
+            *whole, last = [line for line in text.splitlines() if line.strip()]
+            try:
+                found = [json.loads(line) for line in whole]
+                with suppress(ValueError):  # may still be written
+                    found.append(json.loads(last))
+            except (ValueError, RecursionError):
+                return []
+        return [
+            {str(k): v for k, v in record.items() if not isinstance(v, dict | list)}
+            for record in found
+            if isinstance(record, dict)
+        ]
+
+    @cached_property
     def table(self) -> RawTable:
         """The table; raises PrismError where it is none, broken, without rows."""
         twice = sorted(name for name, n in Counter(self.columns).items() if n > 1 and name)
@@ -134,6 +159,8 @@ class RecordedFile:
             with _opened(self.path, self.source) as pieces:
                 rows = pieces.read(columns=_flat(pieces.schema_arrow))
                 table = RawTable(rows.to_pandas(ignore_metadata=True), self.source)
+        elif self.kind == "json" and self.records:
+            table = RawTable(pd.DataFrame(self.records), self.source)
         elif self.kind == "text":
             table = read_csv(self.text, self.source)
         elif self.kind == "json":

@@ -27,10 +27,12 @@ from prism.traces.logs import (
     TOOLS,
     is_events,
     is_export,
+    is_history,
     is_log,
     pattern_tool,
     read_events,
     read_export,
+    read_history,
     read_log,
 )
 from prism.traces.looks import is_table, what_is
@@ -80,6 +82,8 @@ READERS = (
            True, ("step_range",)),
     Reader("tensorboard", "TensorBoard's events", "step_times", is_events, read_events, True,
            ("column", "where", "unit", "per_step")),
+    Reader("history", "a history of steps", "step_times", is_history, read_history,
+           options=("column", "where", "unit", "per_step")),
     Reader("hta", "a table of kernels by HTA", "kernels", lambda f: is_hta(f.columns), read_hta),
     Reader("pipeline", "a pipeline trace", "trace", lambda f: is_pipeline(f.columns),
            lambda files: read_pipeline(files[0].table)),

@@ -92,6 +92,8 @@ def read_table_times(
     seconds = seconds_of(table, taken, table.numbers(taken.column), per_step, step)
     label, run = _runs(table)
     found = pd.DataFrame({"run": run, "step": step, "seconds": seconds}).iloc[rows]
+    if files[0].kind == "json":  # other records are of evaluations and the like
+        found = found.dropna(subset="seconds")
     return _in_order(table, taken, found, where, count, label)
 
 

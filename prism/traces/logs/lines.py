@@ -38,7 +38,7 @@ _STEP_TIMES = ("train_step_timing", "train_step_time")  # names in MLPerf's trac
 
 _RATES = ("rate", "per_s")
 _VALUES = ("s", "ms", *_RATES)
-_LONGEST = 10_000  # characters of a line that are looked at
+_LONGEST = 30_000  # characters of a line that are looked at
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}  # of numbers for readers
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 _CLOCK = re.compile(
@@ -117,12 +117,13 @@ def _entries(text: bytes, tool: Tool, source: str) -> tuple[pd.DataFrame, int]:
                 continue
             parts = match.groupdict()
             step = parts.get("step") or str(len(found) + 1)
-            bars.append((int(parts.get("bar") or 0), "e" not in step))
-            batch = _BATCH.search(line)
+            bars.append((int(parts.get("bar") or -1), "e" not in step))
+            batch, clock, elapsed = _BATCH.search(line), _clock(line), parts.get("elapsed")
+            if elapsed and (np.isnan(clock) or not tool.mark):
+                clock = _since(elapsed)
             found.append((
-                int(float(step)), _seconds(parts, source, number), number,
-                _since(parts["elapsed"]) if parts.get("elapsed") else _clock(line),
-                *_writer(line[: match.start()]), int(parts.get("total") or 0),
+                int(_number(step)), _seconds(parts, source, number), number, clock,
+                *_writer(line[: match.start()]), int(_number(parts.get("total") or "0")),
                 int(batch[1]) if batch else 0, "ms" if parts.get("ms") else "s",
             ))  # fmt: skip
     names = ["step", "seconds", "line", "clock", "file", "rank", "total", "batch", "unit"]
@@ -133,11 +134,25 @@ def _entries(text: bytes, tool: Tool, source: str) -> tuple[pd.DataFrame, int]:
         entries = entries[entries["total"] == entries["total"].max()].reset_index(drop=True)
         entries = entries[entries["step"].diff() != 0].assign(unit="s", rank="")
     bar, exact = np.array(bars, np.int64).reshape(-1, 2).T
-    if not exact.all() and (bar > 0).all():  # a bar's own count, where 10950 is written as 1.1e+4
+    if exact.all() and (bar >= 0).all():
+        entries = _whole_steps(entries.assign(bar=bar))
+    elif not exact.all() and (bar >= 0).all():  # a bar's own count where 10950 is 1.1e+4
         step = entries["step"].to_numpy()
         ahead = int(np.median((step - bar)[exact == 1])) if exact.any() else 0
         entries["step"] = bar + ahead
     return entries.reset_index(drop=True), damaged
+
+
+def _whole_steps(entries: pd.DataFrame) -> pd.DataFrame:
+    """Add up what is written for each microbatch: lines that count on within a step."""
+    own = entries[entries["bar"].diff() != 0]  # a bar is shown again and again
+    steps = own.groupby((own["step"].diff() != 0).cumsum())
+    size = steps["bar"].transform("size")
+    usual = int(size.median()) if len(own) else 1
+    if usual < 2 or (own["bar"].diff() < 0).sum() > len(own) / 10:
+        return entries
+    added = own.assign(seconds=steps["seconds"].transform("sum"), parts=usual)
+    return added[size == usual].groupby(added["step"].diff().ne(0).cumsum()).tail(1)
 
 
 def _seconds(parts: Mapping[str, str | None], source: str, number: int) -> float:
@@ -146,11 +161,16 @@ def _seconds(parts: Mapping[str, str | None], source: str, number: int) -> float
     name, text = next(found, ("s", "1"))
     plain = text.replace(",", "") if name in _RATES else text
     try:
-        value = _SUFFIXES.get(text[-1:], 1.0) * float(plain.rstrip("KMBG"))
+        value = _number(plain)
         value = 1.0 / value if name == "rate" else value
     except (ValueError, ZeroDivisionError):
         return to_seconds(text, source, number)
     return to_seconds(value, source, number, 1e-3 if name == "ms" else 1.0)
+
+
+def _number(text: str) -> float:
+    """Read a number for readers: ``11.6K``, ``2.60k``."""
+    return _SUFFIXES.get(text[-1:].upper(), 1.0) * float(text.rstrip("kKMBG"))
 
 
 def _clock(line: str) -> float:
@@ -223,6 +243,9 @@ def _to_times(
                 f"deviation of {np.sqrt(1 / 6) / apart:.2g} s"
             )
         entries = entries[use]
+    if "parts" in entries:
+        each = int(entries["parts"].iloc[0])
+        notes.append(f"a step has {each} lines, of a microbatch each: their times are added")
     if tool.many:
         notes.append("tqdm smooths what its bar shows: the spread of single steps is larger")
     interval = _INTERVAL.search(text)

@@ -8,10 +8,12 @@ References
 .. [3] torchtitan, metrics.py, MetricsProcessor.log
 .. [4] DeepSpeed, pipe/engine.py and utils/timer.py, ThroughputTimer
 .. [5] MaxText, metric_logger.py
-.. [6] nanotron, logging of a step; MMEngine (XTuner), LoggerHook; ms-swift, its callback; tqdm,
-   whose bar transformers' Trainer shows
+.. [6] nanotron, logging of a step; MMEngine (XTuner), LoggerHook; ms-swift, add_train_message and
+   PrintCallback of its Megatron; tqdm, whose bar transformers' Trainer, Axolotl and torchtune show
 .. [7] OLMo-core, console_logger.py; LLaMA-Factory, callbacks.py, trainer_log.jsonl; pith,
    log of a step
+.. [8] verl, tracking.py, LocalLogger; NeMo AutoModel, train_ft.py, log_train_metrics; tqdm-loggable
+   (levanter), tqdm_logging.py; torchtune, metric_logging.py, DiskLogger
 """
 
 from typing import NamedTuple
@@ -24,8 +26,8 @@ class Tool(NamedTuple):
     mark: bytes  # in each line of step times, whole or damaged
     line: str
     """With one of the groups s, ms, rate (steps per second) and per_s (samples or tokens), or none
-    (the clock tells); and step (else lines count), total, elapsed (since the start, in place of a
-    clock), bar."""
+    (the clock tells); and step (else lines count), total, elapsed (since the start, where a line
+    has no clock), bar (what counts on where step does not)."""
     what: str  # what the tool calls the value
     sample: str
     is_mean: bool = False  # over the steps since the line before; else of the last step alone
@@ -49,7 +51,7 @@ TOOLS = (
     Tool(
         "NeMo",
         rb"train_step_timing in s ?[:=]",
-        r"(?:\|\s*(?P<bar>\d{1,15})/\d+ \[.*?)?"
+        r"(?:(?:\||\biteration)\s*(?P<bar>\d{1,15})/\d+ (?:\[|\|).*?)?"
         r"\bglobal_step ?[:=]\s*(?P<step>\d[\d.]{0,15}(?:e\+\d\d?)?)\b.*?"
         r"train_step_timing in s ?[:=]\s*(?P<s>[^\s|,\]]*)",
         "train_step_timing in s",
@@ -72,6 +74,23 @@ TOOLS = (
         "time",
         "Iter(train) [  10/5000]  lr: ... time: 3.1561  data_time: ...",
         is_mean=True,
+    ),
+    Tool(
+        "verl",
+        rb"\bstep:\d+ - .*(?:timing_s/step|perf/time_per_step|train/time\(s\)):",
+        r"(?<![\w/])step:(?P<step>\d{1,15}) - .*?"
+        r"(?:timing_s/step|perf/time_per_step|train/time\(s\)):(?:np\.float\d+\()?"
+        r"(?P<s>[\d.e+-]+)",
+        "timing_s/step",
+        "step:10 - global_seqlen/min:1024 - ... - timing_s/step:96.55 - ...",
+    ),
+    Tool(
+        "NeMo AutoModel",
+        rb"\bstep \d+ \| epoch \d+ \| .*\| time [\d.]+s\b",
+        r"\bstep (?P<step>\d{1,15}) \| epoch \d+ \| .*\| time (?P<s>[\d.]+)s\b",
+        "time",
+        "step 10 | epoch 0 | loss 0.69 | ... | mem 24.90 GiB | time 2.46s",
+        other=r"\[val\]",
     ),
     Tool(
         "MaxText",
@@ -107,14 +126,15 @@ TOOLS = (
     ),
     Tool(
         "ms-swift",
-        rb"'global_step/max_steps': '",
-        r"'train_speed\(iter/s\)': .*?"
-        r"'global_step/max_steps': '(?P<step>\d{1,15})/(?P<total>\d{1,15})'",
+        rb"['\"](?:global_step/max_steps|iteration)['\"]: ['\"]\d+/\d+['\"]",
+        r"\{(?=.*['\"]loss['\"]: ).*?['\"](?:global_step/max_steps|iteration)['\"]: "
+        r"['\"](?P<step>\d{1,15})/(?P<total>\d{1,15})['\"]"
+        r"(?:.*['\"]elapsed_time['\"]: ['\"](?P<elapsed>[^'\"]*))?",
         "time between lines",
-        "2025-05-21T03:50:41.5Z {... 'train_speed(iter/s)': 0.19, ... 'global_step/max_steps': "
-        "'295/4491', ...}",
+        "{'loss': 0.4, ... 'global_step/max_steps': '295/4491', ... 'elapsed_time': '25m 37s', ..}",
         is_mean=True,
         is_rate=True,
+        other=r"['\"](?:eval_\w+|train_runtime)['\"]",
     ),
     Tool(
         "torchtitan",
@@ -125,6 +145,25 @@ TOOLS = (
         is_mean=True,
         is_rate=True,
         other=r"\bvalidate step: ",
+    ),
+    Tool(
+        "NeMo AutoModel",
+        rb"\bstep \d+ \| epoch \d+ \| .*\| tps [\d.]+",
+        r"\bstep (?P<step>\d{1,15}) \| epoch \d+ \| .*\| tps (?P<per_s>[\d.]+)",
+        "time between lines",
+        "2026-08-10 15:55:20 | INFO | root | step 10 | epoch 0 | loss 0.69 | ... | tps 11278.56(",
+        is_mean=True,
+        is_rate=True,
+        other=r"\[val\]",
+    ),
+    Tool(
+        "torchtune",
+        rb"(?m)^Step \d+ \| .*tokens_per_second_per_gpu:",
+        r"^Step (?P<step>\d{1,15}) \| .*tokens_per_second_per_gpu:(?P<per_s>[\d.]+)",
+        "time between lines",
+        "its bar: 1|10|Loss: 1.59:   1%|1 | 10/3251 [00:23<2:07:13,  2.35s/it]",
+        is_mean=True,
+        is_rate=True,
     ),
     Tool(
         "OLMo-core",
@@ -151,6 +190,15 @@ TOOLS = (
         r"\bStep Time : (?P<s>[\d.]+)s\b",
         "Step Time",
         "Step Time : 9.05s GPU utilization: 666.0MODEL_TFLOP/s/GPU",
+    ),
+    Tool(
+        "levanter",
+        rb"Progress on: ?\S* [\d.]+[kMG]?it/",
+        r"Progress on: ?\S* (?P<step>[\d.]+[kMG]?)it/(?P<total>[\d.]+[kMG]?)it "
+        r"rate:(?:(?P<s>[\d.,]+)s/it|(?P<rate>[\d.,]+)it/s)",
+        "s/it, smoothed",
+        "Progress on:train 19.0it/70.0it rate:76.8s/it remaining:1:05:15 elapsed:31:40",
+        many=True,
     ),
     Tool(
         "a progress bar",
