@@ -39,7 +39,8 @@ def nccl_tests(
             time *= 1.0 + noise * generator.standard_normal()
             algorithm = size / time / 1e9
             cells.append(f"{1e6 * time:10.4f} {algorithm:9.4f} {algorithm * factor:9.4f}      0")
-        lines.append(f"{size:12d} {size // 4:13d}     float     sum      -1 {'  '.join(cells)}")
+        op = "sum" if name in ("all_reduce", "reduce_scatter") else "none"
+        lines.append(f"{size:12d} {size // 4:13d}     float    {op:>4}      -1 {'  '.join(cells)}")
         size *= 4
     return "\n".join([*lines, "# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1", ""])
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -135,6 +136,86 @@ def test_a_test_is_named_by_what_its_bus_carries_or_not_at_all(tmp_path, ask):
     text = tables_made.nccl_tests(name="all_gather")
     unnamed = text.replace("# Collective test starting: all_gather_perf\n", "")
     assert collective(ask, tmp_path / "a.txt", unnamed)[0]["name"] == "collective"
+    assert collective(ask, tmp_path / "AllGather-16.txt", unnamed)[0]["name"] == "all_gather"
+    for hosts in (("a",), [f"n{i}" for i in range(16)]):
+        text = tables_made.nccl_tests(name="reduce_scatter", hosts=hosts)
+        unnamed = text.replace("# Collective test starting: reduce_scatter_perf\n", "")
+        assert collective(ask, tmp_path / "a.txt", unnamed)[0]["name"] == "reduce_scatter"
+
+
+def nccl_json(text, version=2, key="time"):
+    """What nccl-tests writes with -J beside a text: its arguments, devices and results."""
+    devices = re.findall(r"Rank +(\d+) .* on +(\S+) device", text)
+    results = []
+    for cells in (line.split() for line in text.splitlines() if line.lstrip()[:1].isdigit()):
+        row = {"size": int(cells[0]), "count": int(cells[1]), "type": cells[2], "redop": cells[3],
+               "root": "    -1"}  # fmt: skip
+        for place, at in (("out_of_place", 5), ("in_place", 9)):
+            values = map(float, cells[at : at + 4])
+            row[place] = dict(zip((key, "alg_bw", "bus_bw", "nwrong"), values, strict=True))
+            row[f"{place}_per_iter"] = {"min_us": 1.0, "times_us": [1.0, 2.0]}
+        results.append({**row, "actual_iterations": 20, "experiment_name": ""})
+    config = {"nthreads": 1, "ngpus": 1, "devices": [
+        {"rank": int(rank), "group": 0, "pid": 1, "hostname": host, "device": 0,
+         "device_info": "NVIDIA"} for rank, host in devices]}  # fmt: skip
+    return {
+        "version": version, "start_time": "2026-07-10 11:02:00", "args": ["all_reduce_perf", "-J"],
+        "env": ["PATH=/bin"], "nccl_version": 22907, "config": config, "results": results,
+        "out_of_bounds": {"count": 0, "okay": "true"}, "errors": [], "end_time": "",
+    }  # fmt: skip
+
+
+def test_the_json_of_nccl_tests(tmp_path, ask):
+    text, path = tables_made.nccl_tests(hosts=("a", "b")), tmp_path / "a.json"
+    row, links = collective(ask, tmp_path / "a.txt", text)
+    assert row["name"] == "all_reduce" and row["hosts"] == 2 and row["gpus"] == 16
+    whole = nccl_json(text)
+    plain = json.dumps(whole, separators=(",", ":"))
+    assert collective(ask, path, plain) == (row, links)
+    assert collective(ask, path, json.dumps(whole, indent=2)) == (row, links)
+    assert collective(ask, path, json.dumps(nccl_json(text, key="cpu_time"))) == (row, links)
+    cut = plain[: plain.index('"out_of_bounds"') - 400]  # within the last result
+    found, _ = collective(ask, path, cut)
+    assert found["n"] == row["n"] - 2 and found["hosts"] == 2
+    per_gpu = json.loads(plain)  # one process of a host has eight GPUs
+    per_gpu["config"] |= {"ngpus": 8, "devices": per_gpu["config"]["devices"][::8]}
+    assert collective(ask, path, json.dumps(per_gpu)) == (row, links)
+    for name in ("out_of_place", "in_place"):
+        for result in whole["results"]:
+            result[name] = None
+    path.write_text(json.dumps({**whole, "errors": ["unhandled system error"]}))
+    status, _, err = ask("fit", path)
+    assert status == 2 and "unhandled system error" in err
+
+
+def test_columns_of_single_iterations(tmp_path, ask):
+    text = tables_made.nccl_tests()
+    row, links = collective(ask, tmp_path / "a.txt", text)
+    lines = []
+    for line in text.splitlines():
+        cells = line.split()
+        if cells[:1] and cells[0].isdigit():
+            more = ["1.00", "99999.0", "7.1", "0.5"]
+            line = " ".join([*cells[:9], *more, *cells[9:], *more])
+        elif cells[:2] == ["#", "size"]:
+            more = ["i_min", "i_max", "i_p99", "i_cv%"]
+            line = " ".join([*cells[:10], *more, *cells[10:], *more])
+        lines.append(line)
+    assert collective(ask, tmp_path / "a.txt", "\n".join(lines)) == (row, links)
+
+
+def test_a_run_that_failed_says_why(tmp_path, ask):
+    text = tables_made.nccl_tests()
+    head = text[: text.index("#  ", text.index("Using devices") + 900)]
+    failure = "n1: Test NCCL failure common.cu:958 'unhandled system error / connect timed out'\n"
+    path = tmp_path / "a.txt"
+    for output in (head + failure, text.split("(GB/s)\n")[0] + "(GB/s)\n" + failure):
+        path.write_text(output)
+        status, _, err = ask("fit", path)
+        assert status == 2 and "connect timed out" in err
+    path.write_text(tables_made.nccl_tests(hosts=("a",), per_host=1))
+    status, _, err = ask("fit", path)
+    assert status == 2 and "MPI=1" in err and "one process" in err
 
 
 @pytest.mark.parametrize(("bandwidth", "tier"), [(850e9, "nvlink"), (150e9, "network")])

@@ -19,7 +19,7 @@ from prism.common.errors import PrismError, named
 from prism.traces.file import RecordedFile
 from prism.traces.formats.chakra import is_chakra, read_chakra
 from prism.traces.formats.hta import is_hta, read_hta
-from prism.traces.formats.nccltests import is_nccl_tests, is_rccl, read_nccl_tests
+from prism.traces.formats.nccltests import is_nccl_json, is_nccl_tests, is_rccl, read_nccl_tests
 from prism.traces.formats.nsys import read_nsys
 from prism.traces.kineto.join import read_kineto
 from prism.traces.logs import (
@@ -75,7 +75,8 @@ READERS = (
     Reader("log", "a log of step times", "step_times",
            lambda f: is_log(f.head if f.kind == "json" else f.text), read_log, options=("where",)),
     Reader("nccl-tests", "output of nccl-tests or rccl-tests", "collectives",
-           lambda f: is_rccl(f.head) or is_nccl_tests(f.text), read_nccl_tests, True),
+           lambda f: is_rccl(f.head) or is_nccl_json(f.head) or is_nccl_tests(f.text),
+           read_nccl_tests, True),
     Reader("kineto", "profiler JSON", "trace",
            lambda f: f.kind == "json" and _PROFILE.search(f.head) is not None, read_kineto, True),
     Reader("nsys", "an Nsight Systems export", "trace", lambda f: f.kind == "sqlite", read_nsys,

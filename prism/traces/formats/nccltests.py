@@ -1,10 +1,14 @@
 """Output of nccl-tests (or rccl-tests): who took part in a test, and at which bus bandwidth.
 
 Text of one test or of many: a file, or a folder with a file per node or per pair of nodes; lines
-may carry the prefix of pdsh, clush or mpirun. rccl-tests' JSON and CSV, an object or a row for each
-result, are read too. A test that does not say its name is an all-reduce where its bus carries what
-an all-reduce's does. Hosts come from the list of devices that the tests
+may carry the prefix of pdsh, clush or mpirun. The JSON of nccl-tests (`-J FILE`), and rccl-tests'
+JSON and CSV, an object or a row for each result, are read too. A test that does not say its name is
+named by its file, or by what its bus carries. Hosts come from the list of devices that the tests
 print, else from the prefix, else from the file's name.
+
+References
+----------
+.. [1] nccl-tests (BSD-3), src/util.cu: jsonOutputInit, writeDeviceReport, writeBenchmarkLineBody
 """
 
 from __future__ import annotations
@@ -12,10 +16,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from prism.common.errors import PrismError
 from prism.traces.file import RecordedFile
@@ -30,7 +37,13 @@ _DEVICE = re.compile(
 _MOMENT = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
 _TIMES = {"cputime": "time"}  # heads of columns by their other names
 _BROKEN = (ValueError, KeyError, TypeError, OverflowError, RecursionError, StopIteration, csv.Error)
+_BETWEEN = re.compile(r"[\s,]*")
 _CLOSE = 0.02  # share by which a ratio of bandwidths is one
+_REDUCES = {"sum", "prod", "min", "max", "avg", "mulsum"}
+_NCCL_JSON = re.compile(rb'\s*\{\s*"version":\s*\d+,\s*"start_time":')
+_RESULTS = re.compile(r'"results":\s*\[')
+_FAILURE = re.compile(r"Test (?:NCCL|CUDA) failure.*|Invalid number of GPUs.*|Out of memory.*")
+_NAMES = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv", "broadcast")
 _TEST = re.compile(r"\b(\w+)_perf\b")
 _WORDS = re.compile(
     r"(?:^|[_.-]+)(?:nccl|rccl|tests?|perf|busbw|bandwidth|pairs?|out|all_?reduce|all_?gather|"
@@ -57,6 +70,10 @@ class BandwidthTest:
     """Duration [s] by message size [byte] and column, where the table tells it."""
     device: str = ""
     """Product name of its GPUs, where the output lists them."""
+    reduces: bool = False
+    """Whether its operation adds up."""
+    failure: str = ""
+    """What went wrong, in the output's words."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +85,13 @@ class BandwidthTests:
 
 
 def is_nccl_tests(text: bytes) -> bool:
-    """Tell output of nccl-tests by its table with a bus bandwidth."""
-    return re.search(rb"\bsize\b.*\balgbw\s+busbw\b", text) is not None
+    """Tell output of nccl-tests by its table with a bus bandwidth, or by its first lines."""
+    return re.search(rb"\bsize\b.*\balgbw\s+busbw\b|# nThread \d+ nGpus \d+ ", text) is not None
+
+
+def is_nccl_json(head: bytes) -> bool:
+    """Tell nccl-tests' own JSON by its first keys."""
+    return _NCCL_JSON.match(head) is not None
 
 
 def is_rccl(text: bytes) -> bool:
@@ -84,18 +106,23 @@ def read_nccl_tests(files: Sequence[RecordedFile]) -> BandwidthTests:
     notes: list[str] = []
     alone = 0
     for file in files:
-        parse = _parse_rccl if is_rccl(file.head) else _parse
+        parse = _parse
+        if is_rccl(file.head) or is_nccl_json(file.head):
+            parse = _parse_rccl if is_rccl(file.head) else _parse_json
         for test in parse(file.text or file.read_text(), file.source, file.path.name):
             if test.bus:
-                test.name = test.name or _name_by_ratio(test)
+                test.name = test.name or _name_by_file(file.path.name) or _name_by_ratio(test)
                 tests.append(test)
-            else:
-                alone += test.n_gpus == 1
-                notes.append(f"left out: {test.where}: a test without results; did it fail?")
-    if not tests and alone > 1:
+                continue
+            alone += test.n_gpus == 1 and not test.failure
+            why = "its bus carries nothing: one GPU alone" if test.n_gpus == 1 else "did it fail?"
+            why = f"it failed: {test.failure}" if test.failure else why
+            notes.append(f"left out: {test.where}: a test without results; {why}")
+    if not tests and alone:
+        who = f"each of {alone} processes" if alone > 1 else "one process"
         raise PrismError(
-            f"{files[0].source}: each of {alone} processes tested its own GPU: nccl-tests was "
-            "built without MPI; build it with MPI=1, or give one process all GPUs with -g"
+            f"{files[0].source}: {who} tested its own GPU alone, and no bus carried anything; "
+            "build nccl-tests with MPI=1 and start it by mpirun, or give one process all GPUs by -g"
         )
     if not tests:
         more = f" ({'; '.join(notes[:3])})" if notes else ""
@@ -112,6 +139,7 @@ def _parse(text: bytes, source: str, file_name: str) -> list[BandwidthTest]:
     names: dict[str, str] = {}
     # columns of bandwidths and times, from the right, where none is ever blank
     columns: dict[str, dict[str, list[int]]] = {}
+    failure = _FAILURE.search(text.decode("utf-8", "replace"))
     for prefix, line, where in _lines(text, source):
         line = _MOMENT.sub("", line)
         runs = streams.setdefault(prefix, [])
@@ -143,7 +171,61 @@ def _parse(text: bytes, source: str, file_name: str) -> list[BandwidthTest]:
     for prefix, runs in streams.items():
         for run in runs:
             run.hosts = run.hosts or ((prefix,) if prefix else split_hosts(file_name))
+            run.failure = failure[0] if failure else ""
     return [run for runs in streams.values() for run in runs]
+
+
+def _parse_json(text: bytes, source: str, file_name: str) -> list[BandwidthTest]:
+    """Read nccl-tests' JSON; of one that was cut the results before the end."""
+    config = _mend(text.decode("utf-8", "replace"))
+    settings = config.get("config")
+    settings = settings if isinstance(settings, dict) else {}
+    devices = [d for d in _listed(settings, "devices") if isinstance(d, dict)]
+    name = _TEST.search(" ".join(map(str, _listed(config, "args"))))
+    run = BandwidthTest(source, name[1].lower() if name else "")
+    run.hosts = tuple(dict.fromkeys(str(d.get("hostname")) for d in devices))
+    run.hosts = run.hosts or split_hosts(file_name)
+    run.device = str(devices[0].get("device_info", "")) if devices else ""
+    each = [settings.get(key) for key in ("nthreads", "ngpus")]
+    run.n_gpus = len(devices) * math.prod(n for n in each if isinstance(n, int))
+    run.failure = "; ".join(map(str, _listed(config, "errors")))
+    for row in _listed(config, "results"):
+        for place, key in enumerate(("out_of_place", "in_place")):
+            with suppress(*_BROKEN, AttributeError):
+                cell, size = row[key], int(row["size"])
+                _take(run, size, place, cell["bus_bw"], cell.get("time", cell.get("cpu_time")))
+                run.reduces |= row.get("redop") in _REDUCES
+    return [run]
+
+
+def _listed(found: dict[str, Any], key: str) -> list[Any]:
+    """List what a key has, where that is a list."""
+    values = found.get(key)
+    return values if isinstance(values, list) else []
+
+
+def _mend(text: str) -> dict[str, Any]:
+    """Decode an object; of one that was cut what precedes its results, and those that are whole."""
+    with suppress(ValueError, RecursionError):
+        return dict(json.loads(text))
+    begin, rows, found = _RESULTS.search(text), [], {}
+    if begin is not None:
+        with suppress(ValueError, RecursionError):
+            found = json.loads(text[: begin.start()].rstrip().rstrip(",") + "}")
+        at = begin.end()
+        with suppress(ValueError, RecursionError):
+            while between := _BETWEEN.match(text, at):
+                row, at = json.JSONDecoder().raw_decode(text, between.end())
+                rows.append(row)
+    return {**found, "results": rows}
+
+
+def _take(run: BandwidthTest, size: int, place: int, bus: Any, time_us: Any) -> None:
+    """Keep a result, where it is one."""
+    if 0.0 < float(bus) <= _MOST_BUS:
+        run.bus[size, place] = float(bus)
+        if SHORTEST_S <= 1e-6 * float(time_us or 0.0) <= LONGEST_S:
+            run.time[size, place] = 1e-6 * float(time_us)
 
 
 def _parse_rccl(text: bytes, source: str, file_name: str) -> list[BandwidthTest]:
@@ -158,25 +240,36 @@ def _parse_rccl(text: bytes, source: str, file_name: str) -> list[BandwidthTest]
                 else dict(zip(heads, next(csv.reader([line])), strict=True))
             )  # fmt: skip
             size, place = int(row["size"]), int(row["inPlace"])
-            gpus, bus, seconds = int(row["gpus"]), float(row["busBw"]), 1e-6 * float(row["time"])
+            gpus, bus, time_us = int(row["gpus"]), float(row["busBw"]), float(row["time"])
         except _BROKEN:
             continue  # a head, or a line that was cut
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(row.get("name", ""))).lower()
         run = found.setdefault((name, gpus), BandwidthTest(f"{source}:{number}", name))
         run.n_gpus, run.hosts = gpus, split_hosts(file_name)
-        if 0.0 < bus <= _MOST_BUS and SHORTEST_S <= seconds <= LONGEST_S:
-            run.bus[size, place], run.time[size, place] = bus, seconds
+        _take(run, size, place, bus, time_us)
     return list(found.values())
 
 
+def _name_by_file(file_name: str) -> str:
+    """Name a test by its file, such as ``all-gather_16.txt``."""
+    plain = re.sub(r"[\W_]", "", file_name.lower())
+    return next((name for name in _NAMES if name.replace("_", "") in plain), "")
+
+
 def _name_by_ratio(test: BandwidthTest) -> str:
-    """Name a test by what its bus carries: 2 (n - 1) / n of the message is an all-reduce's."""
+    """Name a test by what its bus carries of the message: 2 (n - 1) / n is an all-reduce's.
+
+    Of one that adds up (n - 1) / n is a reduce-scatter's.
+    """
     ratios = [1e9 * bus * test.time[key] / key[0] for key, bus in test.bus.items()
               if key in test.time and key[0] > 0]  # fmt: skip
     if not ratios or test.n_gpus < 3:  # of two GPUs it is 1, as a broadcast's
         return ""
-    whole = 2.0 * (test.n_gpus - 1) / test.n_gpus
-    return "all_reduce" if abs(statistics.median(ratios) / whole - 1.0) < _CLOSE else ""
+    part, ratio = (test.n_gpus - 1) / test.n_gpus, statistics.median(ratios)
+    if abs(ratio / part - 2.0) < 2.0 * _CLOSE:
+        return "all_reduce"
+    close = abs(ratio - part) < min(_CLOSE, 0.3 / test.n_gpus)  # of one of a reduce it is 1
+    return "reduce_scatter" if test.reduces and close else ""
 
 
 def _lines(text: bytes, source: str) -> Iterator[tuple[str, str, str]]:
@@ -195,13 +288,10 @@ def _take_row(run: BandwidthTest, words: list[str], busbw: list[int], time: list
         except (ValueError, IndexError):
             return 0.0
 
+    run.reduces |= not _REDUCES.isdisjoint(words)
     for place, column in enumerate(busbw):
-        bandwidth, key = number_at(column), (int(words[0]), place)
-        if 0.0 < bandwidth <= _MOST_BUS:
-            run.bus[key] = bandwidth
-            seconds = 1e-6 * number_at(time[place]) if place < len(time) else 0.0
-            if SHORTEST_S <= seconds <= LONGEST_S:
-                run.time[key] = seconds
+        time_us = number_at(time[place]) if place < len(time) else 0.0
+        _take(run, int(words[0]), place, number_at(column), time_us)
 
 
 def split_hosts(file_name: str) -> tuple[str, ...]:
