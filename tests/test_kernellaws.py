@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import tables_made
 
@@ -46,6 +47,37 @@ def test_moments_come_back(tmp_path, unit, ask):
     assert ask("show", path)[1]["kind"] == "kernels"
     status, _, text = ask("replay", path)
     assert status == 2 and f"{path}: " in text
+
+
+SUM = ["Time (%)", "Total Time ({})", "Instances", "Avg ({})", "Med ({})", "Min ({})", "Max ({})",
+       "StdDev ({})", "Name"]  # fmt: skip
+BEFORE = "Generating SQLite file r.sqlite from r.nsys-rep\nProcessing [r.sqlite] with [x.py]...\n\n"
+AFTER = (
+    "\nProcessing [r.sqlite] with [y.py]...\n\nTime (%),Total Time (ns),Num Calls,Name\n1,2,3,x\n"
+)
+
+
+@pytest.mark.parametrize(("unit", "second"), [("ns", 1e9), ("us", 1e6)])
+@pytest.mark.parametrize(("before", "after"), [("", ""), (BEFORE, AFTER)])
+def test_the_table_of_nsys_stats(tmp_path, ask, unit, second, before, after):
+    rows = [row for row in tables_made.durations(seed=3) if row[2] == 0]
+    scale = 1e-6 * second
+    table = [[1.0, x.sum() * scale, x.size, x.mean() * scale, np.median(x) * scale,
+              x.min() * scale, x.max() * scale, x.std(ddof=1) * scale, f"{name}(int, int)"]
+             for name, _, _, x in rows]  # fmt: skip
+    text = pd.DataFrame(table, columns=[name.format(unit) for name in SUM]).to_csv(index=False)
+    path = tmp_path / "sum.csv"
+    path.write_text(before + text + after)
+    status, found, _ = ask("fit", path)
+    assert status == 0 and found["kind"] == "library"
+    for name, kind, _, x in rows:
+        row = next(k for k in found["kernels"] if k["name"].startswith(name))
+        assert row["n"] == x.size and row["mean"] == pytest.approx(1e-6 * x.mean(), rel=1e-9)
+        assert row["cv"] == pytest.approx(x.std(ddof=1) / x.mean(), rel=1e-9)
+        assert (row["op_kind"] == "all_reduce") == (kind == "COMMUNICATION")
+    assert ask("compare", path, path)[0] == ask("replay", path)[0] == 2
+    path.write_text(text.replace(f"StdDev ({unit})", "Spread"))
+    assert "sqlite" in ask("fit", path)[2]
 
 
 def test_tables_that_are_none(tmp_path, ask):

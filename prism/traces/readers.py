@@ -18,7 +18,7 @@ from typing import Any, Literal
 from prism.common.errors import PrismError, named
 from prism.traces.file import RecordedFile
 from prism.traces.formats.chakra import is_chakra, read_chakra
-from prism.traces.formats.hta import is_hta, read_hta
+from prism.traces.formats.hta import is_hta, is_nsys_sum, read_hta, read_nsys_sum
 from prism.traces.formats.nccltests import is_nccl_json, is_nccl_tests, is_rccl, read_nccl_tests
 from prism.traces.formats.nsys import read_nsys
 from prism.traces.kineto.join import read_kineto
@@ -85,6 +85,7 @@ READERS = (
            ("column", "where", "unit", "per_step")),
     Reader("history", "a history of steps", "step_times", is_history, read_history,
            options=("column", "where", "unit", "per_step")),
+    Reader("nsys-sum", "a table of kernels by nsys stats", "kernels", is_nsys_sum, read_nsys_sum),
     Reader("hta", "a table of kernels by HTA", "kernels", lambda f: is_hta(f.columns), read_hta),
     Reader("pipeline", "a pipeline trace", "trace", lambda f: is_pipeline(f.columns),
            lambda files: read_pipeline(files[0].table)),
@@ -305,7 +306,11 @@ def read_step_times(
         times: StepTimes = found.read(column=column, where=where, unit=unit, per_step=known)
     elif found.reader is None and (column is None or not is_table(found.files[0])):
         raise unknown_format(found.files[0])
-    elif len(found.files) > 1 or found.files[0].kind not in ("text", "parquet"):
+    elif (
+        len(found.files) > 1
+        or found.files[0].kind not in ("text", "parquet")
+        or (column is None and found.holds in ("kernels", "collectives"))
+    ):
         raise PrismError(
             f"{found.source}: is {found.reader.what if found.reader else 'no table'}; expected "
             "step times: a CSV or parquet table, or the log of a trainer"

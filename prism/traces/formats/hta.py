@@ -1,4 +1,4 @@
-"""Kernel tables of Holistic Trace Analysis: moments, minimum and maximum by kernel and rank.
+"""Kernel tables of Holistic Trace Analysis and `nsys stats`: moments by kernel and rank.
 
 What ``get_gpu_kernel_breakdown`` returns as its second table, saved as CSV or parquet. It holds
 moments, not durations. Rows called ``others`` are sums of kernels and describe none: they count in
@@ -8,21 +8,24 @@ References
 ----------
 .. [1] Holistic Trace Analysis, hta/analyzers/breakdown_analysis.py,
    https://github.com/facebookresearch/HolisticTraceAnalysis
+.. [2] Nsight Systems, reports cuda_gpu_kern_sum and cuda_gpu_sum of `nsys stats --format csv`
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.traces.columns import PER_SECOND
-from prism.traces.file import RawTable, RecordedFile
+from prism.traces.file import RawTable, RecordedFile, read_csv
+from prism.traces.kernelnames import is_communication_kernel
 from prism.traces.table import LONGEST_S
 
 Floats = NDArray[np.float64]
@@ -33,6 +36,15 @@ OTHERS = "others"
 _MOMENT = re.compile(
     r"(sum|mean|max|min|std|stddev|count)(?:\s*[(_\[]\s*(ns|us|ms|s)[)\]]?)?$", re.I
 )
+_NSYS = re.compile(
+    rb'^"?Time ?\(%\)"?,"?Total Time(?: \(\w+\))?"?,"?(?:Instances|Count)"?,'
+    rb'.*\b(?:Name|Operation)"?\r?$',
+    re.MULTILINE,
+)
+_NSYS_NAMES = {
+    "total time": "sum", "avg": "mean", "average": "mean", "minimum": "min", "maximum": "max",
+    "instances": "count", "operation": "name",
+}  # fmt: skip
 _SHORTEST_NS = 500.0
 """No kernel of a GPU is shorter than its launch takes: a table in ns whose usual kernel is so much
 shorter holds the trace's own microseconds under HTA's label of ns."""
@@ -62,6 +74,31 @@ def is_hta(columns: Iterable[str]) -> bool:
     return {"name", "kernel_type"} <= set(names) and {"sum", "mean"} <= set(_moments(names))
 
 
+def is_nsys_sum(file: RecordedFile) -> bool:
+    """Tell what `nsys stats` prints of kernels by the names of its columns."""
+    return _NSYS.search(file.text) is not None
+
+
+def read_nsys_sum(files: Sequence[RecordedFile]) -> KernelMoments:
+    """Read the table of kernels among what `nsys stats --format csv` prints."""
+    text, source = files[0].text, files[0].source
+    begin = _NSYS.search(text)
+    at = begin.start() if begin else 0
+    rows = re.split(rb"\r?\n\s*\r?\n", text[at:], maxsplit=1)[0]
+    table = read_csv(b"\n" * text.count(b"\n", 0, at) + rows, source)
+    frame = pd.DataFrame({_as_hta(name): table.frame[name] for name in table.columns})
+    names = frame["name"].astype(str).str.removeprefix("[CUDA ").str.removesuffix("]")
+    kinds = ["COMMUNICATION" if is_communication_kernel(name) else "" for name in names]
+    table = replace(table, frame=frame.assign(name=names, kernel_type=kinds))
+    return _read(table, "nsys export --type sqlite REPORT gives durations and steps", 0.0)
+
+
+def _as_hta(name: str) -> str:
+    """Name a column of `nsys stats` as HTA would."""
+    plain, bracket, unit = name.lower().partition(" (")
+    return _NSYS_NAMES.get(plain, plain) + bracket + unit
+
+
 def _moments(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Column and unit ("" where it has none) by moment."""
     found = {}
@@ -73,14 +110,21 @@ def _moments(names: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def read_hta(files: Sequence[RecordedFile]) -> KernelMoments:
-    """Read a table of kernels; its moments are not to be negative or impossible."""
-    table, source = files[0].table, files[0].source
+    """Read a table of kernels by HTA."""
+    return _read(
+        files[0].table, "save the table as get_gpu_kernel_breakdown returns it", _SHORTEST_NS
+    )
+
+
+def _read(table: RawTable, way: str, shortest_ns: float) -> KernelMoments:
+    """Read a table; its moments are not to be negative or impossible."""
+    source = table.source
     columns = _moments(table.columns)
     missing = [name for name in ("std", "min", "max") if name not in columns]
     if missing:
         raise PrismError(
             f"{source}: no column {' and '.join(missing)} beside sum and mean; found "
-            f"{table.listing}; save the table as get_gpu_kernel_breakdown returns it"
+            f"{table.listing}; {way}"
         )
     values = {name: table.numbers(column) for name, (column, _) in columns.items()}
     names, mean = table.texts("name").astype(str), values["mean"]
@@ -90,7 +134,7 @@ def read_hta(files: Sequence[RecordedFile]) -> KernelMoments:
     if not unit:
         unit = "us"
         notes.append("the columns name no unit: read as us, that of profilers' traces")
-    elif unit == "ns" and usual < _SHORTEST_NS:
+    elif unit == "ns" and usual < shortest_ns:
         unit = "us"
         notes.append(
             f"labelled ns, but the usual kernel would last {usual:.3g} ns, less than any launch: "
