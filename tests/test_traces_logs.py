@@ -325,6 +325,11 @@ UNKNOWN = {
     "json lines": ('{"loss": 1.5, "lr": 0.1}\n{"loss": 1.5, "lr": 0.1}\n', "loss, lr"),
     "csv": ("epoch,loss\n1,2.5\n2,2.4\n", "epoch, loss"),
     "numbers": ("1 2.5\n2 2.4\n", "1 2.5"),
+    "commas": (
+        "on 8 GPUs, 2 nodes, 100 ms\n" + "loading shard 1 took 3.5 s\n" * 5,
+        "loading shard 1",
+    ),
+    "seconds": ("warm-up took 12 s\n" + "then step 1 is done\n" * 5, "then step 1 is done"),
 }
 
 

@@ -33,6 +33,7 @@ COPY_AGAIN = "the end of the file is missing: copy it again"
 Kind = Literal["parquet", "sqlite", "json", "text", "binary"]
 
 _HEAD = 1 << 16  # enough for what tells the kinds apart
+_LOOKED_AT = 200  # lines that tell what a text is
 _JSON = re.compile(rb"\{|\[\s*(?:\{|\]|$)")  # not the `[` of a log: a rank, a time of day
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 _BOM = b"\xef\xbb\xbf"
@@ -112,17 +113,22 @@ class RecordedFile:
                 return _flat(pieces.schema_arrow)
         if self.kind == "json":
             return list(dict.fromkeys(key for record in self.records for key in record))
-        lines = self.lines[:2]
-        shapes = [re.sub(r"\d+", "0", line) for line in lines]
-        alike = len(shapes) == 2 and shapes[0] == shapes[1] != lines[0]  # rows, lines of a log
-        is_header = self.kind == "text" and not alike and not _CLOCK.search(lines[0])
-        return header_of(self.head)[0] if is_header else []
+        return header_of(self.head)[0] if self.kind == "text" and self._has_header() else []
+
+    def _has_header(self) -> bool:
+        """Whether the first line of a text may name columns: no row, no line of a log."""
+        first, *rest = self.lines
+        alike = bool(rest) and re.sub(r"\d+", "0", rest[0]) == re.sub(r"\d+", "0", first) != first
+        delimiter = header_of(self.head)[1]
+        n = first.count(delimiter)
+        rows = sum(line.count(delimiter) >= n if n else is_number(line) for line in rest)
+        return not alike and 3 * rows >= len(rest) and not _CLOCK.search(first)
 
     @cached_property
     def lines(self) -> list[str]:
-        """The lines of its head that are not blank."""
+        """The first lines that are not blank."""
         text = self.head.decode("utf-8", "replace")
-        return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+        return [line for line in re.split(r"[\r\n]+", text) if line.strip()][:_LOOKED_AT]
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
@@ -283,6 +289,15 @@ def as_text(cell: object) -> str:
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
     return str(cell)
+
+
+def is_number(cell: str) -> bool:
+    """Say whether a cell of a text is a number."""
+    try:
+        float(cell.strip().strip('"').replace(",", "."))
+    except ValueError:
+        return False
+    return True
 
 
 def _is_missing(cell: object) -> bool:

@@ -6,12 +6,11 @@ import json
 import re
 from collections import Counter
 
-from prism.traces.file import RecordedFile, header_of
+from prism.traces.file import RecordedFile, header_of, is_number
 
 _KEY = re.compile(r'"([^"\\]{1,60})"\s*:')
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _SHOWN, _LONGEST = 8, 120  # names, characters of a line
-_LOOKED_AT = 200  # lines
 
 
 def what_is(file: RecordedFile) -> str:
@@ -24,7 +23,7 @@ def what_is(file: RecordedFile) -> str:
     if is_table(file):
         kind = "a parquet table" if file.kind == "parquet" else "CSV"
         return f"{kind} with {_listed('column', file.columns)}"
-    lines = [_COLOUR.sub("", line) for line in file.lines[:_LOOKED_AT]]
+    lines = [_COLOUR.sub("", line).strip() for line in file.lines]
     shapes = [re.sub(r"\d+", "0", line) for line in lines]
     usual = Counter(shapes).most_common(1)[0][0]
     line = lines[shapes.index(usual)]
@@ -36,19 +35,11 @@ def is_table(file: RecordedFile) -> bool:
     if file.kind != "text":
         return file.kind == "parquet"
     delimiter = header_of(file.head)[1]
-    rows = [line.split(delimiter) for line in file.lines[1:_LOOKED_AT]]
+    rows = [line.split(delimiter) for line in file.lines[1:]]
     whole = [row for row in rows if len(row) == len(file.columns)]
     return 2 * len(whole) > len(rows) and any(
-        2 * sum(map(_is_number, cells)) >= len(cells) for cells in zip(*whole, strict=True)
+        2 * sum(map(is_number, cells)) >= len(cells) for cells in zip(*whole, strict=True)
     )
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell.strip().strip('"').replace(",", "."))
-    except ValueError:
-        return False
-    return True
 
 
 def _keys(text: str) -> tuple[list[str], bool]:

@@ -38,6 +38,7 @@ _STEP_TIMES = ("train_step_timing", "train_step_time")  # names in MLPerf's trac
 
 _RATES = ("rate", "per_s")
 _VALUES = ("s", "ms", *_RATES)
+_MOST_STEPS = 1e15
 _LONGEST = 30_000  # characters of a line that are looked at
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}  # of numbers for readers
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
@@ -74,7 +75,7 @@ def read_log(
         n_lines, notes = format_count(n_damaged, "line"), []
         if entries.empty and not tool.mark:
             raise PrismError(
-                f"{source}: {tool.name} {tool.line}: no line matches; the file is "
+                f"{source}: {tool.name} {tool.line}: no line has all of it; the file is "
                 f"{what_is(files[0])}"
             )
         if entries.empty:
@@ -112,18 +113,19 @@ def _entries(text: bytes, tool: Tool, source: str) -> tuple[pd.DataFrame, int]:
             continue
         matches = pattern.finditer(line) if tool.many else [pattern.search(line)]
         for match in matches:
-            if match is None:
+            parts = {} if match is None else match.groupdict()
+            step = parts.get("step") or str(len(found) + 1)
+            number_of = _count(step)
+            if match is None or number_of is None:
                 damaged += 1
                 continue
-            parts = match.groupdict()
-            step = parts.get("step") or str(len(found) + 1)
             bars.append((int(parts.get("bar") or -1), "e" not in step))
             batch, clock, elapsed = _BATCH.search(line), _clock(line), parts.get("elapsed")
             if elapsed and (np.isnan(clock) or not tool.mark):
                 clock = _since(elapsed)
             found.append((
-                int(_number(step)), _seconds(parts, source, number), number, clock,
-                *_writer(line[: match.start()]), int(_number(parts.get("total") or "0")),
+                number_of, _seconds(parts, source, number), number, clock,
+                *_writer(line[: match.start()]), _count(parts.get("total") or "") or 0,
                 int(batch[1]) if batch else 0, "ms" if parts.get("ms") else "s",
             ))  # fmt: skip
     names = ["step", "seconds", "line", "clock", "file", "rank", "total", "batch", "unit"]
@@ -171,6 +173,15 @@ def _seconds(parts: Mapping[str, str | None], source: str, number: int) -> float
 def _number(text: str) -> float:
     """Read a number for readers: ``11.6K``, ``2.60k``."""
     return _SUFFIXES.get(text[-1:].upper(), 1.0) * float(text.rstrip("kKMBG"))
+
+
+def _count(text: str) -> int | None:
+    """Read a whole number for readers; None where it is none, or no count of steps."""
+    try:
+        value = _number(text.replace(",", ""))
+    except ValueError:
+        return None
+    return round(value) if 0.0 <= value < _MOST_STEPS else None
 
 
 def _clock(line: str) -> float:

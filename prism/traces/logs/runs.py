@@ -136,9 +136,9 @@ def _number_runs(entries: pd.DataFrame, source: str) -> pd.DataFrame:
             return rows.assign(run=back.cumsum())
     raise PrismError(
         f"{source}:{entries['line'].iloc[0]}: the step number goes back at {n_runs - 1} of "
-        f"{format_count(len(entries), 'line')}: lines of several runs are interleaved and "
-        "nothing in them says which run each is of; expected one run after the other; write each "
-        "run to a file of its own"
+        f"{format_count(len(entries), 'line')}: lines of several runs are interleaved, or a step "
+        "has one for each microbatch, and nothing in them says which; expected one line a step and "
+        "one run after the other; write each run to a file of its own"
     )
 
 
