@@ -30,7 +30,7 @@ def distinct_parts(picks: int, n: float, parts: float) -> float:
     (1.0, 4.0, 5.295)
     """
     elsewhere = n - n / parts
-    missed = math.prod(max(0.0, (elsewhere - i) / (n - i)) for i in range(picks))
+    missed = math.prod(max(0.0, (elsewhere - i) / (n - i)) if n > i else 0.0 for i in range(picks))
     return parts * (1.0 - missed)
 
 

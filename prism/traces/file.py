@@ -132,26 +132,11 @@ class RecordedFile:
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
-        """Objects of a JSON, without what is nested: its lines, a list, a log_history's steps."""
-        text = self.read_text().decode("utf-8", "replace")
-        try:
-            found = json.loads(text)
-            if isinstance(found, dict):
-                found = found.get("log_history")
-                found = [r for r in found if "loss" in r] if isinstance(found, list) else []
-        except (ValueError, TypeError, RecursionError):
-            *whole, last = [line for line in text.splitlines() if line.strip()]
-            try:
-                found = [json.loads(line) for line in whole]
-                with suppress(ValueError):  # may still be written
-                    found.append(json.loads(last))
-            except (ValueError, RecursionError):
-                return []
-        return [
-            {str(k): v for k, v in record.items() if not isinstance(v, dict | list)}
-            for record in found
-            if isinstance(record, dict)
-        ]
+        """Rows of a JSON, of which the last may still be written; none where it is one object."""
+        with suppress(PrismError):
+            rows = json_rows(self.read_text(), self.source, growing=True)
+            return rows if len(rows) > 1 else []
+        return []
 
     @cached_property
     def table(self) -> RawTable:
@@ -165,12 +150,11 @@ class RecordedFile:
             with _opened(self.path, self.source) as pieces:
                 rows = pieces.read(columns=_flat(pieces.schema_arrow))
                 table = RawTable(rows.to_pandas(ignore_metadata=True), self.source)
-        elif self.kind == "json" and self.records:
-            table = RawTable(pd.DataFrame(self.records), self.source)
         elif self.kind == "text":
             table = read_csv(self.text, self.source)
         elif self.kind == "json":
-            table = read_json(self.read_text(), self.source)
+            rows = self.records or json_rows(self.read_text(), self.source)
+            table = RawTable(pd.DataFrame(rows), self.source)
         else:
             raise PrismError(
                 f"{self.source}: is {self.kind}; expected a CSV or parquet table, or JSON rows"
@@ -348,10 +332,11 @@ def header_of(data: bytes) -> tuple[list[str], str]:
     return [name.strip() for name in names], delimiter
 
 
-def read_json(data: bytes, source: str) -> RawTable:
+def json_rows(data: bytes, source: str, growing: bool = False) -> list[dict[str, Any]]:
     """Read rows of JSON: an object per line, a list of objects, or an object of them by name.
 
-    Inner objects add to a column's name (``a/b``), a place in a list comes last (``a:0``).
+    Inner objects add to a column's name (``a/b``), a place in a list comes last (``a:0``). Of a
+    Trainer's state the steps are rows. The last line of a `growing` file may be cut off.
     """
     if b'"traceEvents"' in data[:_HEAD]:
         raise PrismError(f"{source}: is a profiler's trace; expected rows of a table")
@@ -359,23 +344,28 @@ def read_json(data: bytes, source: str) -> RawTable:
     text = data.decode("utf-8", "replace")
     try:
         whole = json.loads(text)
-        if isinstance(whole, dict) and len(whole) == 1 and isinstance([*whole.values()][0], list):
+        if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
+            rows = [row for row in whole["log_history"] if isinstance(row, dict) and "loss" in row]
+        elif isinstance(whole, dict) and len(whole) == 1 and isinstance([*whole.values()][0], list):
             rows = [*whole.values()][0]
         elif isinstance(whole, dict) and all(isinstance(row, dict) for row in whole.values()):
             rows = [{"node": name} | row for name, row in whole.items()]
         else:
             rows = whole if isinstance(whole, list) else [whole]
     except (ValueError, RecursionError):
-        for number, line in enumerate(text.splitlines(), start=1):
+        lines = [(n, line) for n, line in enumerate(text.splitlines(), start=1) if line.strip()]
+        for number, line in lines:
             try:
-                rows += [json.loads(line)] if line.strip() else []
+                rows.append(json.loads(line))
             except (ValueError, RecursionError) as error:
+                if growing and number == lines[-1][0]:
+                    break
                 raise PrismError(
                     f"{source}:{number}: is no JSON; expected an object per line, or a list of them"
                 ) from error
     if not all(isinstance(row, dict) for row in rows):
         raise PrismError(f"{source}: is JSON of other things than objects; expected one per row")
-    return RawTable(pd.DataFrame([dict(_cells(row)) for row in rows]), source)
+    return [dict(_cells(row)) for row in rows]
 
 
 def _cells(value: Any, name: str = "", place: str = "") -> Iterator[tuple[str, Any]]:
