@@ -1,18 +1,23 @@
 """Public configurations, imported and predicted, beside what was published where it was.
 
-    python experiments/public-configs/run.py [-k NAME]    # 40 s; writes results.csv
+    python experiments/public-configs/run.py [-k NAME]    # 40 s; writes results.csv, models.csv
 
+`models.jsonl` has the settings of models' config.json that concern sizes, each with its address,
+the published parameters, and those of parts beside the language model that are among them.
 `SOURCES` says for each file what the import cannot know: GPUs, device, what the program decides.
 `PUBLISHED` has seconds per step.
 """
 
 import argparse
 import csv
+import json
+import tempfile
 from pathlib import Path
 
 import prism
 from prism.common.errors import PrismError
 from prism.jobs.importing.imported import import_job
+from prism.workload.modelsize import count_parameters
 
 HERE = Path(__file__).resolve().parent
 REPLICATES, SEED = 64, 1
@@ -70,6 +75,44 @@ def predict(name):
     return row
 
 
+def count_models():
+    """Give a row for each model: parameters as imported and as published, or why it is refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        for line in (HERE / "models.jsonl").read_text(encoding="utf-8").splitlines():
+            model = json.loads(line)
+            path.write_text(json.dumps(model["config"]), encoding="utf-8")
+            row = dict.fromkeys(("model", "published", "beside", "total", "error", "active",
+                                 "active_published", "not_modelled", "refused"), "")  # fmt: skip
+            row |= {"model": model["name"], "published": f"{model['published']:.0f}"}
+            beside = sum(model.get("beside", {}).values())
+            row["beside"] = f"{beside:.0f}" if beside else ""
+            row["active_published"] = f"{model['active']:.3g}" if "active" in model else ""
+            try:
+                job = (found := import_job(path, None, 8, "h100")).job
+            except PrismError as error:
+                row["refused"] = str(error).partition(": ")[2].partition(";")[0]
+                yield row
+                continue
+            total, active = (count_parameters(job.model, active=on) for on in (False, True))
+            row |= {
+                "total": f"{total:.0f}", "active": f"{active:.4g}",
+                "error": f"{total / (model['published'] - beside) - 1:+.4f}",
+                "not_modelled": " ".join(s.path[-1] for s, _ in found.unmodelled),
+            }  # fmt: skip
+            yield row
+
+
+def write(name, rows):
+    """Write a table."""
+    with (HERE / name).open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(
+            {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows
+        )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("-k", default="", metavar="NAME")
@@ -85,13 +128,12 @@ def main():
             print(" ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}"
                            for k, v in rows[-1].items()), flush=True)  # fmt: skip
     if not chosen:
-        with (HERE / "results.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            for row in rows:
-                writer.writerow(
-                    {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}
-                )
+        write("results.csv", rows)
+        models = list(count_models())
+        write("models.csv", models)
+        right = sum(row["error"] != "" and abs(float(row["error"])) < 0.01 for row in models)
+        refused = sum(row["refused"] != "" for row in models)
+        print(f"{len(models)} models: {right} within 1 % of the published count, {refused} refused")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """The keys of a job file as the tables of docs/job-file.md, from the schema itself.
 
-Other frameworks' names for them stand there too, from `prism.jobs.jobspec.othernames`.
+Other frameworks' names for them stand there too, and in docs/import.md those that are not modelled,
+from `prism.jobs.jobspec.othernames`.
 
     python experiments/verification/job_keys.py
 
-Writes them between the page's markers; `tests/test_documentation.py` holds the page against them.
+Writes them between the pages' markers; `tests/test_documentation.py` holds the pages against them.
 """
 
 from pathlib import Path
@@ -13,12 +14,14 @@ from pydantic import BaseModel
 
 from prism.jobs.job import Job, job_schema
 from prism.jobs.jobspec.blocks import BLOCKS
-from prism.jobs.jobspec.othernames import KEYS, VALUES
+from prism.jobs.jobspec.othernames import KEYS, UNMODELLED, VALUES
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "job-file.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE, IMPORT = DOCS / "job-file.md", DOCS / "import.md"
 SCHEMA = job_schema()["$defs"]  # without defaults that follow from other keys
 NAMES, END_NAMES = "<!-- names -->", "<!-- end of names -->"
 BEGIN, END = "<!-- keys -->", "<!-- end of keys -->"
+LEFT, END_LEFT = "<!-- not modelled -->", "<!-- end of not modelled -->"
 
 
 def blocks_of(annotation):
@@ -63,13 +66,26 @@ def names():
             yield f"| {words} | `parallelism.{key}: {value}` |"
 
 
+def left():
+    """Write what changes the step time and is not modelled."""
+    yield "\n| setting | what |\n|---|---|"
+    for why in dict.fromkeys(UNMODELLED.values()):
+        known = ", ".join(f"`{name}`" for name, reason in UNMODELLED.items() if reason == why)
+        yield f"| {known} | {why} |"
+
+
 def filled(page):
     """Put the tables of this commit between a page's markers."""
-    for begin, end, lines in ((NAMES, END_NAMES, names()), (BEGIN, END, tables())):
+    for begin, end, lines in (
+        (NAMES, END_NAMES, names()), (BEGIN, END, tables()), (LEFT, END_LEFT, left()),
+    ):  # fmt: skip
+        if begin not in page:
+            continue
         before, rest = page.split(begin)
         page = before + begin + "\n" + "\n".join(lines) + "\n\n" + end + rest.split(end)[1]
     return page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in (PAGE, IMPORT):
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from prism.common.text import format_count
-from prism.jobs.importing.settings import FORMATS
+from prism.jobs.importing.settings import FORMATS, said_by_name
 from prism.jobs.jobspec.blocks import BLOCKS
 from prism.present.answer import Answer, Column, Finding, Table
 from prism.present.answers.job import plain_text
@@ -100,18 +100,23 @@ def import_answer(found: Imported) -> Answer:
     sizes = f"{format_count(len(given), 'value')} from the file, {len(assumed)} assumed"
     left = f"Settings not in the job: {len(unmodelled)} that change the step time, "
     left += f"{len(unknown)} not understood, {found.n_ignored} without effect on it"
-    size = parameter_figures(job)
+    size, named = parameter_figures(job), said_by_name(found.source)
+    told = f", {parameters_text(size)}" if size is not None else ""
+    told += f"; its name says {named}" if named and size is not None else ""
     figures: dict[str, Any] = {
         "kind": "import", "source": found.source.name, "format": found.source.format,
         "job": job.name, "world_size": job.world_size, "parameters": size,
         "values": dict(found.values),
-        "understood": [{"key": g.key, "value": g.value, "setting": g.shown, "line": g.line}
-                       for g in found.given],
-        "assumed": [a._asdict() for a in found.assumed],
-        "not_modelled": [{"setting": s.shown, "line": s.line, "why": w}
+        "understood": [{"key": g.key, "value": g.value, "setting": g.shown,
+                        **found.source.where(g.line)} for g in found.given],
+        "assumed": [a._asdict() | found.source.where(a.line) for a in found.assumed],
+        "not_modelled": [{"setting": s.shown, "why": w, **found.source.where(s.line)}
                          for s, w in found.unmodelled],
-        "not_understood": [{"setting": s.shown, "line": s.line} for s in found.unknown],
-        "ignored": found.n_ignored,
+        "not_understood": [{"setting": s.shown, **found.source.where(s.line)}
+                           for s in found.unknown],
+        "lacking": [{"what": text, **found.source.where(line)} for line, text in
+                    found.source.notes],
+        "named": named, "ignored": found.n_ignored,
     }  # fmt: skip
     tables = (
         _table("Assumed", ("key", "value", "why", "line"), assumed),
@@ -119,14 +124,14 @@ def import_answer(found: Imported) -> Answer:
         _table("Not understood", ("line", "setting"), unknown),
         _table("From the file", ("key", "value", "setting", "line"), given),
     )
-    doubtful = ("cluster.device", "parallelism.global_batch")
+    doubtful = ("cluster.device", "parallelism.global_batch", "model.seq_len")
     warnings = tuple(
         f"{a.key}: {plain_text(a.value)}: {a.why}" for a in found.assumed if a.key in doubtful
     )
+    warnings += tuple(f"{place(line)}: {text}" for line, text in found.source.notes)
     return Answer(
         title="Import", subject=found.source.name,
-        head=f": {FORMATS[found.source.format]}, {format_count(job.world_size, 'GPU')}"
-        + (f", {parameters_text(size)}" if size is not None else ""),
+        head=f": {FORMATS[found.source.format]}, {format_count(job.world_size, 'GPU')}{told}",
         findings=(Finding("imported", f"{sizes}.", "answer"), Finding("left", f"{left}.")),
         tables=tuple(table for table in tables if table.rows), figures=figures, warnings=warnings,
     )  # fmt: skip

@@ -83,7 +83,8 @@ _MLP: dict[str, Mlp] = {"-": "dense", "E": "experts"}
 def model_layers(model: ModelBlock) -> tuple[Layer, ...]:
     """Kinds of a model's layers, the first one first."""
     if model.layer_pattern:
-        return tuple(Layer(_MIXER.get(g[0], ""), _MLP.get(g[-1], "")) for g in model.pattern)
+        groups = [Layer(_MIXER.get(g[0], ""), _MLP.get(g[-1], "")) for g in model.layer_groups]
+        return tuple(groups * (model.n_layers // len(groups)))
 
     def last_of(interval: int, i: int) -> bool:
         return interval > 0 and i % interval == interval - 1

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 @click.command("import")
-@click.argument("file", metavar="FILE")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option("-o", "--output", metavar="JOB.yaml", type=click.Path(),
               help="The job file.  [default: it is printed]")  # fmt: skip
 @click.option("--from", "format_", metavar="FORMAT",
-              help="megatron, nemo, bridge, torchtitan, nanotron, deepspeed or huggingface.  "
-              "[default: found by content]")  # fmt: skip
+              help="megatron, nemo, bridge, torchtitan, nanotron, deepspeed, huggingface or "
+              "trainer.  [default: found by content]")  # fmt: skip
 @click.option("--gpus", type=click.IntRange(min=1), metavar="N",
               help="GPUs of the job.  [default: as the file says]")  # fmt: skip
 @click.option("--device", metavar="NAME", help="The GPU.  [default: as the file says, else h100]")
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @set_option
 @common_options(draws=False, threads=NO_EFFECT)
 def import_job(
-    file: str,
+    files: tuple[str, ...],
     output: str | None,
     format_: str | None,
     gpus: int | None,
@@ -46,10 +46,10 @@ def import_job(
 ) -> None:
     """Make a job file of a launch script, a log or a configuration.
 
-    FILE holds Megatron-LM arguments (a command, a script, or the start of the log, which lists
-    them), a NeMo or Megatron Bridge recipe, torchtitan TOML, DeepSpeed JSON or a model's
-    config.json; - is standard input. Each value of the job has the line it comes from; what was
-    assumed and what was not understood are listed.
+    FILE holds Megatron-LM or torchtitan arguments (a command, a script, or a log that lists them),
+    a NeMo or Megatron Bridge recipe, torchtitan TOML or JSON, DeepSpeed JSON or a model's
+    config.json, which may also stand beside one of the others; - is standard input. Each value of
+    the job has the line it comes from; what was assumed and what was not understood are listed.
 
     With --job, FILE is a topology: Slurm's topology.conf or topology.yaml, or the JSON of kubectl
     get nodes with Topograph's labels. The job gets tiers, NVLink domains and its hosts' places.
@@ -62,12 +62,14 @@ def import_job(
     if job is not None:
         if format_ or gpus or device or overrides:
             raise click.UsageError("--job: a topology has neither GPUs nor --set; drop them")
-        text, answer = _place(file, job, hosts, output)
+        if len(files) > 1:
+            raise click.UsageError("--job: expected one topology")
+        text, answer = _place(files[0], job, hosts, output)
         _write(text, answer, output, as_json, quiet)
         return
     if hosts is not None:
         raise click.UsageError("--hosts: belongs to a topology; add --job JOB")
-    found = read_job(file, format_, gpus, device, overrides)
+    found = read_job(files, format_, gpus, device, overrides)
     text, answer = imported_yaml(found), import_answer(found)
     _write(text, answer, output, as_json, quiet)
 

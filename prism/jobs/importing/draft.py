@@ -1,14 +1,22 @@
 """A job in the making: what a configuration's settings became, what was assumed, what is left."""
 
 import re
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, NoReturn
 
+from prism.common.errors import PrismError
 from prism.jobs.importing.settings import Setting, Source
-from prism.jobs.jobspec.othernames import KEYS, key_of, plain, value_of
+from prism.jobs.jobspec.othernames import RANKS, key_of, plain, value_of
 
 OVERRIDING = "mixed_precision"
 """Section whose settings Megatron Bridge puts over the model's of the same name."""
+BESIDE = frozenset(
+    "rollout ref critic reward_model reward callbacks algorithms loggers evaluators eval_loader "
+    "generation_config optimizer_config_override_provider".split()
+)
+"""Sections of what runs beside the training: other models, inference, what watches it."""
+OFF = (False, 0, None, "none", "None", "off", "disabled", "")
+"""Values of a setting that is not in use."""
 
 
 class Given(NamedTuple):
@@ -31,9 +39,13 @@ class Assumed(NamedTuple):
 
 @dataclass
 class Draft:
-    """Values of a job by dotted key, each with where it comes from."""
+    """Values of a job by dotted key, each with where it comes from.
+
+    `over` are keys that the user gives: the configuration may contradict itself on them.
+    """
 
     source: Source
+    over: frozenset[str] = frozenset()
     values: dict[str, Any] = field(default_factory=dict)
     given: dict[str, Given] = field(default_factory=dict)
     assumed: dict[str, Assumed] = field(default_factory=dict)
@@ -43,6 +55,8 @@ class Draft:
     def __post_init__(self) -> None:
         self.by_name: dict[str, list[Setting]] = {}
         for setting in self.source.settings:
+            if not BESIDE.isdisjoint(setting.path[:-1]):
+                continue
             for start in range(len(setting.path)):
                 name = plain("".join(setting.path[start:]))
                 self.by_name.setdefault(name, []).append(setting)
@@ -52,16 +66,24 @@ class Draft:
         for name in names:
             self.used |= {setting.path for setting in self.by_name.get(plain(name), [])}
 
+    def use_key(self, *keys: str) -> None:
+        """Count settings of all names of these keys as understood: they have no effect here."""
+        for key in keys:
+            self.use(
+                key.rpartition(".")[2], *(name for rank in RANKS.get(key, ()) for name in rank)
+            )
+
+    def settings(self, *names: str) -> list[Setting]:
+        """Give the settings of these names that have a value, those that go before others last."""
+        self.use(*names)
+        found = [s for name in names for s in self.by_name.get(plain(name), [])]
+        usable = [s for s in found if s.value is not None and not unresolved(s.value)]
+        return sorted(map(_single, usable), key=lambda s: OVERRIDING in s.path)
+
     def find(self, *names: str) -> Setting | None:
         """Give the last setting of the first of these names that has a value."""
         self.use(*names)
-        for name in names:
-            found = self.by_name.get(plain(name), [])
-            usable = [s for s in found if s.value is not None and not unresolved(s.value)]
-            usable.sort(key=lambda s: OVERRIDING in s.path)
-            if usable:
-                return usable[-1]
-        return None
+        return next((found[-1] for name in names if (found := self.settings(name))), None)
 
     def value(self, *names: str) -> Any:
         """Give its value, None without one."""
@@ -79,6 +101,28 @@ class Draft:
         found = self.find(*names)
         return found if found is not None and type(found.value) is int else None
 
+    def size(self, *names: str, least: int = 1) -> Setting | None:
+        """Give the last setting of these names, a whole number; -1 and auto leave it open.
+
+        Raises
+        ------
+        PrismError
+            If it is anything else.
+        """
+        found = self.find(*names)
+        if found is None or found.value in ("auto", -1):
+            return None
+        value = found.value
+        whole = isinstance(value, int | float) and not isinstance(value, bool)
+        if not whole or value < least or not float(value).is_integer():
+            self.refuse(found, f"expected a whole number, at least {least}")
+        return replace(found, value=int(value))
+
+    def refuse(self, setting: Setting, expected: str) -> NoReturn:
+        """Say which setting is wrong, where, and what was expected."""
+        place = self.source.place(setting.line)
+        raise PrismError(f"{place}: {setting.shown}: {expected}; correct it")
+
     def has(self, name: str) -> bool:
         """Tell whether a name is given a value, if only one that the environment knows."""
         self.use(name)
@@ -90,11 +134,37 @@ class Draft:
         return None if value is None else value not in (False, 0, "0", "no", "off", "none")
 
     def of_key(self, key: str) -> Setting | None:
-        """Give the setting of any name that a key of the job has in other frameworks."""
-        return self.find(key.rsplit(".", 1)[1], *KEYS.get(key, ()))
+        """Give the setting of any name that a key of the job has in other frameworks.
+
+        Two names of one rank that say different things are an error: neither is known to be right.
+        """
+        own, (first, *ranks) = key.rsplit(".", 1)[1], RANKS.get(key, [[]])
+        self.use_key(key)
+        for rank in ([own, *first], *ranks):
+            found = self.settings(*rank)
+            if not found:
+                continue
+            last = found[-1]
+            strict = key.startswith(("model.", "parallelism.")) and rank[0] == own
+            for other in found if strict else ():
+                if (
+                    type(other.value) is type(last.value) is int
+                    and other.value != last.value
+                    and other.path != last.path
+                    and not ({OVERRIDING} & {*other.path, *last.path} or key in self.over)
+                ):
+                    raise PrismError(
+                        f"{self.source.place(last.line)}: {last.shown}: but "
+                        f"{'.'.join(other.path)} at {self.source.place(other.line)} is "
+                        f"{other.value}: two values of {key}; say which: --set {key}={last.value}"
+                    )
+            return last
+        return None
 
     def give(self, key: str, value: Any, *settings: Setting | None) -> None:
-        """Take a value that settings say."""
+        """Take a value that settings say, unless the user gives the key."""
+        if key in self.over:
+            return
         known = [s for s in settings if s is not None]
         shown = ", ".join(dict.fromkeys(s.shown for s in known))
         self.values[key] = value
@@ -109,13 +179,15 @@ class Draft:
         return True
 
     def assume(self, key: str, value: Any, why: str, setting: Setting | None = None) -> None:
-        """Take a value that the configuration does not say."""
+        """Take a value that the configuration does not say, unless the user gives the key."""
+        if key in self.over:
+            return
         self.values[key] = value
         self.assumed[key] = Assumed(key, value, why, setting.line if setting else None)
 
     def leave(self, setting: Setting | None, why: str) -> None:
         """Note a setting that changes the step time and is not in the job."""
-        if setting is not None:
+        if setting is not None and setting not in (left for left, _ in self.unmodelled):
             self.unmodelled.append((setting, why))
 
     def choice(self, key: str, value: Any, choices: tuple[str, ...]) -> str | None:
@@ -126,6 +198,14 @@ class Draft:
     def open_settings(self) -> list[Setting]:
         """Give settings with names of known keys whose values only the environment knows."""
         return [s for s in self.source.settings if unresolved(s.value) and key_of(s.path[-1])]
+
+
+def _single(setting: Setting) -> Setting:
+    """Give a number that a list has for every layer as that number."""
+    v = setting.value
+    if isinstance(v, list) and len(v) > 2 and type(v[0]) is int and v == v[:1] * len(v):
+        return replace(setting, value=v[0])
+    return setting
 
 
 def unresolved(value: Any) -> bool:

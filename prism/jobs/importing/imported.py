@@ -1,6 +1,5 @@
 """A configuration of another tool as a checked job, with what was assumed and what is left."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,14 @@ from prism.jobs.importing.compute import (
     read_attention,
     read_dispatch,
     read_kernels,
+    read_loss,
     read_optimizer,
     read_precision,
     read_recompute,
     read_run,
+    read_unmodelled,
 )
-from prism.jobs.importing.draft import Assumed, Draft, Given
+from prism.jobs.importing.draft import BESIDE, Assumed, Draft, Given, unresolved
 from prism.jobs.importing.layout import (
     DEVICES,
     read_batch,
@@ -26,32 +27,12 @@ from prism.jobs.importing.layout import (
     read_sizes,
 )
 from prism.jobs.importing.model import read_model
-from prism.jobs.importing.settings import Setting, Source, read_source
+from prism.jobs.importing.settings import Setting, Source, read_sources, scalar
 from prism.jobs.job import Job, job_of_layer
 from prism.jobs.jobspec.blocks import BLOCKS
 from prism.jobs.jobspec.layers import put_over
-from prism.jobs.jobspec.othernames import key_of
+from prism.jobs.jobspec.othernames import key_of, no_effect
 from prism.jobs.jobspec.yaml import Layer
-
-_NO_EFFECT = frozenset((
-    "architectures gemm "
-    "account adam addr address amax args attention aux backend base beta beta1 beta2 betas "
-    "bias bucket buffer cache class clip clipping coeff color comet conf config constraint "
-    "contiguous cpus data dataloader dataset debug decay deepspeed description dir dist "
-    "dropout dtype dump endpoint eod eps epsilon exclusive exit exp experiment export factory "
-    "file filter finetune folder format framework freq fused fusion grad hf hint host "
-    "hysteresis id impl init initial job kernel launcher layernorm level library load log "
-    "logger logging logits loss lr margin mask master max mcore memory merge metrics min "
-    "mlflow mmap mock momentum name nccl ndim nodelist norm normalization notes nsys ntasks "
-    "num_workers optim optimizer options order output params partition path pattern pin plan "
-    "port position prefix pretrained print profile profiler profiling project qos queue rank "
-    "rdzv reservation reset restarts resume rng rope rotary run sampler save scale scatter "
-    "sched scheduler seed signal size slurm softmax source special split standard state std "
-    "step straggler summary sync target tb team tee tensorboard test theta tiktoken time "
-    "timeout timers timing token tokenizer trust type typed user valid validation version "
-    "vocab wait wall wandb warmup weight window workers workspace z"
-).split())  # fmt: skip
-"""Words in names of settings that do not change the step time as prism models it."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +66,7 @@ class Imported:
 
 
 def import_job(
-    file: str | Path,
+    file: str | Path | Sequence[str | Path],
     format: str | None = None,
     gpus: int | None = None,
     device: str | None = None,
@@ -95,8 +76,9 @@ def import_job(
 
     Parameters
     ----------
-    file : str or pathlib.Path
-        A launch script, a log, or a configuration; ``-`` is standard input.
+    file : str or pathlib.Path, or sequence of them
+        A launch script, a log, or a configuration, and a model's config.json beside it; ``-`` is
+        standard input.
     format : str, optional
         One of `FORMATS`; found by content where it is not given.
     gpus : int, optional
@@ -115,20 +97,21 @@ def import_job(
     PrismError
         With every reason why it makes no job, each with the line of the file it comes from.
     """
-    source = read_source(file, format)
-    draft = Draft(source)
+    source = read_sources([file] if isinstance(file, str | Path) else file, format)
+    draft = Draft(source, frozenset(_keys(overrides)))
+    draft.values.update(_overrides(overrides))
     _check_open(draft, overrides)
     read_model(draft)
-    if not any(key.startswith("model.") for key in (*draft.values, *_keys(overrides))):
+    if not {"model.name", "model.n_layers"} & {*draft.values, *draft.over}:
+        lost = "".join(f"; {source.place(line)}: {text}" for line, text in source.notes)
         raise PrismError(
             f"{source.name}: names no model and no sizes, which {source.format} files may leave to "
-            "the program; give it: --set model.name=llama3-8b, or its sizes"
+            f"the program; give it: --set model.name=llama3-8b, its sizes, or its config.json as a "
+            f"second file{lost}"
         )
     read_device(draft, device)
     if device is not None and device not in DEVICES:
         raise PrismError(f"--device {device}: expected one of {', '.join(DEVICES)}")
-    for key, value in _layout_overrides(overrides):
-        draft.values[key] = value
     read_sizes(draft, gpus)
     read_batch(draft)
     read_pipeline(draft)
@@ -140,6 +123,8 @@ def import_job(
     read_optimizer(draft)
     read_dispatch(draft)
     read_run(draft)
+    read_loss(draft)
+    read_unmodelled(draft)
     if "model.n_layers" in draft.values and not (
         {"model.vocab_size", "model.name"} & {*draft.values, *_keys(overrides)}
     ):
@@ -185,10 +170,12 @@ def _keys(overrides: Sequence[str]) -> list[str]:
     return [text.partition("=")[0].strip() for text in overrides]
 
 
-def _layout_overrides(overrides: Sequence[str]) -> list[tuple[str, int]]:
-    """Give the sizes of the layout that are set, from which the number of replicas follows."""
-    found = [re.fullmatch(r"\s*(parallelism\.(?:tp|cp|pp))\s*=\s*(\d+)\s*", o) for o in overrides]
-    return [(m[1], int(m[2])) for m in found if m]
+def _overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Give the model's and the layout's values that are set, from which others follow."""
+    pairs = (
+        (key.strip(), scalar(value)) for key, _, value in (o.partition("=") for o in overrides)
+    )
+    return {k: v for k, v in pairs if k.startswith(("model.", "parallelism.")) and v is not None}
 
 
 def _layer(draft: Draft) -> Layer:
@@ -210,13 +197,15 @@ def _layer(draft: Draft) -> Layer:
 
 def _left(draft: Draft) -> tuple[list[Setting], int]:
     """Part settings that were not used into unknown ones and those without effect."""
-    left = {id(setting) for setting, _ in draft.unmodelled}
+    source, left = draft.source, {setting.path for setting, _ in draft.unmodelled}
     unknown, n_ignored = [], 0
-    for setting in draft.source.settings:
-        if setting.path in draft.used or id(setting) in left:
+    for setting in source.settings:
+        read = setting.path in draft.used and not unresolved(setting.value)
+        if read or setting.path in left:
             continue
-        words = {w for part in setting.path for w in re.split(r"[-_.]", part.lower())}
-        if words & _NO_EFFECT or setting.value in (None, False, 0, "", [], {}):
+        beside = not BESIDE.isdisjoint(setting.path[:-1])
+        empty = beside or setting.value is None or setting.value in ([], {}, "")
+        if empty or no_effect(setting.path) or (source.complete and setting.value in (False, 0)):
             n_ignored += 1
         else:
             unknown.append(setting)

@@ -1,26 +1,38 @@
 """The cluster and how the work is divided: GPUs, ranks, batches, what is sharded and overlapped."""
 
 import re
+from dataclasses import replace
 from math import ceil
 from pathlib import PurePath
-from typing import get_args
+from typing import Any, get_args
 
 from prism.common.errors import PrismError
 from prism.common.text import format_count
-from prism.jobs.importing.draft import Draft
-from prism.jobs.importing.model import MEGATRON, n_layers
+from prism.jobs.importing.draft import OFF, Draft
+from prism.jobs.importing.model import MEGATRON, n_layers, sequence_of
 from prism.jobs.importing.settings import Setting
-from prism.jobs.jobspec.blocks import NVLINK_DOMAIN_GPUS, ClusterBlock, ParallelismBlock
-from prism.jobs.jobspec.othernames import KEYS
+from prism.jobs.jobspec.blocks import (
+    DEVICE_LIBRARY,
+    NVLINK_DOMAIN_GPUS,
+    ClusterBlock,
+    ParallelismBlock,
+)
+from prism.jobs.jobspec.othernames import KEYS, plain
 
 DEVICES: tuple[str, ...] = get_args(ClusterBlock.model_fields["device"].annotation)
-_FSDP = ("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
+_FSDP = ("fsdp", "fsdp_version", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
 _SHARES = {"2": "stage 2 moves what stage 1 moves", "optim_grads": "it moves what optim moves"}
 
 
 def read_device(d: Draft, device: str | None) -> None:
     """Find the device: as it was given, else in the settings or the file's name."""
     key = "cluster.device"
+    _find_device(d, key, device)
+    if d.values[key] not in DEVICE_LIBRARY and d.values[key] in DEVICES:
+        d.assume("variability.library", "none", f"no distributions are shipped for {d.values[key]}")
+
+
+def _find_device(d: Draft, key: str, device: str | None) -> None:
     if device is not None:
         d.values[key] = device
         return
@@ -42,16 +54,23 @@ def read_sizes(d: Draft, gpus: int | None) -> int:
     """Find tp, cp, pp and dp, and the nodes; gives the GPUs."""
     for key in ("tp", "cp", "pp", "ep"):
         found = d.of_key(f"parallelism.{key}")
+        zero = found is not None and found.value == 0
+        if zero and plain(found.path[-1]) == "pipeparallelsize":  # type: ignore[union-attr]
+            continue  # GPT-NeoX without a pipeline
+        inner = next((s for s in d.source.settings if s.path[-2:-1] == (key,)), None)
+        if inner is not None or (found is not None and isinstance(found.value, bool)):
+            d.refuse(inner or found, f"expected a whole number of {key}, at least 1")  # type: ignore[arg-type]
         if found is not None and found.value != 1 and f"parallelism.{key}" not in d.values:
             d.give(f"parallelism.{key}", found.value, found)
+    d.use("data_parallel_size")
     each, wrong = 1, []
-    for key in ("tp", "cp", "pp"):
+    for key in ("tp", "cp", "pp", "ep"):
         size = d.values.get(f"parallelism.{key}", 1)
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             place = d.source.place(d.given[f"parallelism.{key}"].line)
             text = f"expected a whole number, at least 1, got {size!r}; correct it"
             wrong.append(f"{place}: parallelism.{key}: {text}")
-        else:
+        elif key != "ep":
             each *= size
     if wrong:
         raise PrismError("\n".join(wrong))
@@ -66,7 +85,9 @@ def read_sizes(d: Draft, gpus: int | None) -> int:
             f"multiple of {layout} = {each}"
         )
     if total % each or total < 1:
-        at = next((d.source.place(s.line) for s in places if s), d.source.name)
+        sizes = (d.given.get(f"parallelism.{k}") for k in ("pp", "cp", "tp"))
+        lines = [s.line for s in (*places, *sizes) if s is not None]
+        at = d.source.place(lines[0]) if lines else d.source.name
         raise PrismError(
             f"{at}: {format_count(total, 'GPU')}, expected a multiple of {layout} = {each}; give "
             "them: --gpus N"
@@ -101,8 +122,10 @@ def _per_node(d: Draft) -> int:
 def _world(d: Draft, each: int, per_node: int) -> tuple[int | None, list[Setting | None]]:
     """GPUs as the configuration has them, and the settings that say so."""
     world, nodes = (
-        d.count("world_size", "np"),
-        d.count("nnodes", "num_nodes", "trainer.num_nodes", "nodes"),
+        d.count("world_size", "np", "num_processes"),
+        d.count(
+            "nnodes", "num_nodes", "actor_num_nodes", "num_machines", "trainer.num_nodes", "nodes"
+        ),
     )
     if world is not None:
         return world.value, [world]
@@ -123,31 +146,73 @@ def _world(d: Draft, each: int, per_node: int) -> tuple[int | None, list[Setting
 
 
 def read_batch(d: Draft) -> None:
-    """Find the sequences of a step and of a microbatch."""
-    dp = d.values.get("parallelism.dp", 1)
-    whole = d.count("global_batch_size", "train_batch_size", "gbs")
-    size, steps = d.count("micro_batch_size", "train_micro_batch_size_per_gpu", "mbs",
-                          "per_device_train_batch_size"), None  # fmt: skip
+    """Find the sequences of a step and of a microbatch, from whatever determines them.
+
+    Sequences of a step are replicas * microbatches * sequences of a microbatch; torchtitan counts
+    those of a replica between two accumulations, which its pipeline divides again.
+    """
+    dp, length = d.values.get("parallelism.dp", 1), sequence_of(d)
+    for key in ("global_batch", "microbatch_size"):
+        d.of_key(f"parallelism.{key}")  # two that disagree are an error
+    whole = _sequences(d, length, "num_tokens_per_train_step", "global_batch_size",
+                       "train_batch_size", "gbs", "global_train_batch_size")  # fmt: skip
+    size = _sequences(d, length, "num_tokens_per_microbatch_per_dp_rank", "micro_batch_size",
+                      "train_micro_batch_size_per_gpu", "mbs", "per_device_train_batch_size",
+                      "device_train_microbatch_size", "ppo_micro_batch_size_per_gpu")  # fmt: skip
+    local = _sequences(d, length, "", "local_batch_size", "training.batch_size")
+    steps = d.size("gradient_accumulation_steps", "accumulate_grad_batches", "gas",
+                    "batch_accumulation_per_replica", "num_microbatches")  # fmt: skip
     if d.source.format == "torchtitan":
-        local = d.count("local_batch_size", "training.batch_size")
-        size = d.count("pipeline_parallel_microbatch_size") if _pp(d) > 1 else local
-        if (whole is None or whole.value < 1) and local is not None:
+        steps, local = None, local or size
+        parts, each = d.size("pipeline_parallel_microbatch_size"), d.size("num_pp_microbatches")
+        size = local
+        if _pp(d) > 1 and local is not None:
+            n = parts.value if parts else local.value // max(1, each.value if each else 1)
+            size = replace(parts or local, value=max(1, n))
+        if whole is None and local is not None:
             d.give("parallelism.global_batch", local.value * dp, local)
-    else:
-        steps = d.count("gradient_accumulation_steps", "accumulate_grad_batches", "gas",
-                        "batch_accumulation_per_replica")  # fmt: skip
-    if size is not None and size.value > 0:
+    elif local is not None and size is None:
+        size = local
+    if whole is not None and steps is not None and size is None:
+        each_step = dp * steps.value
+        if whole.value % each_step:
+            raise PrismError(
+                f"{d.source.place(whole.line)}: {whole.shown}: expected a multiple of "
+                f"{format_count(dp, 'replica')} * {steps.shown} = {each_step}; correct one, or "
+                "give another number of --gpus"
+            )
+        d.give("parallelism.microbatch_size", whole.value // each_step, whole, steps)
+    elif size is not None:
         d.give("parallelism.microbatch_size", size.value, size)
     each = d.values.get("parallelism.microbatch_size", 1)
-    if whole is not None and whole.value > 0:
+    if whole is not None:
         d.give("parallelism.global_batch", whole.value, whole)
-    elif steps is not None and steps.value > 1:
+        if size is not None and steps is not None and steps.value > 1:
+            product = dp * steps.value * each
+            if product != whole.value and "parallelism.global_batch" not in d.over:
+                raise PrismError(
+                    f"{d.source.place(whole.line)}: {whole.shown}: but {steps.shown} and "
+                    f"{size.shown} make {product} of {format_count(dp, 'replica')}; correct one, "
+                    "or give another number of --gpus"
+                )
+    elif steps is not None and steps.value > 0 and (size is not None or steps.value > 1):
         d.give("parallelism.global_batch", steps.value * each * dp, steps, size)
     if "parallelism.global_batch" not in d.values:
         n = 4 * _pp(d) if _pp(d) > 1 else 1
         why = f"not in the file: {n} microbatch{'es' * (n > 1)} of each replica; give it: --set "
         d.assume("parallelism.global_batch", n * each * dp, why + "parallelism.global_batch=N")
     d.leave(d.find("rampup_batch_size"), "smaller batches at the beginning; write run.batch_ramp")
+
+
+def _sequences(d: Draft, length: Any, tokens: str, *names: str) -> Setting | None:
+    """Give the number of sequences that names say, or of tokens over a sequence's."""
+    found = d.size(*names)
+    if found is not None and found.value > 0:
+        return found
+    counted = d.size(tokens) if tokens else None
+    if counted is None or counted.value < 1 or type(length) is not int:
+        return None
+    return replace(counted, value=max(1, counted.value // length))
 
 
 def _pp(d: Draft) -> int:
@@ -159,9 +224,10 @@ def read_pipeline(d: Draft) -> None:
     pp, layers = _pp(d), n_layers(d)
     if pp == 1:
         for key in ("vpp", "schedule", "p2p", "layer_split"):
-            d.use(*KEYS[f"parallelism.{key}"])
+            d.use_key(f"parallelism.{key}")
         return
-    chunks = d.count("virtual_pipeline_model_parallel_size", "virtual_pipeline_parallel_size",
+    chunks = d.count("vpp", "vpp_size", "virtual_pipeline_model_parallel_size",
+                     "virtual_pipeline_parallel_size",
                      "num_virtual_stages_per_pipeline_rank")  # fmt: skip
     per_chunk = d.count(
         "num_layers_per_virtual_pipeline_stage", "pipeline_parallel_layers_per_stage"
@@ -221,15 +287,22 @@ def layers_of_layout(text: str) -> list[int]:
 
 def read_sharding(d: Draft) -> None:
     """Find how replicas share gradients and parameters, and what overlaps."""
+    if d.values.get("parallelism.dp", 1) == 1:
+        d.use_key("parallelism.data_parallel", "parallelism.overlap")
     key, dp = "parallelism.data_parallel", d.values.get("parallelism.dp", 1)
     choices = ("ddp", "zero1", "fsdp", "hsdp")
     if d.source.format == "torchtitan":
         _read_titan(d, key)
     elif dp > 1:
         full = next((s for name in _FSDP if d.is_set(name) and (s := d.find(name))), None)
-        strategy = d.find("data_parallel_sharding_strategy") if full else None
-        stage = d.find("zero_optimization.stage", "zero_stage")
-        shards = d.find("use_distributed_optimizer", "optim.name", "optimizer")
+        d.use("fsdp_sharding_strategy", "data_parallel_sharding_strategy")
+        named = d.find("distributed_type", "dist_config.name", "train_backend")
+        if full is None and named is not None and "fsdp" in str(named.value).lower():
+            full = named
+        strategy = d.find("data_parallel_sharding_strategy", "fsdp_sharding_strategy",
+                          "sharding_strategy") if full else None  # fmt: skip
+        stage = d.find("zero_optimization.stage", "zero_stage", "zero_optimization_stage")
+        shards = d.find("use_distributed_optimizer", "optim.name", "optimizer", "strategy")
         chosen = strategy or full or stage or shards
         word = chosen.value if chosen else None
         if chosen is not None and chosen is full:
@@ -237,6 +310,8 @@ def read_sharding(d: Draft) -> None:
         if word is True or (chosen is shards and d.choice("data_parallel", word, choices) is None):
             word = "zero1" if word is True else None
         value = d.choice("data_parallel", word, choices) if word is not None else None
+        if chosen is not None and chosen is stage and value is None:
+            d.refuse(chosen, "expected stage 0, 1, 2 or 3 of ZeRO")
         if value is not None:
             d.give(key, value, chosen)
             if str(word) in _SHARES:
@@ -246,16 +321,19 @@ def read_sharding(d: Draft) -> None:
         elif d.source.format == "huggingface":
             why = "the file is of the model alone; --set parallelism.data_parallel=zero1"
             d.assume(key, "fsdp", why)
+        elif d.find("actor_num_nodes") is not None:
+            d.assume(key, "zero1", "slime sets Megatron's distributed optimizer")
         else:
             d.assume(key, "ddp", "no sharding is set")
-    for name in ("offload_optimizer.device", "offload_param.device"):
-        if d.value(name) not in (None, "none"):
-            d.leave(d.find(name), "offloading to the CPU is not modelled")
-    d.use("overlap_param_gather", "overlap_param_sync")
+    gather = d.find("overlap_param_gather", "overlap_param_sync")
     if d.source.format not in ("torchtitan", "huggingface") and dp > 1:
         found = d.find("overlap_grad_reduce", "overlap_grad_sync", "overlap_comm")
         if found is not None:
             d.give("parallelism.overlap", found.value not in (False, 0), found)
+            if gather is not None and (gather.value in OFF) != (found.value in OFF):
+                d.leave(gather, "overlap of parameters and gradients go together")
+        elif gather is not None and gather.value not in OFF:
+            d.leave(gather, "overlap of parameters and gradients go together")
         elif d.values.get(key) in ("ddp", "zero1") and d.source.format in ("megatron", "nemo"):
             d.assume("parallelism.overlap", False, "Megatron's default: no --overlap-grad-reduce")
 

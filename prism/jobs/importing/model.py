@@ -1,24 +1,81 @@
 """The model block: sizes, experts, attention; a preset's name where its sizes agree."""
 
-import ast
 from typing import Any
 
 from prism.common.errors import PrismError
-from prism.jobs.importing.draft import Draft
+from prism.jobs.importing.draft import OFF, Draft
+from prism.jobs.importing.layerkinds import plain_type, read_layers
 from prism.jobs.importing.settings import Setting
 from prism.jobs.jobspec.blocks import ModelBlock
-from prism.jobs.jobspec.othernames import KEYS, plain
+from prism.jobs.jobspec.othernames import RANKS, plain
 from prism.jobs.jobspec.presets import PRESETS
 
 MEGATRON = ("megatron", "nemo", "bridge")
 _GATED = ("swiglu", "geglu", "silu", "fastswiglu", "fastgeglu", "reglu", "llama", "gelupytorchtanh")
+_UNGATED = ("relu2", "squaredrelu", "xielu")
 _ROTARY = ("rope", "mrope", "yarn", "rotary")
-_UNROTATED_FAMILIES = ("gpt2", "opt", "bloom", "mpt", "nemotronh")
-_UNGATED_FAMILIES = ("gpt2", "gptneox", "gptj", "bloom", "opt", "falcon", "mpt", "phi")
+_UNROTATED_FAMILIES = ("gpt2", "opt", "bloom", "mpt", "nemotronh", "jamba", "gptbigcode", "gptneo",
+                       "openaigpt", "biogpt", "xglm")  # fmt: skip
+_UNGATED_FAMILIES = ("gpt2", "gptneox", "gptj", "bloom", "opt", "falcon", "mpt", "phi",
+                     "starcoder2", "gptbigcode", "gptneo", "codegen", "gptneoxjapanese",
+                     "openaigpt", "biogpt", "xglm", "nemotron", "arcee", "apertus", "persimmon",
+                     "jais2", "nanochat")  # fmt: skip
+_GATED_ATTENTION = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "afmoe", "beam", "muse_glimmer")
+_TIED_FAMILIES = ("bloom", "cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe", "falcon",
+                  "gemma", "gemma2", "gemma3", "gpt2", "gpt_bigcode", "gpt_neo", "granite_swa",
+                  "minicpm3", "mpt", "openai-gpt", "opt", "smollm3", "starcoder2", "vaultgemma",
+                  "youtu")  # fmt: skip
+_DEFAULTS = {
+    "gemma3": {"vocab_size": 262_208, "n_heads": 8, "n_kv_heads": 4, "head_size": 256},
+    "gemma gemma2": {"head_size": 256},
+    "qwen3 ernie4_5 ernie4_5_moe mellum solar_open hy_v3": {"head_size": 128},
+}  # fmt: skip
+"""What transformers 5.24 takes where published configurations of a family leave it out."""
+_REFUSED = {
+    "zamba zamba2": "attention blocks that many layers share",
+    "lfm2 lfm2_moe": "short convolutions between its attention layers",
+    "recurrent_gemma": "linear recurrent units",
+    "hymba": "attention and Mamba heads in one projection",
+    "mamba falcon_mamba": "layers of Mamba-1 alone", "mamba2": "layers of Mamba-2 alone",
+    "rwkv rwkv7": "RWKV layers", "xlstm": "xLSTM layers",
+    "gemma3n gemma4 gemma4_unified": "embeddings of each layer, and keys that layers share",
+    "arctic": "dense and routed feed-forward parts side by side",
+    "openelm": "layers of different widths", "longcat_flash": "two attentions a layer",
+    "deepseek_v4": "hyper-connections, and compressed keys",
+    "minimax_m3 minimax_m3_vl": "sparse layers with an indexer of their own",
+    "step3p5 step3p7": "two numbers of heads among its layers",
+    "mllama mllama_text_model idefics": "cross attention to images",
+    "jetmoe": "experts of attention", "cpmant ctrl xlm": "layers of its own",
+    "doge": "experts without matrices",
+    "hrm": "stacks of layers that it passes again", "moshi": "two transformers",
+    "muse_spark": "experts of another width than its own",
+    "bert roberta roberta-prelayernorm electra ernie roformer xlm-roberta xlm-roberta-xl xlnet git "
+    "megatron-bert rembert big_bird camembert data2vec-text bert-generation xmod roc_bert":
+        "an encoder's layers",
+    "bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp plbart trocr whisper "
+    "pegasus prophetnet t5 mt5 kosmos-2 kosmos-2.5": "an encoder and a decoder",
+}  # fmt: skip
+_REFUSED_SETTINGS = {
+    "block_configs": "layers of different widths", "is_encoder_decoder": "an encoder and a decoder",
+    "num_kv_shared_layers use_cla": "keys that layers share",
+    "attn_res_block_size": "attention over the residuals of blocks of layers",
+    "hidden_size_per_layer_input": "embeddings of each layer",
+    "num_mem_blocks": "blocks that many layers share",
+    "swa_num_attention_heads": "two numbers of heads among its layers",
+    "ssm_cfg.layer": "layers of Mamba alone",
+}  # fmt: skip
+"""What no table of ops is for, by families of models and by settings."""
 # vocabularies by words in tokenizers' names, without padding: of GPT-2, Llama 2 and GPT-NeoX-20B
 _VOCABULARIES = {"gpt2": 50_257, "llama2tokenizer": 32_000, "20btokenizer": 50_277}
-_SIZES = ("n_layers", "hidden_size", "ffn_size", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
 _EXPERTS = ("n_experts", "experts_per_token", "expert_ffn_size")
+_SPARSE = ("experts_per_token", "expert_ffn_size", "expert_latent_size", "n_shared_experts",
+           "shared_ffn_size", "n_dense_layers", "moe_layer_interval")  # fmt: skip
+_MAMBA = ("mamba_heads", "mamba_head_size", "mamba_groups", "mamba_state_size")
+_LINEAR = ("linear_heads", "linear_key_heads", "linear_head_size")
+MOST_LAYERS = 10_000
+SEQUENCE = 4096
+"""Tokens of a sequence where only a model's longest context is known: an assumption, that of
+pre-training of Qwen3, DeepSeek-V3 and Kimi K2."""
 
 
 def preset_of(d: Draft) -> dict[str, Any]:
@@ -32,22 +89,39 @@ def n_layers(d: Draft) -> int:
     return layers if isinstance(layers, int) else 0
 
 
+def sequence_of(d: Draft) -> int:
+    """Give the tokens of a sequence, 0 where they are not known."""
+    length = d.values.get("model.seq_len") or preset_of(d).get("seq_len", 0)
+    return length if isinstance(length, int) else 0
+
+
 def read_model(d: Draft) -> None:
-    """Fill in the model of a draft."""
+    """Fill in the model of a draft.
+
+    Raises
+    ------
+    PrismError
+        If a size is none, or the model has layers that no table of ops is for.
+    """
+    _check_family(d)
     named = _named(d)
+    _read_titan(d)
     for key in ("n_layers", "hidden_size", "n_heads", "seq_len"):
-        d.take(f"model.{key}")
+        if f"model.{key}" not in d.values:
+            d.take(f"model.{key}")
         value = d.values.get(f"model.{key}", 1)
-        if type(value) is not int or value < 1:
+        if type(value) is not int or value < 1 or (key == "n_layers" and value > MOST_LAYERS):
+            most = f" and at most {MOST_LAYERS}" * (key == "n_layers")
             given = d.given[f"model.{key}"]
             raise PrismError(
                 f"{d.source.place(given.line)}: {given.shown}: model.{key}: expected a whole "
-                "number, at least 1; correct it"
+                f"number, at least 1{most}; correct it"
             )
-    context = d.of_key("model.seq_len")
-    if d.source.format == "huggingface" and context is not None:
-        why = "the longest context; give that of training: --set model.seq_len=N"
-        d.assume("model.seq_len", context.value, why, context)
+    layers = d.find("layer_types", "layers_block_type", "hybrid_override_pattern",
+                    "hybrid_layer_pattern")  # fmt: skip
+    if "model.n_layers" not in d.values and layers is not None:
+        d.give("model.n_layers", len(layers.value), layers)
+    _read_longest(d)
     if "model.n_layers" not in d.values or "model.hidden_size" not in d.values:
         if named is None:
             return
@@ -59,27 +133,79 @@ def read_model(d: Draft) -> None:
     _read_positions(d)
     _read_experts(d)
     _read_latents(d)
-    _read_windows(d)
-    for key in ("layer_pattern", "mamba_heads", "mamba_head_size", "mamba_groups",
-                "mamba_state_size"):  # fmt: skip
-        if key == "layer_pattern" or "model.layer_pattern" in d.values:
-            d.take(f"model.{key}")
+    read_layers(d)
+    _read_recurrent(d)
     _read_embeddings(d)
     _match(d, named[1] if named else None)
+
+
+def _check_family(d: Draft) -> None:
+    """Refuse a model that would become another one."""
+    kind = plain_type(d)
+    told = next((why for names, why in _REFUSED.items() if kind in names.split()), None)
+    found = d.find("model_type")
+    for names, why in _REFUSED_SETTINGS.items():
+        for name in names.split():
+            setting = d.find(name)
+            same = setting is not None and setting.value == d.value("num_attention_heads")
+            if not (told or setting is None or same) and setting.value not in (*OFF, [], {}):
+                found, told = setting, why
+    if told is not None and found is not None:
+        raise PrismError(
+            f"{d.source.place(found.line)}: {found.path[-1]}: {kind or 'the model'} has {told}, "
+            "for which prism has no costs; give model.durations in a job file, or fit its trace"
+        )
+
+
+def _read_titan(d: Draft) -> None:
+    """Take sizes from the layers that torchtitan writes out one by one."""
+    found = d.find("model_spec.model.layers")
+    if found is None or not isinstance(found.value, list) or not found.value:
+        return
+    layer = found.value[0] if isinstance(found.value[0], dict) else {}
+    attention, wide = layer.get("attention") or {}, layer.get("feed_forward") or {}
+    d.give("model.n_layers", len(found.value), found)
+    for key, value in (
+        ("n_heads", attention.get("n_heads")), ("n_kv_heads", attention.get("n_kv_heads")),
+        ("head_size", attention.get("head_dim")), ("ffn_size", wide.get("hidden_dim")),
+    ):  # fmt: skip
+        if type(value) is int:
+            d.give(f"model.{key}", value, found)
+
+
+def _read_longest(d: Draft) -> None:
+    """Take a model's longest context as no more than that."""
+    if "model.seq_len" in d.over:
+        d.use_key("model.seq_len")
+        return
+    found, longest = d.of_key("model.seq_len"), RANKS["model.seq_len"][-1]
+    if found is None and d.source.format == "huggingface":
+        d.assume("model.seq_len", SEQUENCE, "not in the file; give it: --set model.seq_len=N")
+    if found is None or plain(found.path[-1]) not in map(plain, longest):
+        return
+    length = min(SEQUENCE, found.value)
+    why = f"its longest context is {found.value}; give that of training: --set model.seq_len=N"
+    d.given.pop("model.seq_len", None)
+    d.assume("model.seq_len", length, why, found)
 
 
 def _named(d: Draft) -> tuple[Setting, str] | None:
     """Give the preset whose name is in a setting that names a model, and the setting."""
     family = d.value("model.name")
     for name in ("flavor", "hf_model_id", "hf_path", "hf_assets_path", "pretrained_model_name",
-                 "_name_or_path", "_factory_", "recipe", "_target_", "model.model_name", "model",
-                 "tokenizer_model", "tokenizer_name_or_path", "tokenizer_path"):  # fmt: skip
+                 "_name_or_path", "model_name_or_path", "base_model", "hf_checkpoint", "model.path",
+                 "_factory_", "recipe", "_target_", "model.model_name", "model", "config",
+                 "config_file", "tokenizer_model", "tokenizer_name_or_path",
+                 "tokenizer_path"):  # fmt: skip
         for setting in reversed(d.by_name.get(plain(name), [])):
             if not isinstance(setting.value, str):
                 continue
             text = setting.value if name != "flavor" else f"{family}{setting.value}"
+            if name.startswith(("tokenizer", "_name")):
+                d.used |= {setting.path}
             if (preset := preset_in(text)) is not None:
                 d.used |= {setting.path, *(s.path for s in d.by_name.get("modelname", []))}
+                d.use("flavor")
                 return setting, preset
     return None
 
@@ -98,21 +224,43 @@ def _read_heads(d: Draft) -> None:
     kv, heads = d.of_key("model.n_kv_heads"), d.values.get("model.n_heads")
     grouped = d.is_set("group_query_attention")
     if kv is not None and (grouped is not False) and d.source.format == "megatron":
-        grouped = grouped or not d.by_name.get("worldsize")  # its log has all arguments
-    if kv is not None and (grouped or d.source.format != "megatron"):
+        grouped = grouped or not d.source.complete  # its log has all arguments
+    one = d.find("multi_query", "multi_query_attention")
+    if "model.n_kv_heads" in d.values:
+        pass
+    elif one is not None and d.is_set(one.path[-1]) and not d.is_set("new_decoder_architecture"):
+        d.give("model.n_kv_heads", 1, one)
+    elif kv is not None and (grouped or d.source.format != "megatron"):
         d.give("model.n_kv_heads", kv.value, kv)
     elif heads is not None:
         d.assume("model.n_kv_heads", heads, "as many as attention heads, without query groups")
-    width = d.count("kv_channels", "head_dim")
+    width = d.count("kv_channels", "head_dim", "attention_head_dim")
     hidden = d.values.get("model.hidden_size")
-    if width is not None and heads and width.value * heads != hidden and _latent(d) is None:
+    if width is not None and heads and _latent(d) is None:
         d.give("model.head_size", width.value, width)
+    own = (sizes for names, sizes in _DEFAULTS.items() if plain_type(d) in names.split())
+    for key, value in next(own, {}).items():
+        if f"model.{key}" not in d.values and d.of_key(f"model.{key}") is None:
+            d.assume(f"model.{key}", value, "transformers' default of its family")
+    values = d.count("v_head_dim")
+    if (
+        values is not None
+        and _latent(d) is None
+        and values.value != d.values.get("model.head_size", (hidden or 0) / (heads or 1))
+    ):
+        d.give("model.v_head_size", values.value, values)
+    gate = d.of_key("model.attention_gate")
+    if gate is not None and gate.value not in OFF:
+        d.give("model.attention_gate", True, gate)
+    elif plain_type(d) in _GATED_ATTENTION:
+        d.assume("model.attention_gate", True, "its family of models has it")
 
 
 def _read_feed_forward(d: Draft) -> None:
     hidden, megatron = d.values["model.hidden_size"], d.source.format in MEGATRON
     act = d.find("swiglu", "gated_linear_unit", "mlp_type", "activation", "hidden_act",
-                 "activation_function")  # fmt: skip
+                 "hidden_activation", "mlp_hidden_act", "activation_function")  # fmt: skip
+    squared = d.find("squared_relu")
     kind = plain(str(d.value("model_type") or ""))
     gated = False
     if act is None:
@@ -122,8 +270,10 @@ def _read_feed_forward(d: Draft) -> None:
     else:
         word = plain(str(act.value))
         gated = act.value is True or (word in _GATED and kind not in _UNGATED_FAMILIES)
-        d.give("model.gated_mlp", gated, act)
-    if not d.take("model.ffn_size"):
+        if d.source.format == "huggingface" and (word not in _UNGATED or kind == "bitnet"):
+            gated = kind not in _UNGATED_FAMILIES  # the activation alone: gelu of Gemma is gated
+        d.give("model.gated_mlp", gated, act, squared if squared and squared.value else None)
+    if "model.ffn_size" not in d.values and not d.take("model.ffn_size"):
         # Megatron-LM: 4 h, with --swiglu two thirds of that in multiples of 64
         ffn = int(4 * hidden * 2 / 3) // 64 * 64 if gated and megatron else 4 * hidden
         d.assume("model.ffn_size", ffn, "Megatron's default from hidden_size")
@@ -131,7 +281,7 @@ def _read_feed_forward(d: Draft) -> None:
 
 def _read_positions(d: Draft) -> None:
     """Find out whether positions rotate queries and keys."""
-    kind = d.find("position_embedding_type")
+    kind = d.find("position_embedding_type", "pos_emb")
     flag = d.find("use_rotary_position_embeddings")
     if kind is not None:
         d.give("model.rope", plain(str(kind.value)) in _ROTARY, kind)
@@ -146,95 +296,125 @@ def _read_positions(d: Draft) -> None:
 
 
 def _read_experts(d: Draft) -> None:
-    experts = d.count("n_experts", *KEYS["model.n_experts"])
-    if experts is None or experts.value < 2:
+    experts = d.of_key("model.n_experts")
+    n = experts.value if experts is not None else 0
+    if experts is not None and (type(n) is not int or n < 0):
+        d.refuse(experts, "expected a whole number of experts, or 0")
+    if n < 2 or d.is_set("enable_moe_block") is False or d.is_set("is_moe") is False:
+        if experts is not None or d.source.complete:
+            d.use_key(*(f"model.{key}" for key in _SPARSE))
+        shared = d.count("shared_intermediate_size")
+        if experts is not None and shared is not None and shared.value:  # Granite 4, dense
+            d.give("model.ffn_size", shared.value, shared)
         return
-    d.give("model.n_experts", experts.value, experts)
+    d.give("model.n_experts", n, experts)
     if not d.take("model.experts_per_token"):
         d.assume("model.experts_per_token", 2, "Megatron's default of --moe-router-topk")
-    d.take("model.expert_ffn_size")
+    wide, own = d.given.get("model.ffn_size"), d.find("intermediate_size")
+    if not d.take("model.expert_ffn_size") and wide and own and own.shown != wide.shown:
+        d.give("model.expert_ffn_size", own.value, own)  # Llama 4
     width = d.values.get("model.expert_ffn_size") or d.values["model.ffn_size"]
-    shared = d.count("n_shared_experts", "num_shared_experts")
-    total = d.count("moe_shared_expert_intermediate_size", "shared_expert_intermediate_size")
-    if shared is not None and shared.value:
+    latent = d.of_key("model.expert_latent_size")
+    if latent is not None and latent.value:
+        d.give("model.expert_latent_size", latent.value, latent)
+    shared, total = d.of_key("model.n_shared_experts"), d.of_key("model.shared_ffn_size")
+    if total is not None and total.value and type(width) is int and width > 0:
+        whole = type(total.value) is int and total.value % width == 0
+        key = "model.n_shared_experts" if whole else "model.shared_ffn_size"
+        d.give(key, total.value // width if whole else total.value, total)
+    elif shared is not None and shared.value:
         d.give("model.n_shared_experts", shared.value, shared)
-    elif total is not None and total.value and type(width) is int and width > 0:
-        d.give("model.n_shared_experts", max(1, round(total.value / width)), total)
-    d.take("model.n_dense_layers", "first_k_dense_replace")
-    every = d.find("moe_layer_freq", "interleave_moe_layer_step", "decoder_sparse_step")
-    if every is None:
-        return
-    layers = layer_flags(every.value)
-    if isinstance(layers, int):
-        if layers > 1:
-            d.give("model.moe_layer_interval", layers, every)
-    elif layers is not None and 1 in layers:
-        dense = layers.index(1)
-        if all(layers[dense:]):
-            d.give("model.n_dense_layers", dense, every)
-        else:
-            gap = layers[dense + 1 :].index(1) + 1 if 1 in layers[dense + 1 :] else 1
-            d.give("model.moe_layer_interval", gap, every)
-
-
-def layer_flags(value: Any) -> int | list[int] | None:
-    """Read ``1``, ``[0, 1, 1]`` or ``([0]*3+[1]*58)``: which layers have experts."""
-    if isinstance(value, int | list):
-        return value
-    try:
-        found: int | list[int] = _flags(ast.parse(str(value).strip(), mode="eval").body)
-        return found
-    except (SyntaxError, ValueError):
-        return None
-
-
-def _flags(node: ast.AST) -> Any:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.List):
-        return [_flags(item) for item in node.elts]
-    if isinstance(node, ast.BinOp):
-        left, right = _flags(node.left), _flags(node.right)
-        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
-            return left + right
-        if isinstance(node.op, ast.Mult) and isinstance(left, list) and 0 <= right <= 10_000:
-            return left * right
-    raise ValueError("not a pattern of layers")
+    elif plain_type(d) in ("llama4", "hunyuan_v1_moe"):
+        d.assume("model.n_shared_experts", 1, "its family of models has one")
 
 
 def _latent(d: Draft) -> int | None:
     """Give the width of the latent of keys and values, where attention has one."""
     if d.source.format in MEGATRON and not d.is_set("multi_latent_attention"):
         return None
-    return d.whole("kv_lora_rank")
+    return d.whole("kv_lora_rank") or None
 
 
 def _read_latents(d: Draft) -> None:
     if _latent(d) is None:
+        alone = d.count("share_q_dim")
+        if alone is not None and alone.value:
+            d.give("model.q_lora_rank", alone.value, alone)
+        if d.source.complete:
+            d.use("q_lora_rank", "kv_lora_rank", "v_head_dim")
+            d.use_key("model.rope_head_size", "model.head_size")
         return
-    rope = d.count(*KEYS["model.rope_head_size"])
-    plain_part = d.count("qk_head_dim", "qk_nope_head_dim")
+    rope = d.size("qk_rope_head_dim", "qk_pos_emb_head_dim", "rope_head_size")
+    rest, whole = d.count("qk_nope_head_dim"), d.count("qk_head_dim")
+    d.use("head_dim", "kv_channels")
     for key in ("q_lora_rank", "kv_lora_rank", "rope_head_size", "v_head_size"):
-        d.take(f"model.{key}")
-    if rope is not None and plain_part is not None:
-        d.give("model.head_size", plain_part.value + rope.value, plain_part, rope)
-    d.values["model.n_kv_heads"] = d.values["model.n_heads"]
+        found = d.of_key(f"model.{key}")
+        if found is not None and found.value:
+            d.give(f"model.{key}", found.value, found)
+    # qk_head_dim: of Megatron the part without positions, of transformers both
+    if rest is None and d.source.format in MEGATRON:
+        rest = whole
+    if rest is not None and rope is not None:
+        d.give("model.head_size", rest.value + rope.value, rest, rope)
+    elif whole is not None:
+        d.give("model.head_size", whole.value, whole)
+    d.values["model.n_kv_heads"] = d.values.get("model.n_heads", 0)
+    if d.is_set("mla_use_nope"):
+        d.give("model.rope", False, d.find("mla_use_nope"))
 
 
-def _read_windows(d: Draft) -> None:
-    window = d.of_key("model.window")
-    if window is None or d.is_set("use_sliding_window") is False:
+def _read_recurrent(d: Draft) -> None:
+    """Find the sizes of Mamba-2 layers, and of linear attention."""
+    letters = set(d.values.get("model.layer_pattern", ""))
+    if letters & {"M", "H"}:
+        _read_mamba(d)
+    elif d.source.complete:
+        d.use_key(*(f"model.{key}" for key in _MAMBA))
+    if "L" not in letters:
+        if d.source.complete:
+            d.use_key(*(f"model.{key}" for key in _LINEAR))
         return
-    value = window.value[0] if isinstance(window.value, list | tuple) else window.value
-    if type(value) is not int or value < 1 or value >= d.values.get("model.seq_len", 0):
-        return
-    d.give("model.window", value, window)
-    kinds, every = d.value("layer_types"), d.of_key("model.full_attention_interval")
-    if isinstance(kinds, list) and "full_attention" in kinds:
-        d.give("model.full_attention_interval", kinds.index("full_attention") + 1,
-               d.find("layer_types"))  # fmt: skip
-    elif every is not None and isinstance(every.value, int):
-        d.give("model.full_attention_interval", every.value, every)
+    for key in _LINEAR:
+        if (found := d.of_key(f"model.{key}")) is not None:
+            d.give(f"model.{key}", found.value, found)
+    keys, values = d.count("linear_key_head_dim"), d.count("linear_value_head_dim")
+    if keys is not None and values is not None and keys.value != values.value:
+        d.leave(keys, f"keys of the width of values, {values.value}")
+    heads, size = d.find("linear_attn_config.num_heads"), d.find("linear_attn_config.head_dim")
+    lightning = d.find("attn_type_list")
+    if lightning is None and plain_type(d) == "minimax":
+        lightning = d.find("layer_types")
+    if heads is not None and size is not None:
+        d.give("model.linear_heads", heads.value, heads)
+        d.give("model.linear_key_heads", heads.value, heads)
+        d.give("model.linear_head_size", size.value, size)
+        d.leave(heads, "delta attention with a decay for each channel; timed as one for each head")
+        d.use("linear_attn_config.kda_layers", "linear_attn_config.short_conv_kernel_size")
+    elif lightning is not None:
+        n, hidden = d.values["model.n_heads"], d.values["model.hidden_size"]
+        d.give("model.linear_heads", n, lightning)
+        d.give("model.linear_key_heads", n, lightning)
+        size = d.values.get("model.head_size") or hidden // n
+        d.give("model.linear_head_size", size, lightning)
+        d.leave(lightning, "lightning attention; timed as linear attention by the delta rule")
+
+
+def _read_mamba(d: Draft) -> None:
+    for key in _MAMBA:
+        found = d.of_key(f"model.{key}")
+        if found is not None and type(found.value) is int:
+            d.give(f"model.{key}", found.value, found)
+    d.use("mamba_d_ssm", "mamba_intermediate_size")
+    expand, first = d.size("mamba_expand", "expand"), d.count("mamba_dt_rank")
+    state = d.of_key("model.mamba_state_size")
+    if first is not None or ("model.mamba_head_size" not in d.values and state is not None):
+        first = first or state  # Mamba-1 has no heads
+        d.give("model.mamba_head_size", 64, first)
+        d.give("model.mamba_groups", 1, first)
+        d.leave(first, "Mamba-1; timed as Mamba-2 of as many channels, in heads of 64")
+    if "model.mamba_heads" not in d.values and expand is not None:
+        inside = expand.value * d.values["model.hidden_size"]
+        d.give("model.mamba_heads", inside // d.values["model.mamba_head_size"], expand)
 
 
 def _read_embeddings(d: Draft) -> None:
@@ -245,16 +425,16 @@ def _read_embeddings(d: Draft) -> None:
         value = d.is_set((untied or tied).path[-1])  # type: ignore[union-attr]
         d.give("model.tied_embeddings", value is not opposite, untied or tied)
     else:
-        megatron = d.source.format in MEGATRON
-        why = "Megatron's default" if megatron else "most models of this kind"
-        d.assume("model.tied_embeddings", megatron, why)
+        megatron, family = d.source.format in MEGATRON, plain_type(d) in _TIED_FAMILIES
+        why = "Megatron's default" if megatron else "transformers' default of its family"
+        d.assume("model.tied_embeddings", megatron or family, why)
     padded = d.count("padded_vocab_size", "pad_vocab_size_to")
     if padded is not None:
         d.give("model.vocab_size", padded.value, padded)
         return
     tp = d.whole("tensor_model_parallel_size") or 1
     each = max(1, (d.whole("make_vocab_size_divisible_by") or 128) * tp)
-    found, size, kind = d.count("vocab_size"), None, None
+    found, size, kind = d.size("vocab_size"), None, None
     for setting in (d.find(name) for name in ("vocab_file", "tokenizer_type", "tokenizer.type")):
         word = plain(str(setting.value)) if setting else ""
         known = next((n for text, n in _VOCABULARIES.items() if text in word), None)
@@ -277,19 +457,20 @@ def _match(d: Draft, named: str | None) -> None:
     """Write a preset's name for sizes that agree with it."""
     own = {k.partition(".")[2]: v for k, v in d.values.items() if k.startswith("model.")}
 
+    mine = _effective(own)
+
     def agrees(preset: dict[str, Any]) -> bool:
-        first = all(own.get(k) == preset.get(k) for k in ("n_layers", "hidden_size", "n_heads"))
-        if not first or bool(own.get("n_experts")) != bool(preset.get("n_experts")):
-            return False
-        keys = (*_EXPERTS, "n_kv_heads") if own.get("n_experts") else ("ffn_size", "n_kv_heads")
-        keys = (*keys, "gated_mlp", "window", "layer_pattern", "kv_lora_rank")
-        same = all(
-            own[k] == preset.get(k, own[k] if k in _EXPERTS else 0) for k in keys if k in own
-        )
-        if "expert_ffn_size" not in own and own.get("n_experts") and "model.ffn_size" in d.given:
-            same = same and own["ffn_size"] == preset["expert_ffn_size"]
-        near = "vocab_size" not in own or abs(own["vocab_size"] / preset["vocab_size"] - 1) < 0.02
-        return same and near
+        theirs, near = _effective(preset), own.get("vocab_size", preset["vocab_size"])
+        free = {"vocab_size", "seq_len", "rope", "tied_embeddings", "durations", "name"}
+        free |= {"window", "full_attention_interval"} if "window" not in own else set()
+        # a file may leave out the width of experts, and of shared ones
+        free |= {k for k in ("expert_ffn_size", "n_shared_experts") if k not in own}
+        if own.get("n_experts"):
+            free |= {"ffn_size"}
+            if "expert_ffn_size" not in own and "model.ffn_size" in d.given:
+                free -= {"expert_ffn_size"}
+        same = all(mine[key] == theirs[key] for key in mine if key not in free)
+        return same and abs(near / preset["vocab_size"] - 1) < 0.02
 
     # sizes that many models have, with a feed-forward part of four widths, name none of them
     plain_width = own.get("ffn_size") == 4 * own["hidden_size"] and "vocab_size" not in own
@@ -309,12 +490,23 @@ def _match(d: Draft, named: str | None) -> None:
     if len(found) > 1 and "vocab_size" not in own and named is None:
         others = ", ".join(n for n in found if n != name)
         d.assume("model.name", name, f"sizes agree; so do those of {others}, of another vocabulary")
-    for key, value in own.items():
+    for key in own:
+        if f"model.{key}" in d.over:
+            continue
         # a preset has the vocabulary as its checkpoint pads it
-        default = ModelBlock.model_fields[key].default
-        if key == "vocab_size" or value == preset.get(key, default):
+        if key == "vocab_size" or mine[key] == _effective(preset)[key]:
             del d.values[f"model.{key}"]
             d.assumed.pop(f"model.{key}", None)
         elif f"model.{key}" in d.assumed and d.source.format not in MEGATRON:
             del d.values[f"model.{key}"]
             del d.assumed[f"model.{key}"]
+
+
+def _effective(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Give all sizes, those that follow from others too."""
+    full = {key: field.default for key, field in ModelBlock.model_fields.items()} | sizes
+    head = full["head_size"] or full["hidden_size"] // max(full["n_heads"], 1)
+    full |= {"head_size": head, "v_head_size": full["v_head_size"] or head}
+    full["n_kv_heads"] = full["n_kv_heads"] or full["n_heads"]
+    full["expert_ffn_size"] = full["n_experts"] and (full["expert_ffn_size"] or full["ffn_size"])
+    return full

@@ -9,16 +9,17 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prism.common.errors import PrismError
 from prism.common.pipes import held
-from prism.jobs.importing.shell import Argument, commands_of
+from prism.jobs.importing.inlogs import DEEPSPEED_LINE, DUMP_LINES, arguments_in, tree_in
+from prism.jobs.importing.shell import FILE_LINES, Argument, commands_of
 from prism.jobs.jobspec.blocks import BLOCKS
-from prism.jobs.jobspec.othernames import key_of
+from prism.jobs.jobspec.othernames import understood
 from prism.jobs.jobspec.yaml import display_path, parse_yaml, read_text
 
 FORMATS = {
@@ -29,18 +30,29 @@ FORMATS = {
     "nanotron": "a nanotron configuration",
     "deepspeed": "a DeepSpeed configuration",
     "huggingface": "a model's config.json",
+    "trainer": "a configuration of transformers' Trainer or accelerate",
 }
 """Formats by the name that ``--from`` takes."""
-_DUMPED = re.compile(r"(?:^|[\s\]:])([A-Za-z_]\w*) \.{2,} ?(.*?)\s*$")  # name ....... value
-_DUMP_LINES = 8  # from which a text is Megatron's log: its dump has some hundreds
-_OTHER_MODELS = {"vision_config", "audio_config", "vision_model", "quantization_config"}
+_PROGRAM = (
+    "is a Python program, of which nothing is run; give what it writes: torchtitan's "
+    "--debug.save_config_file FILE, Megatron Bridge's run_config.yaml, the arguments at the start "
+    "of Megatron-LM's log, or the model's config.json"
+)
+OTHER_MODELS = re.compile(
+    r"(vision|audio|image|video|speech|visual|vit|encoder|projector|talker|code2wav|draft|dit|"
+    r"qformer|vq_|perceiver|adapter_config|high_res|per_layer_config|"
+    r"decoder_config|depth_decoder|mm_)\w*"
+)
 _HUGGING_FACE = {
     "architectures",
     "model_type",
     "num_hidden_layers",
     "n_layer",
+    "text_config",
     "transformers_version",
 }
+_TRAINER = {"per_device_train_batch_size", "base_model", "distributed_type", "model_name_or_path",
+            "finetuning_type", "dist_config"}  # fmt: skip
 _DEEPSPEED = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization",
               "gradient_accumulation_steps"}  # fmt: skip
 
@@ -58,16 +70,69 @@ class Setting:
 
 @dataclass(frozen=True)
 class Source:
-    """A configuration: where it stands, its format, its settings in order, and remarks."""
+    """A configuration: where it stands, its format, its settings in order, and remarks.
+
+    Lines of the k-th file that it names count from k * `FILE_LINES`. A `complete` one has all
+    settings, those that nobody gave among them.
+    """
 
     name: str
     format: str
     settings: tuple[Setting, ...]
     notes: tuple[tuple[int, str], ...] = ()
+    complete: bool = False
+    files: tuple[str, ...] = ()
 
     def place(self, line: int) -> str:
         """Name a line."""
-        return f"{self.name}:{line}"
+        number, line = divmod(line, FILE_LINES)
+        return f"{(self.name, *self.files)[number]}:{line}"
+
+    def where(self, line: int | None) -> dict[str, Any]:
+        """Give a line's number, and its file where that is not the first."""
+        number, line = divmod(line, FILE_LINES) if line is not None else (0, None)
+        return {"line": line, **({"file": self.files[number - 1]} if number else {})}
+
+
+def said_by_name(source: Source) -> str:
+    """Give the parameters that the name of a model or of its file says, such as 80b-a3b."""
+    names = [s.value for s in source.settings if s.path[-1] in ("_name_or_path", "hf_model_id")]
+    for name in (*names, Path(source.name).name):
+        found = re.search(
+            r"(?<![a-z0-9.])\d+(\.\d+)?b([-_]a\d+(\.\d+)?b)?(?![a-z])", str(name), re.I
+        )
+        if found:
+            return found[0]
+    return ""
+
+
+def read_sources(files: Sequence[str | Path], format: str | None = None) -> Source:
+    """Read the files of one configuration, such as a DeepSpeed JSON and a model's config.json.
+
+    A model's config.json comes first, so that what the others say goes before it; the format is
+    that of the first file which is none.
+
+    Raises
+    ------
+    PrismError
+        If one of them cannot be read, or two are of kinds that do not go together.
+    """
+    if len(files) == 1:
+        return read_source(files[0], format)
+    found = [read_source(file) for file in files]
+    others = [source for source in found if source.format != "huggingface"]
+    if len(others) != 1 or len(found) != 2:
+        kinds = ", ".join(f"{source.name}: {FORMATS[source.format]}" for source in found)
+        raise PrismError(
+            f"{kinds}: expected one of them and a model's config.json; import one at a time"
+        )
+    model = next(source for source in found if source.format == "huggingface")
+    first = others[0]
+    offset = (1 + len(first.files)) * FILE_LINES
+    moved = (replace(s, line=s.line + offset) for s in model.settings)
+    return replace(
+        first, settings=(*moved, *first.settings), files=(*first.files, model.name, *model.files)
+    )
 
 
 def read_source(file: str | Path, format: str | None = None) -> Source:
@@ -102,18 +167,32 @@ def read_source(file: str | Path, format: str | None = None) -> Source:
         raise PrismError(f"{name}: is empty, expected {_kinds()}")
     if format not in (None, *FORMATS):
         raise PrismError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
-    dumped = list(_dump(text))
-    if len(dumped) >= _DUMP_LINES:
-        return Source(name, _checked("megatron", format, name), tuple(dumped))
+    if (inside := tree_in(text)) is not None:
+        first, text = inside
+        return replace(_tree(name, "\n" * first + text, format), complete=True)
+    dumped = list(arguments_in(text))
+    if len(dumped) >= DUMP_LINES:
+        kind = "deepspeed" if DEEPSPEED_LINE.search(text) else "megatron"
+        settings = tuple(
+            Setting((found,), scalar(value), line, f"{found} {value}")
+            for found, value, line in dumped
+        )
+        return Source(name, _checked(kind, format, name), settings, complete=True)
+    if name.endswith(".py"):
+        raise PrismError(f"{name}: {_PROGRAM}")
+    folder = None if str(file) == "-" else Path(file).parent
     if text.lstrip().startswith("{") or name.endswith((".yaml", ".yml", ".json")):
-        return _tree(name, text, format)
+        return _with_files(_tree(name, text, format), folder)
     if name.endswith(".toml") or re.search(r"^\[[\w.]+\]\s*$", text, re.M):
         return Source(name, _checked("torchtitan", format, name), tuple(_toml(name, text)))
-    if re.search(r"(^|[\s\"'])--[A-Za-z]", text):
-        found, notes = _script(name, text)
-        return Source(name, _checked("megatron", format, name), found, notes)
+    if re.search(
+        r"(^|[\s\"'])--[A-Za-z]|^\s*(source|\.|bash|sh) \S|\.sh\b|\s\w+(\.\w+)+=", text, re.M
+    ):
+        return _script(name, text, folder, format)
     if re.search(r"^[\w-]+:(\s|$)", text, re.M):
         return _tree(name, text, format)
+    if re.search(r"^(from [\w.]+ )?import \w", text, re.M):
+        raise PrismError(f"{name}: {_PROGRAM}")
     raise PrismError(f"{name}: no arguments and no configuration found, expected {_kinds()}")
 
 
@@ -155,42 +234,87 @@ def scalar(text: str) -> Any:
     return word
 
 
-def _dump(text: str) -> Iterator[Setting]:
-    """Give the arguments that Megatron writes at the start of its log, once each."""
-    seen: set[str] = set()
-    for number, line in enumerate(text.splitlines(), 1):
-        found = _DUMPED.search(line)
-        if found and found[1] not in seen:  # every rank may write them
-            seen.add(found[1])
-            shown = f"{found[1]} {found[2]}"
-            yield Setting((found[1],), scalar(found[2]), number, shown)
-
-
-def _script(name: str, text: str) -> tuple[tuple[Setting, ...], tuple[tuple[int, str], ...]]:
-    """Give the arguments of a script's training command: the one with most that are known."""
-    batch, *commands = commands_of(text)
-    known = [sum(key_of(flag) is not None for flag, _, _ in command) for command in commands]
+def _script(name: str, text: str, folder: Path | None, format: str | None) -> Source:
+    """Read the arguments of a script's training command: the one with most that are known."""
+    script = commands_of(text, folder)
+    batch, *commands = script.commands
+    known = [sum(understood(argument[0]) for argument in command) for command in commands]
     if known and max(known[:-1], default=0) > 1:
         commands, known = commands[:-1], known[:-1]
     if not known or not max(known):
+        lost = "".join(f"; line {line}: {told}" for line, told in script.missing)
         raise PrismError(
             f"{name}: no training command found, expected arguments such as --num-layers and "
-            "--tensor-model-parallel-size; give the script that names them, or the start of its log"
+            "--tensor-model-parallel-size; give the script that names them, or the start of its "
+            f"log{lost}"
         )
     best = max(range(len(commands)), key=lambda i: (known[i], i))
-    notes = []
+    notes = list(script.missing)
     for i, command in enumerate(commands):
         if i != best and command and known[i] > max(known) / 2:
             notes.append((command[0][2], "another training command, which is not imported"))
-    found = (_setting(argument) for argument in (*batch, *commands[best]))
-    return tuple(found), tuple(notes)
+    settings = tuple(_setting(argument) for argument in (*batch, *commands[best]))
+    first = Source(name, "megatron", settings, tuple(notes), files=script.files)
+    source = _with_files(first, folder)
+    settings = source.settings
+    sections = {s.path[0] for s in settings if len(s.path) > 1}
+    kind = "megatron"
+    if {"training", "parallelism"} & sections or "torchtitan" in text:
+        kind = "torchtitan"
+    elif {"trainer", "model"} <= sections:
+        kind = "nemo"
+    if not {kind, format} <= {"megatron", "nemo", "bridge", None}:
+        _checked(kind, format, name)
+    return replace(source, format=format or kind, settings=tuple(_resolved(settings)))
+
+
+_NAMING = ("deepspeed", "deepspeed_config", "config_file", "job.config_file")
+"""Settings that name another file of the configuration."""
+
+
+def _with_files(source: Source, folder: Path | None) -> Source:
+    """Put what the files that settings name say under what is said here; name those not there.
+
+    DeepSpeed's names of a file often say the stage of ZeRO.
+    """
+    notes, files, settings = list(source.notes), list(source.files), source.settings
+    for setting in source.settings:
+        value = setting.value
+        if ".".join(setting.path[-2:]) not in _NAMING and setting.path[-1] not in _NAMING:
+            continue
+        if not isinstance(value, str) or unfit(value):
+            continue
+        here, readable = folder or Path(), value.endswith((".json", ".toml", ".yaml", ".yml"))
+        places = (here / value, here / Path(value).name) if readable else ()
+        path = next((place for place in places if place.is_file()), None)
+        if path is None:
+            stage = re.search(r"z(?:ero|ero_stage)?[_-]?([0-3])(?![0-9])", Path(value).name)
+            if stage and setting.path[-1].startswith("deepspeed"):
+                named = replace(setting, path=("zero_stage",), value=int(stage[1]))
+                settings = (named, *settings)
+            told = f"{Path(value).name} is not there: what it sets is not known"
+            if "." in Path(value).name:
+                notes.append((setting.line, told))
+            continue
+        files.append(display_path(path))
+        text, shown = read_text(path), display_path(path)
+        inner = _toml(shown, text) if path.suffix == ".toml" else _tree(shown, text, None).settings
+        offset = len(files) * FILE_LINES
+        settings = (*(replace(s, line=s.line + offset) for s in inner), *settings)
+    return replace(source, settings=settings, notes=tuple(notes), files=tuple(files))
+
+
+def unfit(value: str) -> bool:
+    """Tell a text that can be no file's name."""
+    return not value.strip() or "\n" in value or "\0" in value or len(value) > 250
 
 
 def _setting(argument: Argument) -> Setting:
-    flag, words, line = argument
+    flag, words, line = argument[:3]
     value = True if not words else scalar(words[0]) if len(words) == 1 else " ".join(words)
-    shown = f"{flag}={words[0]}" if flag.isupper() else " ".join((f"--{flag}", *words))
-    return Setting((flag,), value, line, shown)
+    bare = flag.isupper() or argument.bare
+    shown = f"{flag}={words[0]}" if bare else " ".join((f"--{flag}", *words))
+    return Setting(tuple(flag.split(".")), value, line, shown)
 
 
 def _tree(name: str, text: str, format: str | None) -> Source:
@@ -215,20 +339,26 @@ def _tree(name: str, text: str, format: str | None) -> Source:
     if format not in (None, found) and not {format, found} <= {"megatron", "nemo", "bridge"}:
         _checked(found, format, name)
     settings = tuple(_leaves(values, (), lines))
-    return Source(name, format or found, tuple(_resolved(settings)))
+    complete = "ConfigContainer" in text or "model_spec" in values
+    return Source(name, format or found, tuple(_resolved(settings)), complete=complete)
 
 
 def _tree_format(values: Mapping[str, Any], text: str) -> str:
-    if "megatron.bridge" in text or "ConfigContainer" in values or "mixed_precision" in values:
+    bridge = "mixed_precision" in values and {"model", "train", "ddp"} & set(values)
+    if "megatron.bridge" in text or "ConfigContainer" in values or bridge:
         return "bridge"
+    if re.search(r"^\s+framework: torchtitan\b", text, re.M):
+        return "torchtitan"
+    if _TRAINER & set(values):
+        return "trainer"
     if "trainer" in values or "nemo." in text or "recipe" in values:
         return "nemo"
     names = set(values)
-    if names & _HUGGING_FACE and not names & _DEEPSPEED:
+    if (names & _HUGGING_FACE or {"dim", "n_layers"} <= names) and not names & _DEEPSPEED:
         return "huggingface"
     if names & _DEEPSPEED and not {"num_layers", "num-layers"} & names:
         return "deepspeed"
-    if "parallelism" in values and "training" in values:
+    if "parallelism" in values and ("training" in values or "model_spec" in values):
         return "torchtitan"
     if "parallelism" in values and "tokens" in values:
         return "nanotron"
@@ -240,11 +370,10 @@ def _leaves(
 ) -> Iterator[Setting]:
     for key, value in tree.items():
         path = (*above, str(key))
-        if isinstance(value, Mapping) and value:
-            if key not in _OTHER_MODELS:
-                yield from _leaves(value, path, lines)
+        if isinstance(value, Mapping) and value and not OTHER_MODELS.fullmatch(str(key)):
+            yield from _leaves(value, path, lines)
         else:
-            shown = f"{key}: {value if isinstance(value, str) else json.dumps(value)}"
+            shown = f"{key}: {value if isinstance(value, str) else json.dumps(value, default=str)}"
             yield Setting(
                 path, scalar(value) if isinstance(value, str) else value, lines[path], shown
             )

@@ -1,19 +1,45 @@
 """What a shell script gives its training command, each argument with the line it stands on.
 
 Nothing is run: variables, arrays, defaults, arithmetic, `if` and `case` are followed; what a
-program would print, and what only the environment knows, stays as it is written.
+program would print, and what only the environment knows, stays as it is written. Other scripts
+that it reads or runs are followed where they are there.
 """
 
 import ast
 import fnmatch
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
+from prism.jobs.jobspec.othernames import understood
+
+FILE_LINES = 1_000_000
+"""More than the lines of a file: those of the second script that is read count from here."""
 Text = list[tuple[str, int]]
-"""Characters, each with its line."""
-Argument = tuple[str, list[str], int]
-"""Name without dashes, the words after it, and its line."""
+"""Characters, each with its line; those of the k-th script that is read from k * `FILE_LINES`."""
+
+
+class Argument(NamedTuple):
+    """Name without dashes, the words after it, its line, and whether it is written NAME=WORD."""
+
+    name: str
+    words: list[str]
+    line: int
+    bare: bool = False
+
+
+class Script(NamedTuple):
+    """What a script comes to: arguments of each command, other scripts, those that are lacking."""
+
+    commands: list[list[Argument]]
+    files: tuple[str, ...]
+    missing: tuple[tuple[int, str], ...]
+
+
+_SHELLS = {"bash", "sh", "zsh", "source", ".", "sbatch", "srun", "exec", "env"}
+_MOST_SCRIPTS = 20  # that one leads to: two could read each other forever
 
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _NAME = re.compile(r"\w+|[@*#?]")
@@ -23,11 +49,23 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.Div: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
+_ORDERS: dict[type, Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.Lt: operator.lt,
+    ast.GtE: operator.ge, ast.LtE: operator.le,
+}  # fmt: skip
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-lt": operator.lt,
     "-ge": operator.ge, "-le": operator.le,
 }  # fmt: skip
 _PATTERNS = re.compile(r"^[ \t]*[\w\"*.-]+([ \t]*\|[ \t]*[\w\"*.-]+)+\)", re.M)
+# $(IFS=', '; echo "${layers[*]}"): an array as text
+_JOINED = re.compile(
+    r"""\(\s*(?:(?:local\s+)?IFS=["']?([^"']*?)["']?\s*;\s*)?echo\s+"?\$\{(\w+)\[[*@]\]\}"?\s*\)"""
+)
+_COUNTED = re.compile(
+    r"\(\(\s*(\w+)\s*=\s*([^;]+);\s*\w+\s*(<=?)\s*([^;]+);\s*(?:\+\+\w+|\w+\+\+)\s*\)\)"
+)
+MOST_TURNS = 10_000  # of all loops
 MOST_TEXT = 200_000  # characters that variables may grow to: a script could double one forever
 
 
@@ -40,7 +78,7 @@ def _marked(text: str, line: int) -> Text:
     return [(c, line) for c in text]
 
 
-def _characters(source: str) -> Text:
+def _characters(source: str, first: int) -> Text:
     """Give a script's characters without comments, here-documents and broken lines."""
     heredoc = re.compile(
         r"(<<-?[ ]*['\"]?(\w+)['\"]?[^\n]*\n)(.*?\n)?([ \t]*\2[ \t]*(?=\n|$))", re.S
@@ -49,7 +87,7 @@ def _characters(source: str) -> Text:
     # patterns of `case`, so that a bar parts commands everywhere else
     source = _PATTERNS.sub(lambda m: m[0].replace("|", "\1"), source)
     out: Text = []
-    line, i, quote = 1, 0, ""
+    line, i, quote = first, 0, ""
     while i < len(source):
         c = source[i]
         if c == "\\" and quote != "'" and source[i + 1 : i + 2] == "\n":
@@ -131,7 +169,10 @@ def _statements(text: Text, inside: bool = False) -> Iterator[list[Text]]:
 class Shell:
     """A script's variables, and the commands that it comes to."""
 
-    def __init__(self, given: dict[str, str]) -> None:
+    def __init__(self, given: dict[str, str], folder: Path | None) -> None:
+        self.folder, self.files, self.turns = folder, list[str](), 0
+        self.missing: list[tuple[int, str]] = []
+        self.exported: set[str] = set()
         self.variables: dict[str, list[Text]] = {k: [_marked(v, 1)] for k, v in given.items()}
         self.commands: list[list[Text]] = []
         self.branches: list[list[bool]] = []  # of each open `if` or `case`: taken now, taken before
@@ -139,8 +180,98 @@ class Shell:
 
     def run(self, source: str) -> None:
         """Follow a script from its first statement to its last."""
-        for words in _statements(_characters(source)):
-            self._statement(words)
+        self._block(list(_statements(_characters(source, len(self.files) * FILE_LINES + 1))))
+
+    def _block(self, statements: list[list[Text]]) -> None:
+        """Follow statements, those of a counted loop as often as it counts."""
+        i = 0
+        while i < len(statements):
+            words = [plain(word) for word in statements[i]]
+            i += 1
+            if words[0] != "for" or not all(now for now, _ in self.branches):
+                self._statement(statements[i - 1])
+                continue
+            end, depth = i, 1
+            while end < len(statements) and depth:
+                depth += {"for": 1, "while": 1, "until": 1, "done": -1}.get(
+                    plain(statements[end][0]), 0
+                )
+                end += 1
+            self._loop(statements[i - 1], statements[i : end - 1])
+            i = end
+
+    def _loop(self, head: list[Text], body: list[list[Text]]) -> None:
+        """Follow ``for ((i = 0; i < N; i++))`` and ``for x in a b``."""
+        name, values = "", list[str]()
+        if (found := _COUNTED.fullmatch(" ".join(map(plain, head[1:])))) is not None:
+            name, start, stop = found[1], self._arithmetic(found[2]), self._arithmetic(found[4])
+            if start is not None and stop is not None:
+                stop = min(stop + (found[3] == "<="), start + MOST_TURNS)
+                values = [*map(str, range(start, stop))]
+        elif len(head) > 2 and plain(head[2]) == "in":
+            name = plain(head[1])
+            values = [plain(field) for word in head[3:] for field in self.fields(word)]
+        line = head[0][0][1]
+        for value in values:
+            self.turns += 1
+            if self.turns > MOST_TURNS:
+                return
+            self.variables[name] = [_marked(value, line)]
+            self._block(body)
+
+    def _delegate(self, command: list[Text], given: list[str]) -> bool:
+        """Follow the script that a command reads or runs; one that is not there is named."""
+        words = [plain(word) for word in command]
+        if "-c" in words[1:-1] and Path(words[words.index("-c") - 1]).name in _SHELLS:
+            inner = [
+                c for word in command[words.index("-c") + 1 :] for c in (*word, (" ", word[0][1]))
+            ]
+            self._block(list(_statements(inner)))
+            return True
+        if words[0] in ("echo", "cat", "mkdir"):
+            return True
+        n = next((k for k, word in enumerate(words) if word not in _SHELLS), len(words))
+        reads = words[0] in ("source", ".")
+        if n == len(words) or not (reads or re.search(r"\.(sh|slurm|sbatch)$", words[n])):
+            return False
+        script = words[n]
+        path = self._found(script)
+        if path is None and "activate" in script:  # a virtual environment's
+            return True
+        if path is None:
+            name, how = Path(script).name, "reads" if reads else "runs"
+            told = f"{how} {name}, which is not there: what it sets is not known"
+            self.missing.append((command[n][0][1] if command[n] else 0, told))
+            if not reads:  # what it is given may say enough
+                passed = [*given, *sorted(self.exported - set(given))]
+                self.commands.append([*self._assigned(passed), *command[n + 1 :]])
+            return not reads
+        own = self.branches, self.subjects
+        self.branches, self.subjects = [], []
+        self.files.append(str(path))
+        if not reads:
+            for k, word in enumerate(command[n + 1 :], 1):
+                self.variables[str(k)] = [word]
+            self.variables["@"] = command[n + 1 :]
+        self.run(path.read_text(encoding="utf-8", errors="replace"))
+        self.branches, self.subjects = own
+        return True
+
+    def _assigned(self, names: Iterable[str]) -> list[Text]:
+        """Give variables as words NAME=VALUE."""
+        known = ((name, self.variables.get(name)) for name in names)
+        return [_marked(f"{name}=", v[0][0][1]) + v[0] for name, v in known if v and v[0]]
+
+    def _found(self, script: str) -> Path | None:
+        """Give the file of a script: as written, or by its end where only a machine knows more."""
+        if self.folder is None or len(self.files) >= _MOST_SCRIPTS:
+            return None
+        tail = re.split(r"\$[({]?[^/]*", script)[-1].lstrip("/")
+        for name in dict.fromkeys((script, tail, Path(tail).name)):
+            path = self.folder / name
+            if name and path.is_file() and path.stat().st_size <= MOST_TEXT:
+                return path
+        return None
 
     def _statement(self, words: list[Text]) -> None:
         first = plain(words[0])
@@ -168,16 +299,25 @@ class Shell:
             hit = not before and any(hits)
             self.branches[-1] = [hit, before or hit]
             return
+        exports = plain(words[0]) == "export" if words else False
         while words and plain(words[0]) in _LEADING:
             words = words[1:]
         if not words or not all(now for now, _ in self.branches):
             return
+        given = []
         while words and (found := _ASSIGN.match(plain(words[0]))):
             self._assign(found[1], bool(found[2]), words[0][found.end() :])
+            given.append(found[1])
             words = words[1:]
-        if words:
-            command = [field for word in words for field in self.fields(word)]
-            self.commands.append(command)
+        if exports:
+            self.exported.update(given)
+        command = [field for word in words for field in self.fields(word)]
+        if [plain(word) for word in command[:2]] == ["printf", "-v"] and len(command) > 3:
+            rest = iter(map(plain, command[4:]))
+            text = re.sub("%[sd]", lambda _: next(rest, ""), plain(command[3]))
+            self.variables[plain(command[2])] = [_marked(text[:MOST_TEXT], command[2][0][1])]
+        elif command and not self._delegate(command, given):
+            self.commands.append([*self._assigned(filter(understood, given)), *command])
 
     def _condition(self, first: str, words: list[Text]) -> None:
         if first == "if":
@@ -189,7 +329,9 @@ class Shell:
 
     def _test(self, words: list[str]) -> bool:
         """Evaluate `[ a = b ]` and its like; what needs a machine (files, commands) is false."""
-        words = [w for w in words if w not in ("[", "[[", "]", "]]", "((", "))", "test", "then")]
+        if words and words[0].startswith("(("):
+            return bool(self._arithmetic(" ".join(words).strip("() ")))
+        words = [w for w in words if w not in ("[", "[[", "]", "]]", "test", "then")]
         if words[:1] == ["!"]:
             return not self._test(words[1:])
         if len(words) == 2 and words[0] in ("-z", "-n"):
@@ -265,7 +407,11 @@ class Shell:
             told = f"$(({inside}))" if value is None else str(value)
             return [_marked(told, line)], i + 1 + (end + 2 if end >= 0 else len(rest))
         if rest[0] == "(":
-            return [_marked("$()", line)], i + 1 + _closing(rest, "(", ")")
+            n = _closing(rest, "(", ")")
+            found = _JOINED.fullmatch(rest[:n])
+            fields = self.variables.get(found[2], []) if found else []
+            told = (found[1] or " ").join(map(plain, fields)) if found and fields else "$()"
+            return [_marked(told[:MOST_TEXT], line)], i + 1 + n
         if rest[0] == "{":
             end = _closing(rest, "{", "}")
             return self._braces(word[i + 2 : i + end], line), i + 1 + end
@@ -273,6 +419,8 @@ class Shell:
         if not found:
             return [[word[i]]], i + 1
         known = self.variables.get(found[0])
+        if known and found[0] in ("@", "*"):
+            return known, i + 1 + found.end()
         text = [known[0]] if known else [_marked(f"${found[0]}", line)]
         return text, i + 1 + found.end()
 
@@ -305,6 +453,9 @@ def _evaluate(node: ast.AST) -> int:
         return _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _ORDERS:
+        left, right = _evaluate(node.left), _evaluate(node.comparators[0])
+        return int(_ORDERS[type(node.ops[0])](left, right))
     raise ValueError(ast.dump(node))
 
 
@@ -323,7 +474,7 @@ def batch_options(source: str) -> Iterator[Argument]:
     for number, line in enumerate(source.splitlines(), 1):
         found = re.match(r"#SBATCH\s+--([\w-]+)[= ]\s*(\S+)", line)
         if found:
-            yield found[1], [found[2]], number
+            yield Argument(found[1], [found[2]], number)
 
 
 def arguments(words: list[Text]) -> Iterator[Argument]:
@@ -339,48 +490,58 @@ def arguments(words: list[Text]) -> Iterator[Argument]:
     for word in flat:
         text = plain(word).strip("'\"")
         found = re.match(r"--([A-Za-z][\w.-]*)(=)?", text) or re.fullmatch(r"-(np)()", text)
+        bare = re.match(r"[+~]*([A-Z_]+|[A-Za-z_]\w*(?:\.\w+)+)=(.+)", text, re.S)
+        if bare and not found:
+            if name:
+                yield Argument(name, values, line)
+            name = ""
+            yield Argument(bare[1], [bare[2].strip("'\"")], word[0][1], True)
+            continue
         if not found:
             if text.endswith(".py"):  # the program: what stands before it was the launcher's
                 values = values[:1] if values else values
                 if name:
-                    yield name, values, line
+                    yield Argument(name, values, line)
                 name = ""
-            elif text and not re.match(r"\d*[<>]", text):
+            elif text and not re.match(r"\d*[<>]|\$\{?[@*]\}?$", text):
                 values.append(text)
             continue
         if name:
-            yield name, values, line
+            yield Argument(name, values, line)
         name, line = found[1], word[0][1]
         values = [text[found.end() :].strip("'\"")] if found[2] else []
     if name:
-        yield name, values, line
+        yield Argument(name, values, line)
 
 
-def commands_of(source: str) -> list[list[Argument]]:
+def commands_of(source: str, folder: Path | None = None) -> Script:
     """Give the arguments of each command of a script, those of Slurm first.
 
     Parameters
     ----------
     source : str
         A shell script, or a single command.
+    folder : pathlib.Path, optional
+        Where other scripts are looked for.
 
     Returns
     -------
-    list of list of Argument
-        The first is what ``#SBATCH`` lines say and the variables that Transformer Engine reads,
-        empty without any; the last, what variables hold.
+    Script
+        Its first command is what ``#SBATCH`` lines say and the variables that Transformer Engine
+        reads, empty without any; the last, what variables hold.
     """
     batch = list(batch_options(source))
-    known = {name: values[0] for name, values, _ in batch}
+    known = {argument.name: argument.words[0] for argument in batch}
     given = {}
     for name in ("nodes", "N"):
         if name in known:
             given = {"SLURM_NNODES": known[name], "SLURM_JOB_NUM_NODES": known[name]}
-    shell = Shell(given)
+    shell = Shell(given, folder)
     shell.run(source)
     for name, fields in shell.variables.items():
         if name.startswith("NVTE_") and fields and fields[0]:
-            batch.append((name, [plain(fields[0])], fields[0][0][1]))
+            batch.append(Argument(name, [plain(fields[0])], fields[0][0][1], True))
     # last a script that another one reads: what its variables hold
     held = [field for fields in shell.variables.values() for field in fields]
-    return [batch, *(list(arguments(command)) for command in (*shell.commands, held))]
+    commands = [batch, *(list(arguments(command)) for command in (*shell.commands, held))]
+    return Script(commands, tuple(shell.files), tuple(shell.missing))

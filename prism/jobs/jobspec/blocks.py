@@ -143,10 +143,9 @@ class ModelBlock(Block):
     durations: Durations | None = key("Explicit op durations instead of a model's sizes.")
 
     @property
-    def pattern(self) -> tuple[str, ...]:
-        """Letters of each layer, empty without a pattern."""
-        groups = self.layer_pattern.split() if " " in self.layer_pattern else [*self.layer_pattern]
-        return tuple(groups * (self.n_layers // len(groups))) if groups else ()
+    def layer_groups(self) -> list[str]:
+        """Letters of each layer of the pattern, which repeats over all layers."""
+        return self.layer_pattern.split() if " " in self.layer_pattern else [*self.layer_pattern]
 
     @classmethod
     def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:

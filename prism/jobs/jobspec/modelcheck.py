@@ -169,12 +169,12 @@ def check_pattern(b: Blocks) -> Iterator[Problem]:
     m, p, key = b.model, b.parallelism, "model.layer_pattern"
     if not m.layer_pattern:
         return
-    wrong = sorted({g for g in m.pattern if not re.fullmatch("[ML*WH]?[-E]?", g)})
-    n = len(m.layer_pattern.split() if " " in m.layer_pattern else m.layer_pattern)
+    wrong = sorted({g for g in m.layer_groups if not re.fullmatch("[ML*WH]?[-E]?", g)})
+    n = len(m.layer_groups)
     if wrong:
         text = "expected letters of M, L, *, W, H, - and E, in groups one of the last two behind "
         yield f"has {', '.join(map(repr, wrong))}, {text}one of the others", key
-    elif m.n_layers % n:
+    elif not n or m.n_layers % n:
         text = f"has {n} layers, expected as many as n_layers = {m.n_layers}, or a part of them "
         yield f"{text}that repeats; change one", key, "model.n_layers", "model.name"
     if bool(m.window) != ("W" in m.layer_pattern):
