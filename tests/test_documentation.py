@@ -178,6 +178,8 @@ def test_the_page_of_the_job_file_has_every_key_as_it_is():
     assert "| `tp` | Tensor-parallel size (tp_size). | `1` |" in page
     assert keys.filled(page.replace("Tensor-parallel", "Tonsor-parallel")) == page
     assert keys.filled(page.replace("`num_attention_heads`", "`heads`")) == page
+    page = (ROOT / "docs" / "import.md").read_text()
+    assert keys.filled(page) == page and "| `tp_comm_overlap`," in page
 
 
 def test_the_page_of_the_api_has_every_name_with_an_example():

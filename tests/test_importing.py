@@ -551,6 +551,143 @@ def test_a_model_is_known_by_its_name(read, refused, text: str, name: str | None
         assert read("a.yaml", config, "--gpus", 64, "--from", "bridge")[0].model.name == name
 
 
+TITAN_LINE = (
+    "torchrun --nnodes=4 --nproc_per_node=8 -m torchtitan.train --module llama3 "
+    "--config llama3_70b --parallelism.tensor_parallel_degree 8 --training.local_batch_size=4 "
+    "--training.seq_len 8192 --training.steps 1000 --compile.enable "
+    '--activation_checkpoint.mode full "$@"'
+)
+HYBRID = {
+    "model_type": "granitemoehybrid", "hidden_size": 1024, "num_hidden_layers": 8,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "intermediate_size": 512, "shared_intermediate_size": 700,
+    "mamba_n_heads": 32, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 64,
+    "vocab_size": 1000, "hidden_act": "silu", "tie_word_embeddings": True,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "wanted"),
+    [
+        ("a.sh", TITAN_LINE, (),
+         {"tp": 8, "dp": 4, "framework": "compiled", "recompute": "full", "data_parallel": "fsdp",
+          "microbatch_size": 4, "global_batch": 16, "run.steps": 1000}),
+        # a program's inference is not its training
+        ("a.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=64 trainer.nnodes=2 "
+         "actor_rollout_ref.model.path=Qwen/Qwen3-8B trainer.n_gpus_per_node=8 "
+         "actor_rollout_ref.rollout.tensor_model_parallel_size=4 "
+         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2", (),
+         {"tp": 1, "dp": 16, "microbatch_size": 2, "global_batch": 64, "model.name": "qwen3-8b"}),
+        ("a.yaml", "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 16\n"
+         "num_machines: 2\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n",
+         ("--set", "model.name=llama3-8b"),
+         {"data_parallel": "fsdp", "framework": "transformers", "dp": 16}),
+        ("a.yaml", "base_model: NousResearch/Meta-Llama-3-8B\nsequence_len: 2048\n"
+         "micro_batch_size: 2\ngradient_accumulation_steps: 8\ngradient_checkpointing: true\n"
+         "fsdp_version: 2\nlearning_rate: 2e-5\n", ("--gpus", 8),
+         {"data_parallel": "fsdp", "recompute": "full", "model.seq_len": 2048, "microbatch_size": 2,
+          "microbatches": 8, "framework": "transformers"}),
+        ("a.yaml", "model_name_or_path: meta-llama/Meta-Llama-3-8B\ndeepspeed: ds_z3_config.json\n"
+         "per_device_train_batch_size: 1\nfinetuning_type: full\n", ("--gpus", 8),
+         {"data_parallel": "fsdp"}),
+        ("a.yml", "num-layers: 32\nhidden-size: 4096\nnum-attention-heads: 32\npos_emb: rotary\n"
+         "seq-length: 2048\nmax-position-embeddings: 2048\npipe-parallel-size: 0\n"
+         "train_micro_batch_size_per_gpu: 4\nmake_vocab_size_divisible_by: 128\n"
+         "vocab_size: 50304\n", ("--gpus", 8),
+         {"model.rope": True, "pp": 1, "model.seq_len": 2048, "microbatch_size": 4}),
+        ("config.json", json.dumps(HYBRID), ("--gpus", 8),
+         {"model.layer_pattern": "ME ME ME *E", "model.n_layers": 8, "model.shared_ffn_size": 700,
+          "model.mamba_heads": 32, "model.n_experts": 8}),
+        ("config.json", json.dumps(HYBRID | {"layer_types": None, "model_type": "falcon_h1"}),
+         ("--gpus", 8), {"model.layer_pattern": "HE HE"}),
+        # a wrapper whose script is not there: what it is given is read by its names
+        ("a.sh", "export MBS=2\nTP=2 PP=4 VPP=2 NNODES=4 GBS=64 bash ./train.sh --swiglu",
+         ("--set", "model.name=llama3-8b"),
+         {"tp": 2, "pp": 4, "vpp": 2, "dp": 4, "global_batch": 64, "microbatch_size": 2}),
+        ("v100.sh", MEGATRON, ("--gpus", 64), {"cluster.device": "v100"}),
+    ],
+)  # fmt: skip
+def test_what_people_bring(read, name: str, text: str, options: tuple, wanted: dict) -> None:
+    device = () if "v100" in name else ("--device", "h100")
+    job, _ = read(name, text, *options, *device)
+    check(job, wanted)
+
+
+def test_scripts_that_a_script_reads_and_runs(read, refused, tmp_path) -> None:
+    sizes = """L=6
+kinds=()
+for ((i=0; i<L; i++)); do
+  if (( i < 2 )); then
+    kinds+=(0)
+  else
+    kinds+=(1)
+  fi
+done
+printf -v FREQ "[%s]" "$(IFS=', '; echo "${kinds[*]}")"
+MODEL=(--num-layers $L --hidden-size 1024 --ffn-hidden-size 4096 --num-attention-heads 8
+  --vocab-size 32000 --seq-length 2048 --num-experts 8 --moe-layer-freq $FREQ --swiglu)
+"""
+    main = 'source "$(dirname "$0")/models/sizes.sh"\nDIM=2 bash run.sh --micro-batch-size 2\n'
+    inner = (
+        "torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py ${MODEL[@]} --global-batch-size 32 "
+        '--tensor-model-parallel-size $DIM --sequence-parallel "$@"\n'
+    )
+    (tmp_path / "run.sh").write_text(inner)
+    assert "sizes.sh" in refused("main.sh", main)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "sizes.sh").write_text(sizes)
+    job, found = read("main.sh", main, "--device", "h100")
+    check(job, {"model.n_dense_layers": 2, "tp": 2, "dp": 4, "microbatch_size": 2})
+    places = {row["key"]: (row.get("file", ""), row["line"]) for row in found["understood"]}
+    assert places["model.n_layers"][0].endswith("sizes.sh") and places["model.n_layers"][1] == 11
+    assert places["parallelism.tp"][0].endswith("run.sh")
+    assert places["parallelism.microbatch_size"] == ("", 2) and found["lacking"] == []
+
+
+def test_two_files_of_one_job(read, run, tmp_path) -> None:
+    (tmp_path / "config.json").write_text(CONFIG)
+    job, found = read("ds.json", DEEPSPEED, "config.json")
+    check(job, {"model.name": "mixtral-8x7b", "dp": 32, "microbatch_size": 2, "framework": "eager"})
+    files = {row["key"]: row.get("file") for row in found["understood"]}
+    assert files["model.name"] == "config.json" and files["parallelism.dp"] is None
+    status, _, err = run("import", "ds.json", "ds.json")
+    assert status == 2 and "config.json" in err
+    script = "deepspeed --num_gpus 8 --num_nodes 4 train.py --deepspeed ds.json " + MEGATRON
+    script = re.sub("--[a-z-]*(batch-size|parallel-size|optimizer)( [0-9]+)?", "", script)
+    job, found = read("a.sh", script, "--device", "h100")
+    check(job, {"data_parallel": "zero1", "microbatch_size": 2, "dp": 32})
+
+
+@pytest.mark.parametrize("before", ["", "[default3]:", "0: "])
+def test_configurations_inside_logs(read, before: str) -> None:
+    lines = ["> setup done", "------- Task Configuration -------", *BRIDGE.splitlines(),
+             "----------------------------------", "iteration 1/50 | time 3.1"]  # fmt: skip
+    log = "".join(f"{before}{line}\n" for line in lines)
+    job, found = read("run.log", log, "--gpus", 1024)
+    check(job, {"model.name": "deepseek-v3", "global_batch": 8192, "ep": 64})
+    lines = {row["key"]: row["line"] for row in found["understood"]}
+    assert found["format"] == "bridge" and lines["model.name"] == 4
+    config = {"training": {"local_batch_size": 2, "seq_len": 4096, "steps": 10},
+              "model": {"name": "llama3", "flavor": "8B"},
+              "parallelism": {"data_parallel_shard_degree": 16}}  # fmt: skip
+    for text in (json.dumps(config, indent=2), repr(config)):
+        log = f"{before}[titan] INFO - Running with configs: {text}\nstep: 1 loss: 2\n"
+        job, found = read("titan.log", log, "--device", "h100")
+        check(job, {"model.name": "llama3-8b", "dp": 16, "microbatch_size": 2, "run.steps": 10})
+    neox = DUMP.replace("32\n", "32....updated\n").replace("4096\n", "4096....default\n")
+    check(read("neox.log", neox)[0], {"model.n_layers": 32, "model.hidden_size": 4096})
+
+
+def test_two_names_that_disagree_are_refused(read, refused) -> None:
+    text, options = FILES["bridge.yaml"]
+    wrong = text.replace("  tensor_model", "  seq_length: 131072\n  tensor_model")
+    said = refused("bridge.yaml", wrong, *options)
+    assert "bridge.yaml:3" in said and "bridge.yaml:21" in said and "--set model.seq_len=" in said
+    job, _ = read("bridge.yaml", wrong, *options, "--set", "model.seq_len=4096")
+    check(job, {"model.seq_len": 4096})
+
+
 # ------------------------------------------------------------------------------- what is refused
 @pytest.mark.parametrize(
     ("name", "text", "options", "words"),
