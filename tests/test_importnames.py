@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -348,3 +349,26 @@ def test_one_wrong_setting_says_where(told, file: str, name: str, value: str) ->
     else:
         assert f"{file}:{line}: " in error, error
     assert re.search(r"expected|take|change|correct|give|lower|set|known are", error)
+
+
+JUNK: tuple[Any, ...] = (
+    None, [], {}, "x", -1, 0, 3, 1.5, 1e308, True, ["x"], [1, 2], {"a": 1}, "$A", "1e9", 10**12,
+    "auto", "4,5,6", [[1]], "", "*E",
+)  # fmt: skip
+SETS = ("model.n_layers", "model.hidden_size", "model.name", "parallelism.tp", "model.window",
+        "model.layer_pattern", "parallelism.ep", "model.n_experts", "model.seq_len")  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_changed_configurations_are_read_or_refused(run, tmp_path, seed: int) -> None:
+    draw, read, path = Random(seed), 0, tmp_path / "config.json"
+    for _ in range(60):
+        config = dict(draw.choice(MODELS)["config"])
+        for name in draw.sample(sorted(config), draw.choice([1, 1, 2, 3])):
+            config[name] = draw.choice(JUNK)
+        path.write_text(json.dumps(config))
+        options = ["--set", f"{draw.choice(SETS)}={draw.choice(JUNK)}"] * draw.choice([0, 0, 1])
+        status, _, err = run("import", path, "--gpus", 8, *options, "--json", "-q")
+        assert status in (0, 2) and "internal" not in err, (config, options)
+        read += status == 0
+    assert 5 < read < 55

@@ -32,7 +32,14 @@ from prism.jobs.job import Job, job_of_layer
 from prism.jobs.jobspec.blocks import BLOCKS
 from prism.jobs.jobspec.layers import put_over
 from prism.jobs.jobspec.othernames import key_of, no_effect
+from prism.jobs.jobspec.presets import SIZES
 from prism.jobs.jobspec.yaml import Layer
+
+_SIZES = frozenset(
+    [f"model.{key}" for key in SIZES]
+    + [f"parallelism.{k}" for k in "tp cp pp vpp dp ep microbatch_size global_batch".split()]
+)
+_WORDS = ("model.name", "model.layer_pattern")
 
 
 @dataclass(frozen=True)
@@ -172,10 +179,17 @@ def _keys(overrides: Sequence[str]) -> list[str]:
 
 def _overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """Give the model's and the layout's values that are set, from which others follow."""
-    pairs = (
-        (key.strip(), scalar(value)) for key, _, value in (o.partition("=") for o in overrides)
-    )
-    return {k: v for k, v in pairs if k.startswith(("model.", "parallelism.")) and v is not None}
+    found = {}
+    for text in overrides:
+        key, _, word = text.partition("=")
+        value, name = scalar(word), key.strip()
+        if name in _SIZES and (type(value) is not int or value < 1):
+            raise PrismError(f"--set {text}: expected a whole number, at least 1")
+        if name in _WORDS and not isinstance(value, str):
+            raise PrismError(f"--set {text}: expected text")
+        if name.startswith(("model.", "parallelism.")) and value is not None:
+            found[name] = value
+    return found
 
 
 def _layer(draft: Draft) -> Layer:

@@ -31,7 +31,8 @@ def read_layers(d: Draft) -> None:
         _check(letters, d, pattern)
         return
     words = d.find("layers_block_type", "layer_types")
-    if words is not None and isinstance(words.value, list) and {"moe", "mlp"} & set(words.value):
+    listed = words is not None and isinstance(words.value, list)
+    if words is not None and listed and {"moe", "mlp"} & set(map(str, words.value)):
         letters = "".join(_letter(d, words, word) for word in words.value)
         d.give("model.layer_pattern", letters, words)
         _check(letters, d, words)
@@ -51,7 +52,8 @@ def _check(letters: str, d: Draft, setting: Setting) -> None:
     d.values["model.n_layers"] = len(letters)
 
 
-def _letter(d: Draft, setting: Setting, word: str) -> str:
+def _letter(d: Draft, setting: Setting, word: Any) -> str:
+    word = str(word)
     if word == "linear_attention" and "linearnumvalueheads" not in d.by_name:
         # transformers from 5 on saves Mamba's layers by this name
         mamba = {"mambanumheads", "mambanheads", "mambadstate", "ssmstatesize"} & set(d.by_name)

@@ -112,14 +112,14 @@ def read_model(d: Draft) -> None:
         value = d.values.get(f"model.{key}", 1)
         if type(value) is not int or value < 1 or (key == "n_layers" and value > MOST_LAYERS):
             most = f" and at most {MOST_LAYERS}" * (key == "n_layers")
-            given = d.given[f"model.{key}"]
-            raise PrismError(
-                f"{d.source.place(given.line)}: {given.shown}: model.{key}: expected a whole "
-                f"number, at least 1{most}; correct it"
-            )
+            given = d.given.get(f"model.{key}")
+            place = f"{d.source.place(given.line)}: {given.shown}: " if given else "--set "
+            text = f"expected a whole number, at least 1{most}; correct it"
+            raise PrismError(f"{place}model.{key}: {text}")
     layers = d.find("layer_types", "layers_block_type", "hybrid_override_pattern",
                     "hybrid_layer_pattern")  # fmt: skip
-    if "model.n_layers" not in d.values and layers is not None:
+    listed = layers is not None and isinstance(layers.value, list | str)
+    if "model.n_layers" not in d.values and layers is not None and listed:
         d.give("model.n_layers", len(layers.value), layers)
     _read_longest(d)
     if "model.n_layers" not in d.values or "model.hidden_size" not in d.values:
@@ -412,7 +412,8 @@ def _read_mamba(d: Draft) -> None:
         d.give("model.mamba_head_size", 64, first)
         d.give("model.mamba_groups", 1, first)
         d.leave(first, "Mamba-1; timed as Mamba-2 of as many channels, in heads of 64")
-    if "model.mamba_heads" not in d.values and expand is not None:
+    known = {f"model.{key}" for key in ("mamba_heads", "mamba_head_size")} & set(d.values)
+    if known == {"model.mamba_head_size"} and expand is not None:
         inside = expand.value * d.values["model.hidden_size"]
         d.give("model.mamba_heads", inside // d.values["model.mamba_head_size"], expand)
 
@@ -482,7 +483,10 @@ def _match(d: Draft, named: str | None) -> None:
         return
     name = named if named in found else found[0]
     preset = PRESETS[name]
-    sizes = [d.given[f"model.{k}"] for k in ("n_layers", "hidden_size", "n_heads")]
+    known = (d.given.get(f"model.{k}") for k in ("n_layers", "hidden_size", "n_heads"))
+    sizes = [given for given in known if given is not None]
+    if not sizes or "model.name" in d.over:
+        return
     d.values["model.name"] = name
     d.given["model.name"] = sizes[0]._replace(
         key="model.name", value=name, shown=", ".join(g.shown for g in sizes)

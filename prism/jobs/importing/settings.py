@@ -390,8 +390,10 @@ def _resolved(settings: Sequence[Setting]) -> Iterator[Setting]:
         text = match[1]
         name, colon, rest = text.partition(":")
         operands = [part.strip() for part in rest.split(",")]
-        if name in ("multiply", "divide") and all(map(_number, operands)):
+        if name in ("multiply", "divide") and len(operands) == 2 and all(map(_number, operands)):
             a, b = map(float, operands)
+            if name == "divide" and not b:
+                return "\0"
             return f"{a * b if name == 'multiply' else a // b:g}"
         if colon and re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):  # of the environment
             return rest
