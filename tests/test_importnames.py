@@ -105,7 +105,8 @@ grad_reduce_in_fp32=True micro_batch_size=2 global_batch_size=512 rampup_batch_s
 train_iters=1000 manual_gc=True manual_gc_interval=10 eval_interval=100 save_interval=100
 async_save=True seq_length=8192 position_embedding_type=rope deterministic_mode=True
 cross_entropy_loss_fusion=True no_rope_fusion=True no_gradient_accumulation_fusion=True
-attention_backend=fused decoder_first_pipeline_num_layers=12 vocab_size=64000
+attention_backend=fused empty_unused_memory_level=1 standalone_embedding_stage=True
+memory_efficient_layer_norm=True decoder_first_pipeline_num_layers=12 vocab_size=64000
 make_vocab_size_divisible_by=1024 padded_vocab_size=40960
 """
 # of torchtitan 0.3.0 and, by sections, of 2025

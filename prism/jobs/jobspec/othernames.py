@@ -249,37 +249,36 @@ is_*_config mtp_use_* mtp_transformer_layers mamba_hidden_act image_* vision_* v
 patch_* spatial_* mm_* understand_* use_unified_vision_chunk residual_in_fp32
 rescale_prenorm_residual time_step_* mamba_*_dtype mamba_chunk_size chunk_size mamba_conv_bias
 mamba_proj_bias use_conv_bias conv_kernel mamba_d_conv d_conv *_conv_bias linear_conv_kernel_dim
-use_mamba_kernels use_mambapy swiglu_limit* swiglu_alpha hidden_act_param path paths *_path *_paths
-*_dir *_dirs *_folder folder *_file *_files *_prefix *_filepath save load save_* load_* no_save*
-no_load* *_save *_load ckpt_* *_ckpt_* *_ckpt dist_ckpt* keep_* resume* checkpoint checkpoint.*
-*checkpoint_path* export_* exclude_from_loading most_recent_k finetune finetuning pretrained_*
-use_checkpoint_* override_opt* auto_detect_ckpt_format *_upload* log log_* *_log_* *_log logger*
-logging* wandb* *_wandb* tensorboard* tb_* *_tensorboard mlflow* comet* report_to print_* verbose*
-steps_per_print timing_* timers* timer* profil* *_profil* nsys* record_* debug* use_nsys*
-use_pytorch_profiler nvtx* disable_color* enable_one_logger *_logging dump* *_dump memory_*
-straggler* *_straggler* tracking_* monitor* train_sync_interval progress_bar* name *_name names
-project* entity tags *_tags experiment experiment_name experiment_id exp_name exp_dir job_* run_name
-description notes seed *_seed random_* te_rng* *_rng_* *_rng trust_remote_code torchrun* strict*
-*_strict* data data_path data_paths data_cache_path data_impl data_args_path data_sharding
-data_prefix data_parallel_random_init data_files data_file data_source data_seed data_dir data_name
-dataset* train_data_path valid_data_path test_data_path vision_data_path *_dataset *_datasets
-datasets dataloader* *_dataloader train_dataset* eval_dataset* *_workers num_workers split splits
-shuffle* prefetch_factor persistent_workers pin_* mmap* mock* eod* reset_* blend* text_column*
-streaming stage do_train do_eval do_predict template max_samples preprocessing* overwrite_*
-eval_iters limit_val_batches limit_test_batches *_eval_* eval_* *_eval val_* valid* skip_train
-test_mode test_* train_data* sequence_parallel_input rdzv* master_* node_rank local_rank rank ranks
-max_restarts tee redirects standalone role distributed_timeout* *timeout* distributed_backend
-nccl_communicator_config_path init_timeout* port *_port host addr* ddp_timeout* exit_* rerun_*
-check_for_nan* check_* iterations_to_skip calc_ft* simulate_* error_injection* simulated_* ft_*
-enable_ft* nvrx* async_strategy use_gloo* one_logger* account partition constraint time mem mem_per*
-exclusive ntasks* cpus_per* signal mail* output error open_mode requeue qos nodelist exclude
-dependency comment reservation export wait* hint kill_on* container* network unbuffered label
-segment distribution array chdir no_container* gpu_bind adlr_* bert_* biencoder_* classes_fraction
-clone_scatter_* delay_grad_reduce dino_* img_* ict_* indexer_batch_size indexer_log_interval
-inference_* iter_per_epoch lazy_* mask_* max_tokens_to_oom num_channels num_classes onnx_safe
-openai_gelu output_bert_* query_in_block_prob retriever_* retro_* sample_rate scatter_gather_*
-short_seq_prob spec swin_* titles_* use_mcore_models use_one_sent_docs use_cpu_initialization
-consumed_* standalone_* empty_* fp16_lm_cross_entropy head_lr_mult rl_*
+use_mamba_kernels use_mambapy swiglu_limit* swiglu_alpha path paths *_path *_paths *_dir *_dirs
+*_folder folder *_file *_files *_prefix *_filepath save load save_* load_* no_save* no_load* *_save
+*_load ckpt_* *_ckpt_* *_ckpt dist_ckpt* keep_* resume* checkpoint checkpoint.* *checkpoint_path*
+export_* exclude_from_loading most_recent_k finetune finetuning pretrained_* use_checkpoint_*
+override_opt* auto_detect_ckpt_format *_upload* log log_* *_log_* *_log logger* logging* wandb*
+*_wandb* tensorboard* tb_* *_tensorboard mlflow* comet* report_to print_* verbose* steps_per_print
+timing_* timers* timer* profil* *_profil* nsys* record_* debug* use_nsys* use_pytorch_profiler nvtx*
+disable_color* enable_one_logger *_logging dump* *_dump straggler* *_straggler* tracking_* monitor*
+train_sync_interval progress_bar* name *_name names project* entity tags *_tags experiment
+experiment_name experiment_id exp_name exp_dir job_* run_name description notes seed *_seed random_*
+te_rng* *_rng_* *_rng trust_remote_code torchrun* strict* *_strict* data data_path data_paths
+data_cache_path data_impl data_args_path data_sharding data_prefix data_parallel_random_init
+data_files data_file data_source data_seed data_dir data_name dataset* train_data_path
+valid_data_path test_data_path vision_data_path *_dataset *_datasets datasets dataloader*
+*_dataloader train_dataset* eval_dataset* *_workers num_workers split splits shuffle*
+prefetch_factor persistent_workers pin_* mmap* mock* eod* reset_* blend* text_column* streaming
+stage do_train do_eval do_predict template max_samples preprocessing* overwrite_* eval_iters
+limit_val_batches limit_test_batches *_eval_* eval_* *_eval val_* valid* skip_train test_mode test_*
+train_data* rdzv* master_* node_rank local_rank rank ranks max_restarts tee redirects standalone
+role distributed_timeout* *timeout* distributed_backend nccl_communicator_config_path init_timeout*
+port *_port host addr* ddp_timeout* exit_* rerun_* check_for_nan* check_* iterations_to_skip
+calc_ft* simulate_* error_injection* simulated_* ft_* enable_ft* nvrx* async_strategy use_gloo*
+one_logger* account partition constraint time mem mem_per* exclusive ntasks* cpus_per* signal mail*
+output error open_mode requeue qos nodelist exclude dependency comment reservation export wait* hint
+kill_on* container* network unbuffered label segment distribution array chdir no_container* gpu_bind
+adlr_* bert_* biencoder_* classes_fraction clone_scatter_* delay_grad_reduce dino_* img_* ict_*
+indexer_batch_size indexer_log_interval inference_* iter_per_epoch lazy_* mask_* max_tokens_to_oom
+num_channels num_classes onnx_safe openai_gelu output_bert_* query_in_block_prob retriever_* retro_*
+sample_rate scatter_gather_* short_seq_prob spec swin_* titles_* use_mcore_models use_one_sent_docs
+use_cpu_initialization consumed_* fp16_lm_cross_entropy head_lr_mult rl_*
 async_tensor_model_parallel_allreduce tp_comm_bulk_* tp_comm_split_* tp_comm_overlap_*
 tp_comm_atomic* tp_comm_bootstrap_backend calc_* cpu_offloading_activations cpu_offloading_weights
 do_test do_validation filter_warnings fp4_recipe gpu_*_threshold granularity heartbeat_*
@@ -321,7 +320,8 @@ max_epoch* eval_strategy save_strategy save_total_limit logging_* include_* bf16
 strict use_fast* add_cross_attention layerdrop summary_* reorder_and_upcast_attn eoi_token_index
 attn_temperature_tuning kda_* short_conv_kernel_size slow_but_exact n_ctx use_parallel_residual
 _remove_final_layer_norm classifier_dropout linear_dt_* linear_a_log_* linear_allow_neg_eigval
-use_bidirectional_attention boi_* position_bias_*
+use_bidirectional_attention boi_* position_bias_* memory_keys memory_snapshot* memory_breakdown
+empty_cuda_cache progress_watchdog_interval data_per_class_fraction
 """
 _NO_EFFECT_OF = re.compile("|".join(map(translate, _NO_EFFECT.lower().split())))
 _SECTIONS = frozenset(
@@ -330,7 +330,7 @@ _SECTIONS = frozenset(
     rerun_state_machine straggler nvrx_straggler ft fault_tolerance inprocess_restart tensor_inspect
     generation_config quantization_config rope_scaling rope_parameters comm debug lighteval general
     monitoring logging_config init_method custom_logger override data_stages validation validator
-    checkpoint checkpoints checkpointing ssm_cfg_extra activation_func loss slurm env envs
+    checkpoint checkpoints checkpointing activation_func loss slurm env envs
     hooks callbacks sampler id2label label2id dataloader_config data_config
     metric experiment hydra defaults""".split()
 )
