@@ -234,6 +234,8 @@ def test_a_script_is_followed_and_its_arguments_know_their_lines(read) -> None:
         ("K=a\ncase $K in\n  b) S=1 ;;\n  a|c) S=4096 ;;\nesac", "--seq-length $S"),
         ("S=40; S=${S}96", "--seq-length $S"),
         ("", "--seq-length 4096 2>&1 | tee --seq-length 3"),
+        ("if [ -z ${S} ]; then S=4096; fi", "--seq-length $S ${NOTHING_SETS_IT}"),
+        ("for s in 1 2 4096; do S=$s; done", "--seq-length $S"),
     ],
 )  # fmt: skip
 def test_shell(read, before: str, argument: str) -> None:

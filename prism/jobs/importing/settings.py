@@ -313,6 +313,8 @@ def _setting(argument: Argument) -> Setting:
     flag, words, line = argument[:3]
     value = True if not words else scalar(words[0]) if len(words) == 1 else " ".join(words)
     bare = flag.isupper() or argument.bare
+    if not words and bare:  # a variable that nothing sets
+        return Setting((flag,), flag, line, flag)
     shown = f"{flag}={words[0]}" if bare else " ".join((f"--{flag}", *words))
     return Setting(tuple(flag.split(".")), value, line, shown)
 

@@ -65,6 +65,7 @@ _JOINED = re.compile(
 _COUNTED = re.compile(
     r"\(\(\s*(\w+)\s*=\s*([^;]+);\s*\w+\s*(<=?)\s*([^;]+);\s*(?:\+\+\w+|\w+\+\+)\s*\)\)"
 )
+_UNSET = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
 MOST_TURNS = 10_000  # of all loops
 MOST_TEXT = 200_000  # characters that variables may grow to: a script could double one forever
 
@@ -334,8 +335,10 @@ class Shell:
         words = [w for w in words if w not in ("[", "[[", "]", "]]", "test", "then")]
         if words[:1] == ["!"]:
             return not self._test(words[1:])
-        if len(words) == 2 and words[0] in ("-z", "-n"):
-            return (not words[1]) == (words[0] == "-z")
+        if words and words[0] in ("-z", "-n") and len(words) <= 2:
+            # a variable of the environment is taken as not set: scripts give its default so
+            empty = len(words) == 1 or not words[1] or _UNSET.fullmatch(words[1]) is not None
+            return empty == (words[0] == "-z")
         if len(words) == 3 and words[1] in ("=", "==", "!="):
             return fnmatch.fnmatchcase(words[0], words[2]) == (words[1] != "!=")
         if len(words) == 3 and words[1] in _COMPARE:
@@ -486,7 +489,7 @@ def arguments(words: list[Text]) -> Iterator[Argument]:
             flat += [w for inner in _statements(word, inside=True) for w in inner]
         else:
             flat.append(word)
-    name, values, line = "", list[str](), 0
+    name, values, line, left = "", list[str](), 0, list[Argument]()
     for word in flat:
         text = plain(word).strip("'\"")
         found = re.match(r"--([A-Za-z][\w.-]*)(=)?", text) or re.fullmatch(r"-(np)()", text)
@@ -503,6 +506,8 @@ def arguments(words: list[Text]) -> Iterator[Argument]:
                 if name:
                     yield Argument(name, values, line)
                 name = ""
+            elif values and _UNSET.fullmatch(text):  # most often not set, and no word then
+                left.append(Argument(text, [], word[0][1], True))
             elif text and not re.match(r"\d*[<>]|\$\{?[@*]\}?$", text):
                 values.append(text)
             continue
@@ -512,6 +517,7 @@ def arguments(words: list[Text]) -> Iterator[Argument]:
         values = [text[found.end() :].strip("'\"")] if found[2] else []
     if name:
         yield Argument(name, values, line)
+    yield from left
 
 
 def commands_of(source: str, folder: Path | None = None) -> Script:
