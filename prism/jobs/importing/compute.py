@@ -293,7 +293,11 @@ def read_run(d: Draft) -> None:
         d.give("run.tokens", tokens.value, tokens)
     elif steps is not None and steps.value > 0:
         d.give("run.steps", steps.value, steps)
-    elif samples is not None and isinstance(samples.value, int | float) and samples.value > 0:
+    elif (
+        samples is not None
+        and isinstance(samples.value, int | float)
+        and samples.value * length > 0
+    ):
         d.give("run.tokens", int(samples.value) * length, samples)
     every = d.find("save_interval", "save_steps", "checkpoint.interval", "checkpoint_interval",
                    "checkpoint_factor", "every_n_train_steps")  # fmt: skip

@@ -491,9 +491,10 @@ def _match(d: Draft, named: str | None) -> None:
     d.given["model.name"] = sizes[0]._replace(
         key="model.name", value=name, shown=", ".join(g.shown for g in sizes)
     )
-    if len(found) > 1 and "vocab_size" not in own and named is None:
+    if "vocab_size" not in own and named is None:
         others = ", ".join(n for n in found if n != name)
-        d.assume("model.name", name, f"sizes agree; so do those of {others}, of another vocabulary")
+        why = f"; so do those of {others}, of another one" * bool(others)
+        d.assume("model.name", name, f"sizes agree; the vocabulary is not in the file{why}")
     for key in own:
         if f"model.{key}" in d.over:
             continue
