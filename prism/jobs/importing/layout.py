@@ -42,7 +42,7 @@ def _find_device(d: Draft, key: str, device: str | None) -> None:
     if found is not None:
         d.give(key, found, constraint)
         return
-    words = re.split(r"[^a-z0-9]+", PurePath(d.source.name).name.lower())
+    words = re.split(r"[^a-z0-9]+|(?<=\d)x(?=[a-z])", PurePath(d.source.name).name.lower())
     found = next((x for x in DEVICES if x in words), None)
     if found is not None:
         d.assume(key, found, "from the file's name; --device gives another")
@@ -140,6 +140,9 @@ def _world(d: Draft, each: int, per_node: int) -> tuple[int | None, list[Setting
         return each * copies.value, [copies]
     whole, size, steps = (d.count(x) for x in ("train_batch_size", "train_micro_batch_size_per_gpu",
                                                "gradient_accumulation_steps"))  # fmt: skip
+    alone = d.count("nproc_per_node")
+    if alone is not None and not d.has("nnodes"):  # torchrun's default is one node
+        return per_node, [alone]
     if whole and size and steps and size.value * steps.value > 0:
         return whole.value // (size.value * steps.value) * each, [whole, size, steps]
     return None, []
@@ -159,6 +162,12 @@ def read_batch(d: Draft) -> None:
     size = _sequences(d, length, "num_tokens_per_microbatch_per_dp_rank", "micro_batch_size",
                       "train_micro_batch_size_per_gpu", "mbs", "per_device_train_batch_size",
                       "device_train_microbatch_size", "ppo_micro_batch_size_per_gpu")  # fmt: skip
+    if whole is None:  # of slime: answers to prompts, over a number of steps
+        answers = [d.size(name) for name in ("rollout_batch_size", "n_samples_per_prompt",
+                                             "num_steps_per_rollout")]  # fmt: skip
+        if answers[0] is not None and answers[2] is not None:
+            n = answers[0].value * (answers[1].value if answers[1] else 1)
+            whole = replace(answers[0], value=max(1, n // answers[2].value))
     local = _sequences(d, length, "", "local_batch_size", "training.batch_size")
     steps = d.size("gradient_accumulation_steps", "accumulate_grad_batches", "gas",
                     "batch_accumulation_per_replica", "num_microbatches")  # fmt: skip

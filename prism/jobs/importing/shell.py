@@ -65,6 +65,7 @@ _JOINED = re.compile(
 _COUNTED = re.compile(
     r"\(\(\s*(\w+)\s*=\s*([^;]+);\s*\w+\s*(<=?)\s*([^;]+);\s*(?:\+\+\w+|\w+\+\+)\s*\)\)"
 )
+_OPTIONS = re.compile(r"option|args|flags", re.I)
 _UNSET = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
 MOST_TURNS = 10_000  # of all loops
 MOST_TEXT = 200_000  # characters that variables may grow to: a script could double one forever
@@ -506,7 +507,8 @@ def arguments(words: list[Text]) -> Iterator[Argument]:
                 if name:
                     yield Argument(name, values, line)
                 name = ""
-            elif values and _UNSET.fullmatch(text):  # most often not set, and no word then
+            elif _UNSET.fullmatch(text) and (values or _OPTIONS.search(text)):
+                # most often not set, and no word then
                 left.append(Argument(text, [], word[0][1], True))
             elif text and not re.match(r"\d*[<>]|\$\{?[@*]\}?$", text):
                 values.append(text)

@@ -179,9 +179,13 @@ _UNMODELLED = {
     "tp_linear_async_communication": "tensor-parallel collectives are exposed in prism",
     "cpu_offloading cpu_offload optimizer_cpu_offload enable_cpu_offload activation_offload "
     "fine_grained_activation_offloading offload_optimizer.device offload_param.device "
-    "optimizer_offload_fraction offload_modules": "offloading to the CPU",
+    "optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d offload_modules":
+        "offloading to the CPU",
     "mtp_num_layers num_nextn_predict_layers num_mtp_modules mtp_num_hidden_layers num_mtp_layers "
-    "mtp_hybrid_override_pattern mtp_layers_block_type use_mtp": "multi-token prediction",
+    "mtp_hybrid_override_pattern mtp_layers_block_type use_mtp use_multi_token_prediction "
+    "num_mtp_predictor": "multi-token prediction",
+    "early_step_in_backward": "optimizer steps within the backward",
+    "moe_router_group_topk": "experts on few nodes: write parallelism.expert_node_limit",
     "moe_shared_expert_overlap": "shared experts beside the all-to-all",
     "delay_wgrad_compute defer_embedding_wgrad_compute": "weight gradients put off",
     "num_distributed_optimizer_instances": "an optimizer sharded over part of the replicas",
@@ -209,7 +213,9 @@ _UNMODELLED = {
     "dsa_indexer_head_dim sparse_attention_config": "sparse attention; here all see all",
     "attention_chunk_size": "attention in chunks; all tokens before are seen here",
     "variable_seq_lengths packed_sequence_size packing sample_packing neat_packing "
-    "use_remove_padding": "sequences packed together, of which each sees its own tokens",
+    "use_remove_padding use_dynamic_batch_size use_dynamic_bsz max_tokens_per_gpu "
+    "use_varlen_dataset dynamic_context_parallel":
+        "sequences packed together, of which each sees its own tokens",
     "hierarchical_context_parallel_sizes": "context parallelism in two levels",
     "deterministic_mode deterministic": "deterministic kernels, which are slower",
 }  # fmt: skip
@@ -262,22 +268,22 @@ experiment_name experiment_id exp_name exp_dir job_* run_name description notes 
 te_rng* *_rng_* *_rng trust_remote_code torchrun* strict* *_strict* data data_path data_paths
 data_cache_path data_impl data_args_path data_sharding data_prefix data_parallel_random_init
 data_files data_file data_source data_seed data_dir data_name dataset* train_data_path
-valid_data_path test_data_path vision_data_path *_dataset *_datasets datasets dataloader*
-*_dataloader train_dataset* eval_dataset* *_workers num_workers split splits shuffle*
-prefetch_factor persistent_workers pin_* mmap* mock* eod* reset_* blend* text_column* streaming
-stage do_train do_eval do_predict template max_samples preprocessing* overwrite_* eval_iters
-limit_val_batches limit_test_batches *_eval_* eval_* *_eval val_* valid* skip_train test_mode test_*
-train_data* rdzv* master_* node_rank local_rank rank ranks max_restarts tee redirects standalone
-role distributed_timeout* *timeout* distributed_backend nccl_communicator_config_path init_timeout*
-port *_port host addr* ddp_timeout* exit_* rerun_* check_for_nan* check_* iterations_to_skip
-calc_ft* simulate_* error_injection* simulated_* ft_* enable_ft* nvrx* async_strategy use_gloo*
-one_logger* account partition constraint time mem mem_per* exclusive ntasks* cpus_per* signal mail*
-output error open_mode requeue qos nodelist exclude dependency comment reservation export wait* hint
-kill_on* container* network unbuffered label segment distribution array chdir no_container* gpu_bind
-adlr_* bert_* biencoder_* classes_fraction clone_scatter_* delay_grad_reduce dino_* img_* ict_*
-indexer_batch_size indexer_log_interval inference_* iter_per_epoch lazy_* mask_* max_tokens_to_oom
-num_channels num_classes onnx_safe openai_gelu output_bert_* query_in_block_prob retriever_* retro_*
-sample_rate scatter_gather_* short_seq_prob spec swin_* titles_* use_mcore_models use_one_sent_docs
+valid_data_path test_data_path vision_data_path datasets dataloader* *_dataloader train_dataset*
+eval_dataset* *_workers num_workers split splits shuffle* prefetch_factor persistent_workers pin_*
+mmap* mock* eod* reset_* blend* text_column* streaming stage do_train do_eval do_predict template
+max_samples preprocessing* overwrite_* eval_iters limit_val_batches limit_test_batches *_eval_*
+eval_* *_eval val_* valid* skip_train test_mode test_* train_data* rdzv* master_* node_rank
+local_rank rank ranks max_restarts tee redirects standalone role distributed_timeout* *timeout*
+distributed_backend nccl_communicator_config_path init_timeout* port *_port host addr* ddp_timeout*
+exit_* rerun_* check_for_nan* check_* iterations_to_skip calc_ft* simulate_* error_injection*
+simulated_* ft_* enable_ft* nvrx* async_strategy use_gloo* one_logger* account partition constraint
+time mem mem_per* exclusive ntasks* cpus_per* signal mail* output error open_mode requeue qos
+nodelist exclude dependency comment reservation export wait* hint kill_on* container* network
+unbuffered label segment distribution array chdir no_container* gpu_bind adlr_* bert_* biencoder_*
+classes_fraction clone_scatter_* delay_grad_reduce dino_* img_* ict_* indexer_batch_size
+indexer_log_interval inference_* iter_per_epoch lazy_* mask_* max_tokens_to_oom num_channels
+num_classes onnx_safe openai_gelu output_bert_* query_in_block_prob retriever_* retro_* sample_rate
+scatter_gather_* short_seq_prob swin_* titles_* use_mcore_models use_one_sent_docs
 use_cpu_initialization consumed_* fp16_lm_cross_entropy head_lr_mult rl_*
 async_tensor_model_parallel_allreduce tp_comm_bulk_* tp_comm_split_* tp_comm_overlap_*
 tp_comm_atomic* tp_comm_bootstrap_backend calc_* cpu_offloading_activations cpu_offloading_weights
@@ -312,16 +318,22 @@ benchmark enable_model_summary mcore_gpt pre_process post_process headscale tran
 attention_type normalize_attention_scores megatron_amp_o2 gradient_as_bucket_view start_step
 async_mode implementation filter_fqns local_ranks_filter work_group workspace *_sink_level
 disable_last_saving auto_continue_train prompt_template convert_to_hf runtime_env_json prompt_data
-input_key label_key rm_* rollout_* sglang_* advantage_estimator loss_type temperature
-torch_adam_is_fused boi_token_index for_llm_compressor nccl_debug pythonwarnings no_check_for_nan*
-attn_out_bias group_by_length special_tokens val_set_size hub_* micro_batch_eval*
-sample_packing_eff* mscale mscale_all_dim deepspeed deepspeed_* token_type* type_vocab_size
-max_epoch* eval_strategy save_strategy save_total_limit logging_* include_* bf16_full_eval ignore_*
-strict use_fast* add_cross_attention layerdrop summary_* reorder_and_upcast_attn eoi_token_index
+input_key label_key rm_* sglang_* advantage_estimator loss_type temperature torch_adam_is_fused
+boi_token_index for_llm_compressor nccl_debug pythonwarnings no_check_for_nan* attn_out_bias
+group_by_length special_tokens val_set_size hub_* micro_batch_eval* sample_packing_eff* mscale
+mscale_all_dim deepspeed deepspeed_* token_type* type_vocab_size max_epoch* eval_strategy
+save_strategy save_total_limit logging_* include_* bf16_full_eval ignore_* strict use_fast*
+add_cross_attention layerdrop summary_* reorder_and_upcast_attn eoi_token_index
 attn_temperature_tuning kda_* short_conv_kernel_size slow_but_exact n_ctx use_parallel_residual
 _remove_final_layer_norm classifier_dropout linear_dt_* linear_a_log_* linear_allow_neg_eigval
 use_bidirectional_attention boi_* position_bias_* memory_keys memory_snapshot* memory_breakdown
-empty_cuda_cache progress_watchdog_interval data_per_class_fraction
+empty_cuda_cache progress_watchdog_interval data_per_class_fraction train_dataset eval_dataset
+mock_dataset hf_dataset train_datasets eval_datasets total_epochs balance_batch balance_data
+colocate update_weight_* num_rollout over_sampling_batch_size use_kl_loss use_tis use_slime_router
+int4_params_rollout max_padding_length extra_vocab_size train_mode megatron_fsdp_version
+calculate_per_token_loss nccl_nvls_enable gpt_j_residual use_bias_in_* mlp_multiple_of
+n_samples_per_prompt num_steps_per_rollout rollout_function* rollout_max* rollout_temp* rollout_num*
+rollout_shuffle rollout_stop* rollout_batch_size
 """
 _NO_EFFECT_OF = re.compile("|".join(map(translate, _NO_EFFECT.lower().split())))
 _SECTIONS = frozenset(
