@@ -138,7 +138,7 @@ def test_replay_writes_result_and_plots(run, table, tmp_path, empty_pictures):
     answer = prism.answer(dataset)
     shown = {found[key] for key in ("measured_mean", "ideal_mean", "slowdown_same_work")}
     assert shown | {max(found["by_op_kind"].values())} <= shown_numbers(answer)
-    fewer = prism.answer(dataset.drop_vars("slowdown_by_worker"))
+    fewer = prism.answer(dataset.to_xarray().drop_vars("slowdown_by_worker"))
     assert [picture.stem for picture in fewer.pictures] == ["replay"]
     assert [finding["code"] for finding in found["findings"]] == ["stragglers", "reproduction"]
     names = {file.name for file in folder.iterdir()}

@@ -96,7 +96,7 @@ def test_what_is_no_regular_file_is_refused_and_never_opened(tmp_path, run, comm
 
 def dataset(kind):
     values = np.linspace(0.0, 1.0, 500)
-    attrs = {"kind": kind, "summary": "{}", "job_name": "a"} if kind else {"job": "{}"}
+    attrs = {"kind": kind, "call": "{}", "job_name": "a"} if kind else {"job": "{}"}
     return xr.Dataset({"step_time": ("replicate", values)}, attrs=attrs)
 
 
@@ -150,13 +150,13 @@ def test_texts_of_a_fixed_length_are_read_as_the_others(tmp_path):
 
     whole = dataset("simulation").assign(note=("letter", np.array(list("kept"), "S1")))
     prism.save(whole, tmp_path / "a.nc")
-    expected = prism.load(tmp_path / "a.nc")
+    expected = prism.load(tmp_path / "a.nc").to_xarray()
     with h5py.File(tmp_path / "a.nc", "a") as file:
         for held in (file, *(file[name] for name in file)):
             for key in [k for k, v in held.attrs.items() if isinstance(v, str)]:
                 held.attrs[key] = np.bytes_(held.attrs[key].encode())
         assert isinstance(file.attrs["kind"], bytes)
-    xr.testing.assert_identical(prism.load(tmp_path / "a.nc"), expected)
+    xr.testing.assert_identical(prism.load(tmp_path / "a.nc").to_xarray(), expected)
     assert expected.note.values.tobytes() == b"kept"
 
 

@@ -30,7 +30,7 @@ def test_step_time_marks_are_the_quantiles_of_the_data(made_up_result):
 
 def test_the_curve_is_the_share_of_steps_and_its_band_holds_the_truth():
     """Steps of a cluster are alike: the band is by cluster, 95 %, of 200 seeds."""
-    frame = prism.simulate("pipeline-8x32", 64, seed=1).drop_dims("replicate")
+    frame = prism.simulate("pipeline-8x32", 64, seed=1).to_xarray().drop_dims("replicate")
     rng, cluster, hits = np.random.default_rng(5), np.repeat(np.arange(40), 16), 0
     for _ in range(200):
         values = 11.0 + rng.standard_normal(40)[cluster] + 0.3 * rng.standard_normal(640)

@@ -214,7 +214,7 @@ def test_what_is_no_result_is_told_by_name(run, folder, tmp_path):
     xr.Dataset({"x": ("y", [1.0])}).to_netcdf(tmp_path / "foreign.nc", engine="h5netcdf")
     odd = {"odd.nc": {"kind": "novel"}, "broken.nc": {"kind": "sweep", "summary": "{}"},
            "torn.nc": {"kind": "placement", "summary": "{"}}  # fmt: skip
-    first = prism.load(folder / "first")
+    first = prism.load(folder / "first").to_xarray()
     first.assign_attrs(warnings="[1.5]").to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
     prism.save(first.assign_attrs(job_sources='{"run.steps": 1.5}'), tmp_path / "sources.nc")
     for name, attrs in odd.items():
@@ -237,9 +237,9 @@ def test_what_cannot_be_shown_is_refused_and_warned_of_by_nobody(
     if kind == "figure for text":
         result.attrs["model_error"] = json.dumps({"spread": 0.2, "source": -math.inf})
     elif kind == "list for a block":
-        result.attrs |= {"job": json.dumps({"parallelism": {}, "model": [1]}), "call": "{}"}
+        result.attrs.update({"job": json.dumps({"parallelism": {}, "model": [1]}), "call": "{}"})
     else:
-        result = prism.replay(SAMPLES / "trace.csv").isel(dp_rank=slice(0))
+        result = prism.replay(SAMPLES / "trace.csv").to_xarray().isel(dp_rank=slice(0))
     prism.save(result, tmp_path / "x.nc")
     status, out, err = run("report", tmp_path / "x.nc", "-o", tmp_path / "x.html")
     assert status == 2 and str(tmp_path / "x.nc") in err and len(err.splitlines()) == 1
@@ -282,8 +282,8 @@ def test_a_file_that_a_result_names_is_not_opened(tmp_path):
     values["variability"] |= {"library": str(own)}
     whole = text_of(parsed(prism.report(result)))
     for other in (
-        result.assign_attrs(job=json.dumps(values)),
-        result.assign_attrs(library_sha256="0" * 64),
+        result.to_xarray().assign_attrs(job=json.dumps(values)),
+        result.to_xarray().assign_attrs(library_sha256="0" * 64),
     ):
         text = text_of(parsed(prism.report(other)))
         assert text.count(listed) < whole.count(listed) or len(text) < len(whole) - 500

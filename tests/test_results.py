@@ -1,5 +1,6 @@
 """Results: units, files, provenance, summaries, and the two kinds of spread."""
 
+import dataclasses
 import json
 import math
 import re
@@ -71,7 +72,7 @@ def job_in(result):
 
 def test_every_variable_has_units_and_a_name(result, of_model):
     for dataset in (result, of_model):
-        for name, variable in dataset.data_vars.items():
+        for name, variable in dataset.to_xarray().data_vars.items():
             assert variable.attrs["units"], name
             assert len(variable.attrs["long_name"]) > 3, name
             assert np.all(np.isfinite(variable)), name
@@ -87,15 +88,19 @@ def test_a_saved_result_is_the_same_and_is_shown_as_it_was_saved(of_model, tmp_p
     same_result(of_model, prism.load(tmp_path / "result.nc"))
     figures = json.loads(of_model.attrs["job_figures"])
     figures["memory"]["gib"], figures["world_size"] = 77.0, 12
-    prism.save(of_model.assign_attrs(job_figures=json.dumps(figures)), tmp_path / "result.nc")
+    prism.save(
+        of_model.to_xarray().assign_attrs(job_figures=json.dumps(figures)), tmp_path / "result.nc"
+    )
     for numbers in (
         prism.summary(prism.load(tmp_path)),
         json.loads(run("show", tmp_path / "result.nc", "--json")[1])["summary"],
     ):
         assert (numbers["memory"]["gib"], numbers["world_size"]) == (77.0, 12)
         assert numbers["step_time"] == before["step_time"]
-    older = of_model.drop_attrs(deep=False).assign_attrs(
-        {k: v for k, v in of_model.attrs.items() if k != "job_figures"}
+    older = (
+        of_model.to_xarray()
+        .drop_attrs(deep=False)
+        .assign_attrs({k: v for k, v in of_model.attrs.items() if k != "job_figures"})
     )
     assert "memory" in before and "memory" not in prism.summary(older)
 
@@ -251,7 +256,7 @@ def test_a_run_that_nobody_asked_for_is_left_out():
     answer = prism.summary(steps)
     assert not {"time_to_train", "run_replicates", "steps", "delay_by_term"} & set(answer)
     assert set(answer["slowdown"]) == {"1.05", "1.1", "1.2"}
-    assert "run_replicate" not in steps.sizes
+    assert "run_replicate" not in steps.to_xarray().sizes
     same_result(steps, again(steps))
     for asked in ({"steps": 50}, {"deadline": "1h"}, {"run_replicates": 10}, {"price": 1.0}):
         assert "time_to_train" in prism.summary(
@@ -310,7 +315,7 @@ BETWEEN, WITHIN = 0.3, 0.5
 @pytest.fixture(scope="module")
 def spread():
     """Summarise made-up step times [s] by cluster draw."""
-    frame = prism.simulate("pipeline-8x32", 64, seed=1).drop_dims("replicate")
+    frame = prism.simulate("pipeline-8x32", 64, seed=1).to_xarray().drop_dims("replicate")
 
     def summarized(values, cluster):
         made = frame.assign(
@@ -544,3 +549,37 @@ def test_exposed_communication_is_the_same_rest_for_other_layouts(layout, variab
         assert 0.0 < share < 1.0
         found.append((1.0 - share) * float(drawn.step_time.mean()))
     assert found[0] == pytest.approx(found[1], rel=1e-3)
+
+
+# -- typed results -------------------------------------------------------------------------------
+
+
+def test_tables_of_a_result_are_the_figures_of_its_json(result):
+    figures = prism.summary(result)
+    for name in ("step_time", "time_to_train"):
+        row = result.quantities.loc[name]
+        assert all(row[key] == figures[name][key] for key in ("mean", "std", "p5", "p95", "p99"))
+    assert result.quantities.attrs["fields"]["p95"]["unit"] == "s"
+    parts = {part["name"]: part["mean_share"] for part in figures["time_loss"]}
+    assert result.parts.mean_share.to_dict() == parts
+    assert result.terms.delay.to_dict() == figures["delay_by_term"]
+    assert result.terms.variance.dropna().to_dict() == figures["variance_by_term"]
+
+
+def test_a_result_has_the_arrays_of_its_dataset_and_names_what_it_lacks(result):
+    assert result.step_time.identical(result.to_xarray().step_time) and "step_time" in result
+    with pytest.raises(AttributeError, match="step_time"):
+        result.steptime  # noqa: B018
+    with pytest.raises(AttributeError, match="to_xarray"):
+        result.isel  # noqa: B018
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.dataset = None
+
+
+def test_a_result_file_without_its_tables_is_refused_with_the_command(run, tmp_path):
+    old = xr.Dataset(attrs={"kind": "replay", "source": "trace.csv", "summary": "{}"})
+    prism.save(old, tmp_path / "result.nc")
+    with pytest.raises(prism.PrismError, match=r"prism replay"):
+        prism.load(tmp_path / "result.nc")
+    status, out, err = run("show", tmp_path / "result.nc")
+    assert (status, out) == (2, "") and "prism replay" in err

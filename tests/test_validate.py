@@ -349,7 +349,7 @@ def test_two_panels_of_steps_or_of_runs_however_few(split, tmp_path, n):
 def test_a_replay_shows_workers_and_steps_that_are_off(tmp_path):
     effects = Effects(residual_sd=0.001, lemons={(1, 2): 1.6})
     path = write(tmp_path, Layout(4, 4, 4, 6), effects)
-    result = prism.replay(path)
+    result = prism.replay(path).to_xarray()
     ax = plots.plot_workers(result)
     image = np.asarray(ax.images[0].get_array())
     assert image.shape == (4, 4) and len(ax.get_yticklabels()) == 4

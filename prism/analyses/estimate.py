@@ -20,6 +20,7 @@ from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
 from prism.jobs.jobspec.values import duration_or_date, parse_date
 from prism.models.calibration.model import communication_share
+from prism.simulation.estimated import Estimate
 from prism.simulation.jobwarnings import job_doubts, mean_doubts, replica_doubts
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.results import TAIL_SAMPLES, job_of, make_dataset, provenance
@@ -31,7 +32,6 @@ from prism.simulation.steps import (
     settle_call,
     simulate_step,
 )
-from prism.simulation.summary import summarize_simulation
 from prism.traces.growing import Reading, read_log
 from prism.workload.described import framework_figures
 
@@ -66,7 +66,7 @@ def estimate(
     threads: int | None = None,
     progress: Progress | None = None,
     engine: str = "auto",
-) -> "xr.Dataset":
+) -> Estimate:
     """Estimate how long a step and the whole run take, with what probability.
 
     Parameters
@@ -94,9 +94,9 @@ def estimate(
 
     Returns
     -------
-    xarray.Dataset
-        See `prism.simulation.results.VARIABLES`; `prism.summary` gives the figures the command
-        prints.
+    Estimate
+        Samples by replicate, see `prism.simulation.results.VARIABLES`; tables ``quantities``,
+        ``parts`` and ``terms``; `prism.summary` gives the figures the command prints.
 
     Raises
     ------
@@ -124,10 +124,12 @@ def estimate(
             "where": dict(where or {}),
         }  # fmt: skip
     if not isinstance(job, Job) and is_step_model(job):
-        return _from_step_times(job, options | past | {"gpus": gpus})
+        from prism.models.steptimes.estimate import StepsEstimate
+
+        return StepsEstimate(_from_step_times(job, options | past | {"gpus": gpus}))
     refuse_gpus(gpus)
     job = job if isinstance(job, Job) else load_job(job)
-    return estimate_job(job, options, past, (threads, progress, engine))
+    return Estimate(estimate_job(job, options, past, (threads, progress, engine)))
 
 
 def refuse_gpus(gpus: int | None) -> None:
@@ -279,22 +281,15 @@ def _from_step_times(path: str | Path, options: dict[str, Any]) -> "xr.Dataset":
     return estimate_steps(path, **given)
 
 
-def summarize_estimate(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Return the figures of an estimate, of a job or of a model of step times."""
-    if dataset.attrs.get("kind") == "steps_estimate":
-        from prism.models.steptimes.estimate import summarize_steps
-
-        return summarize_steps(dataset)
-    return summarize_simulation(dataset)
-
-
-def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> "xr.Dataset":
+def reproduce(result: Estimate, threads: int | None = None) -> Estimate:
     """Run the call that made a result again, from its own attributes."""
+    dataset = result.to_xarray()
     call = json.loads(dataset.attrs["call"])
     again = estimate(job_of(dataset), threads=threads, **call)
     # a job that is rebuilt has no file that its values came from
     of_file = ("job_sources", "framework")
-    return again.assign_attrs({k: v for k, v in dataset.attrs.items() if k in of_file})
+    kept = {key: value for key, value in dataset.attrs.items() if key in of_file}
+    return Estimate(again.to_xarray().assign_attrs(kept))
 
 
 def parse_deadline(value: float | str | datetime.datetime) -> float | datetime.datetime:

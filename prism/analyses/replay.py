@@ -9,8 +9,8 @@ References
    arXiv:2505.05713: the published slowdown.
 """
 
-import json
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +20,15 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.means import finite_mean
+from prism.common.results import (
+    Columns,
+    Field,
+    Result,
+    pack_figures,
+    pack_texts,
+    read_figures,
+    read_texts,
+)
 from prism.common.text import percent_change
 from prism.models.changes.find import choose_steps
 from prism.models.kernellaws import why_no_model
@@ -34,7 +43,7 @@ from prism.simulation.tracemodel.model import steady
 from prism.traces import Trace, read_trace
 
 if TYPE_CHECKING:
-    import xarray as xr
+    import pandas as pd
 
 LOCAL_MEAN = (*COMPUTE, "optimizer")  # ops that the published ideal puts at their mean
 MOST_CELLS = 4_000_000  # durations replayed at once
@@ -47,7 +56,7 @@ DIMS = {"op_kind": ("op_kind",), "stage": ("stage",), "worker": ("dp_rank", "sta
 def replay(
     trace: str | Path | Sequence[str | Path], step_range: str | None = None,
     skip: int | None = None, steps: str | None = None,
-) -> "xr.Dataset":  # fmt: skip
+) -> "Replay":  # fmt: skip
     """Replay a trace's own durations, and the steps without stragglers.
 
     Parameters
@@ -63,11 +72,11 @@ def replay(
 
     Returns
     -------
-    xarray.Dataset
+    Replay
         ``measured_step_time``, ``replayed_step_time`` [step] in seconds, ``ideal_step_time``,
         ``slowdown_by_op_kind``, ``slowdown_by_stage``, ``slowdown_by_worker`` [dp_rank, stage]:
-        mean step time over the one in which only this has no stragglers. `prism.summary`
-        gives the figures the command prints.
+        mean step time over the one in which only this has no stragglers; table
+        ``slowdowns``. `prism.summary` gives the figures the command prints.
 
     Raises
     ------
@@ -84,6 +93,83 @@ def replay(
     return replay_trace(choose_steps(read_trace(trace, step_range), skip, steps))
 
 
+FIGURES = (
+    Field("steps", "count", "steps replayed"),
+    Field("mean_error", "1", "replayed mean step over the measured one, less 1"),
+    Field("max_abs_error", "1", "largest error of a step"),
+    Field("measured_mean", "s", "mean step as measured"),
+    Field("replayed_mean", "s", "mean step as replayed"),
+    Field("ideal_mean", "s", "mean step with every effect at 1, stages as unequal as they are"),
+    Field("slowdown_same_work", "1", "mean replayed step over the ideal one"),
+    Field("slowdown", "1", "the same over the published ideal: equal stages, no launch gaps"),
+    Field("p2p", "text", "whether transfers hold up the rank that sends"),
+    Field("edges_recorded", "count", "edges that the recording shows"),
+    Field("edges_inferred", "count", "edges that other steps show"),
+    Field("late_starts", "count", "starts later than everything they wait for"),
+    Field("unexplained_starts", "count", "starts before what they wait for ends"),
+)
+SPANS = Columns("gpu_span", (
+    Field("step", "count", "step", "step"),
+    Field("rank", "count", "rank", "rank"),
+    Field("measured", "s", "first start to last end of the rank's kernels, measured", "measured"),
+    Field("replayed", "s", "the same, replayed", "replayed"),
+    Field("error", "1", "replayed over measured, less 1", "error", form="change"),
+), numbered=True, prefix="span_")  # fmt: skip
+SLOWDOWNS = Columns("cause", (
+    Field("name", "text"),
+    Field("kind", "text", "op kind, stage or worker"),
+    Field("slowdown", "1", "mean step over the one in which only this is at its mean"),
+))  # fmt: skip
+
+
+class Replay(Result):
+    """Replayed steps of a trace, and what each part of it slows them.
+
+    Examples
+    --------
+    >>> import prism
+    >>> result = prism.replay("experiments/samples/trace.csv")
+    >>> result.slowdowns.slowdown.idxmax(), result.steps.item()
+    ('replica 2, stage 1', 8)
+    """
+
+    def figures(self) -> dict[str, Any]:
+        """Give all figures, see `Result.figures`."""
+        data = self.dataset
+        found = read_figures(FIGURES, data)
+        if SPANS.dim in data.dims:
+            found["gpu_spans"] = SPANS.rows(data)
+        for name in ("op_kind", "stage"):
+            if f"slowdown_by_{name}" in data:
+                slowdown = data[f"slowdown_by_{name}"].values.tolist()
+                found[f"by_{name}"] = dict(zip(map(str, data[name].values), slowdown, strict=True))
+        if "slowdown_by_worker" in data:
+            rows = data["slowdown_by_worker"].stack(worker=("dp_rank", "stage"))
+            found["by_worker"] = [
+                {"dp_rank": int(r), "stage": int(s), "slowdown": float(value)}
+                for (r, s), value in zip(rows.worker.values, rows.values, strict=True)
+            ]
+        return found | {name: read_texts(data, name) for name in ("notes", "warnings")}
+
+    @cached_property
+    def slowdowns(self) -> "pd.DataFrame":
+        """What each op kind, stage and worker slows the step [1]."""
+        return SLOWDOWNS.frame(self.causes())
+
+    def causes(self) -> list[dict[str, Any]]:
+        """Give the rows of `slowdowns`."""
+        found = self.figures()
+        named = [
+            *(("op kind", *pair) for pair in found.get("by_op_kind", {}).items()),
+            *(("stage", *pair) for pair in found.get("by_stage", {}).items()),
+            *(
+                ("worker", f"replica {row['dp_rank']}, stage {row['stage']}", row["slowdown"])
+                for row in found.get("by_worker", [])
+            ),
+        ]
+        return [{"kind": kind, "name": name, "slowdown": value} for kind, name, value in named]
+
+
 class Found(NamedTuple):
     """What replaying a trace of one kind gives."""
 
@@ -92,9 +178,10 @@ class Found(NamedTuple):
     times: dict[Cause, Array]  # [step] s: replayed, and without a cause
     figures: dict[str, Any]  # that the kind of trace adds
     notes: Sequence[str]
+    spans: Sequence[dict[str, Any]] = ()  # of ranks, rows of `SPANS`
 
 
-def replay_trace(trace: Trace) -> "xr.Dataset":
+def replay_trace(trace: Trace) -> Replay:
     """Replay a trace that has been read, as `replay` does."""
     import xarray as xr
 
@@ -108,7 +195,7 @@ def replay_trace(trace: Trace) -> "xr.Dataset":
     mean = {cause: float(times.mean()) for cause, times in found.times.items()}
     replayed = found.times[MEASURED]
     mean_error = float(replayed.mean() / found.measured.mean() - 1.0)
-    summary = {
+    figures = {
         "steps": int(found.steps.size),
         "mean_error": mean_error,
         "max_abs_error": float(np.abs(replayed / found.measured - 1.0).max()),
@@ -116,7 +203,6 @@ def replay_trace(trace: Trace) -> "xr.Dataset":
         "replayed_mean": mean[MEASURED],
         "ideal_mean": mean[STRAGGLERS],
         "slowdown_same_work": _ratio(mean, STRAGGLERS),
-        "warnings": _warnings(mean_error),
     } | found.figures
     data: dict[str, Any] = {
         name: (dims, values, {"units": "s", "long_name": text})
@@ -138,11 +224,15 @@ def replay_trace(trace: Trace) -> "xr.Dataset":
         about = {"units": "1", "long_name": text}
         data[f"slowdown_by_{name}"] = (dims, slowdown.reshape(shape), about)
         coords |= own
-    attrs = {
-        "kind": "replay", "source": trace.source, "summary": json.dumps(summary),
-        "notes": json.dumps([*trace.notes, *found.notes]),
-    }  # fmt: skip
-    return xr.Dataset(data, coords, attrs)
+    parts = [
+        xr.Dataset(data, coords),
+        pack_figures(FIGURES, figures),
+        pack_texts(warnings=_warnings(mean_error), notes=[*trace.notes, *found.notes]),
+    ]
+    if found.spans:
+        parts.append(SPANS.pack(found.spans))
+    attrs = {"kind": "replay", "source": trace.source}
+    return Replay(xr.merge(parts).assign_attrs(attrs))
 
 
 def _ratio(mean: dict[Cause, float], cause: Cause) -> float:
@@ -185,12 +275,11 @@ def _replay_kernels(trace: Trace) -> Found:
     }
     figures = {
         "slowdown": None,  # the published ideal is one of pipelines
-        "gpu_spans": rows,
         "late_starts": counts.pop("n_late"), "unexplained_starts": counts.pop("n_unexplained"),
     }  # fmt: skip
     alone = ["one step only: no edge can be inferred from other steps"]
     alone *= len({step for step, _ in steps.views}) == 1
-    return Found(np.array(steps.steps), steps.periods(), joined, figures | counts, alone)
+    return Found(np.array(steps.steps), steps.periods(), joined, figures | counts, alone, rows)
 
 
 def _gpu_spans(graph: KernelGraph, steps: KernelSteps) -> list[dict[str, Any]]:
@@ -199,8 +288,9 @@ def _gpu_spans(graph: KernelGraph, steps: KernelSteps) -> list[dict[str, Any]]:
     for stage, rank in enumerate(graph.ranks):
         measured, own = steps.views[graph.step, rank].span(), graph.taken_by(stage)
         replayed = float(ends[own].max() - (ends - graph.durations)[own].min())
+        error = replayed / measured - 1.0
         rows.append({"step": graph.step, "rank": rank, "measured": measured, "replayed": replayed,
-                     "error": replayed / measured - 1.0})  # fmt: skip
+                     "error": error})  # fmt: skip
     return rows
 
 
@@ -248,25 +338,6 @@ def _warnings(mean_error: float) -> list[str]:
         "overlap, wait for what the trace does not show, or their clocks differ; slowdowns are "
         "those of the replay"
     ]
-
-
-def summarize_replay(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Figures of a replay, as `prism replay --json` prints them."""
-    summary: dict[str, Any] = json.loads(dataset.attrs["summary"])
-    for name in ("op_kind", "stage"):
-        if name in dataset.coords:
-            values = dataset[f"slowdown_by_{name}"].values
-            summary[f"by_{name}"] = {
-                str(k): float(v) for k, v in zip(dataset[name].values, values, strict=True)
-            }
-    if "slowdown_by_worker" in dataset:
-        worker = dataset["slowdown_by_worker"]
-        summary["by_worker"] = [
-            {"dp_rank": int(r), "stage": int(s), "slowdown": float(worker.sel(dp_rank=r, stage=s))}
-            for r in worker.dp_rank.values
-            for s in worker.stage.values
-        ]
-    return summary | {"notes": json.loads(dataset.attrs["notes"])}
 
 
 def published_slowdown(graph: TraceGraph) -> float:

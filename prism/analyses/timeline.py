@@ -24,7 +24,7 @@ from prism.analyses.timelines.traces import play_trace
 from prism.cluster.nodemap import Placement
 from prism.common.errors import PrismError, named
 from prism.common.netcdf import told_broken
-from prism.common.resultfiles import load
+from prism.common.resultfiles import load_dataset
 from prism.common.text import time_unit
 from prism.engine import LANES
 from prism.jobs.job import Job, load_job
@@ -222,7 +222,7 @@ def _job(
         return job, REPLICATES if replicates is None else replicates, seed
     given = {"replicates": replicates, "seed": seed, "overrides": tuple(overrides)}
     _refuse(str(what), "a result, which has its own call", given)
-    result = load(what)
+    result = load_dataset(what)
     with told_broken(what, "a result.nc that prism estimate JOB -o DIR wrote"):
         call = json.loads(result.attrs.get("call", "{}"))
         steps = {"step_time", "replicate"} <= {*result, *result.dims} and "job" in result.attrs

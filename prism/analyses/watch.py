@@ -167,7 +167,7 @@ class Watch:
             how = self._threads, None, "auto"
             found = estimate_job(self._job, gather_options(**options), past, how, self._simulated)
         else:
-            found = estimate(self._job, completed=reading, **options)
+            found = estimate(self._job, completed=reading, **options).to_xarray()
         attrs = {
             "kind": KIND, "schema": SCHEMA, "prism_version": prism.__version__,
             "job_name": found.attrs.get("job_name", str(self._log.path)),

@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prism.common.errors import PrismError
 from prism.common.netcdf import read_netcdf, write_netcdf
+from prism.common.results import Result, dataset_of
 
 if TYPE_CHECKING:
     import xarray as xr
 
 
 class Kind(NamedTuple):
-    """A kind of result: the command that writes it, and what makes its answer.
+    """A kind of result: the command that writes it, its class, and what makes its answer.
 
-    The command is in the module of its name in `prism.cli.commands`, the function is named
-    ``module:function`` of `prism.present.answers`; both are imported when they are called.
+    The command is in the module of its name in `prism.cli.commands`; the class is named
+    ``module:class`` of `prism`, the function ``module:function`` of `prism.present.answers`. All
+    are imported when they are called.
     """
 
     command: str
     maker: str
+    result: str = ""
 
     @property
     def is_model(self) -> bool:
@@ -33,16 +36,32 @@ class Kind(NamedTuple):
 
     def answer(self, dataset: "xr.Dataset") -> Any:
         """Make the `prism.present.answer.Answer` of a result."""
-        module, _, name = self.maker.partition(":")
-        return getattr(import_module(f"prism.present.answers.{module}"), name)(dataset)
+        return _imported(f"present.answers.{self.maker}")(self.typed(dataset))
+
+    def typed(self, dataset: "xr.Dataset") -> "Result | xr.Dataset":
+        """Make the typed result of a Dataset; a model stays one."""
+        if not self.result:
+            return dataset
+        if "summary" in dataset.attrs:
+            raise PrismError(
+                f"a result of an earlier version; make it anew with `prism {self.command}`"
+            )
+        result: Result = _imported(self.result)(dataset)
+        return result
 
 
-_ESTIMATE = Kind("estimate", "estimate:estimate_answer")
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(f"prism.{module}"), attribute)
+
+
+_ESTIMATE = Kind("estimate", "estimate:estimate_answer", "simulation.estimated:Estimate")
 _MODEL = Kind("fit", "fit:fit_answer")
 KINDS = {
     "simulation": _ESTIMATE,
     "estimate": _ESTIMATE,
-    "steps_estimate": _ESTIMATE,
+    "steps_estimate": Kind(
+        "estimate", "estimate:estimate_answer", "models.steptimes.estimate:StepsEstimate"),
     "ranking": Kind("rank", "rank:rank_answer"),
     "placement": Kind("place", "place:place_answer"),
     "sweep": Kind("sweep", "sweep:sweep_answer"),
@@ -50,7 +69,7 @@ KINDS = {
     "trace": _MODEL,
     "calibrated": _MODEL,
     "steps": _MODEL,
-    "replay": Kind("replay", "replay:replay_answer"),
+    "replay": Kind("replay", "replay:replay_answer", "analyses.replay:Replay"),
     "validation": Kind("validate", "validate:validation_answer"),
     "measurement": Kind("measure", "measure:measurement_answer"),
     "measured_step": Kind("measure", "measure:step_answer"),
@@ -72,12 +91,12 @@ def kind_of(dataset: "xr.Dataset") -> str | None:
     return str(kind) if str(kind) in KINDS else None
 
 
-def answer(dataset: "xr.Dataset") -> Any:
+def answer(result: "Result | xr.Dataset") -> Any:
     """Make the answer of any result or model: what its command prints, and a notebook shows.
 
     Parameters
     ----------
-    dataset : xarray.Dataset
+    result : Result or xarray.Dataset
         What a function of prism returned, or `load`.
 
     Returns
@@ -97,18 +116,19 @@ def answer(dataset: "xr.Dataset") -> Any:
     >>> "time_to_train" in [finding.code for finding in answer.findings]
     True
     """
+    dataset = dataset_of(result)
     kind = kind_of(dataset)
     if kind is None:
         raise PrismError("no result of prism; expected what one of its functions returned")
     return KINDS[kind].answer(dataset)
 
 
-def summary(dataset: "xr.Dataset") -> dict[str, Any]:
+def summary(result: "Result | xr.Dataset") -> dict[str, Any]:
     """Summarise any result as the JSON object that its command prints; times in seconds.
 
     Parameters
     ----------
-    dataset : xarray.Dataset
+    result : Result or xarray.Dataset
         What a function of prism returned, or `load`.
 
     Returns
@@ -128,17 +148,16 @@ def summary(dataset: "xr.Dataset") -> dict[str, Any]:
     >>> round(figures["ideal_step_time"])  # s
     117
     """
-    return dict(answer(dataset).json())
+    return dict(answer(result).json())
 
 
-def save(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:
+def save(result: "Result | xr.Dataset", path: str | os.PathLike[str]) -> None:
     """Write a result as netCDF: to a temporary name first, then renamed.
 
     Parameters
     ----------
-    dataset : xarray.Dataset
+    result : Result or xarray.Dataset
         What a function of prism returned.
-
     path : path
         File to write, such as ``result.nc``.
 
@@ -152,10 +171,10 @@ def save(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:
     >>> import prism
     >>> prism.save(prism.simulate("pipeline-8x32", replicates=64, seed=1), "result.nc")
     """
-    write_netcdf(dataset, path)
+    write_netcdf(dataset_of(result), path)
 
 
-def load(path: str | os.PathLike[str]) -> "xr.Dataset":
+def load(path: str | os.PathLike[str]) -> Any:
     """Read any result, or a model of ``prism fit``: a file, or the folder of its result.nc.
 
     Parameters
@@ -165,8 +184,8 @@ def load(path: str | os.PathLike[str]) -> "xr.Dataset":
 
     Returns
     -------
-    xarray.Dataset
-        As it was saved.
+    Result or xarray.Dataset
+        As it was saved; a model is a Dataset.
 
     Raises
     ------
@@ -177,9 +196,15 @@ def load(path: str | os.PathLike[str]) -> "xr.Dataset":
     --------
     >>> import prism
     >>> prism.save(prism.simulate("pipeline-8x32", replicates=64, seed=1), "result.nc")
-    >>> prism.load("result.nc").attrs["kind"]
-    'simulation'
+    >>> prism.load("result.nc").step_time.sizes["replicate"]
+    64
     """
+    loaded = load_dataset(path)
+    return KINDS[str(kind_of(loaded))].typed(loaded)
+
+
+def load_dataset(path: str | os.PathLike[str]) -> "xr.Dataset":
+    """Read the Dataset of a result or model; see `load`."""
     file = Path(path) / "result.nc" if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise PrismError(f"{file}: no such result; prism estimate JOB -o DIR writes result.nc")

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple
 
 import matplotlib.style
 import numpy as np
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from prism.common.cdf import empirical_cdf
 from prism.common.errors import PrismError
+from prism.common.results import Result
 from prism.common.text import format_duration, time_unit, visible
 
 Array = NDArray[np.float64]
-P = ParamSpec("P")
 
 STYLES = ("light", "dark")
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, OLIVE, GREY = (f"C{i}" for i in range(8))
@@ -59,17 +59,26 @@ def style(name: str = "light") -> AbstractContextManager[None]:
     return matplotlib.style.context(f"prism.plots.{name}")
 
 
-def styled(plot: Callable[P, Axes]) -> Callable[P, Axes]:
-    """Draw in the light style where neither axes nor a style of prism's are given."""
+def styled(plot: Callable[..., Axes]) -> Callable[..., Axes]:
+    """Draw a result, in the light style where neither axes nor a style of prism's are given."""
 
     @functools.wraps(plot)
-    def draw(*args: P.args, **kwargs: P.kwargs) -> Axes:
+    def draw(*args: Any, **kwargs: Any) -> Axes:
+        args = tuple(map(_plain, args))
+        kwargs = {name: _plain(value) for name, value in kwargs.items()}
         given = any(isinstance(value, Axes) for value in (*args, *kwargs.values()))
         own = rcParams["svg.hashsalt"] == "prism"  # as both styles have it
         with nullcontext() if given or own else style():
             return plot(*args, **kwargs)
 
     return draw
+
+
+def _plain(value: Any) -> Any:
+    """Give the Dataset of a result, also of one among others; anything else as it is."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return value.to_xarray() if isinstance(value, Result) else value
 
 
 class StyledFigure(Figure):

@@ -2,7 +2,7 @@
 
 # modules that rooms above may import
 FACE = (
-    "causes", "classops", "draws", "execution.place", "execution.remote",
+    "causes", "classops", "draws", "estimated", "execution.place", "execution.remote",
     "independent", "jobwarnings", "othernodes", "prepare", "program",
     "results", "runs.build", "runs.checkpointing", "runs.drift", "runs.model", "runs.parts",
     "runs.ramp", "runs.rates", "steps", "summary", "tracemodel.arrays",

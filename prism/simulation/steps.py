@@ -23,6 +23,7 @@ from prism.common.errors import PrismError, named
 from prism.common.sizes import check_size
 from prism.engine import LANES
 from prism.jobs.job import Job, load_job
+from prism.simulation.estimated import Estimate
 from prism.simulation.execution.tasks import (
     TASK_S,
     Arrays,
@@ -183,7 +184,7 @@ def simulate(
     threads: int | None = None,
     progress: Progress | None = None,
     engine: str = "auto",
-) -> "xr.Dataset":
+) -> "Estimate":
     """Simulate one training step many times.
 
     Parameters
@@ -205,8 +206,9 @@ def simulate(
 
     Returns
     -------
-    xarray.Dataset
-        ``step_time`` [s] and more by replicate, see `prism.simulation.results.VARIABLES`.
+    Estimate
+        ``step_time`` [s] and more by replicate, see `prism.simulation.results.VARIABLES`; tables
+        ``quantities`` and ``parts``.
 
     Raises
     ------
@@ -226,7 +228,7 @@ def simulate(
     job = job if isinstance(job, Job) else load_job(job)
     seed, threads = settle_call(replicates, seed, threads)
     found = simulate_step(prepare(job, seed, engine=engine), replicates, seed, threads, progress)
-    return found.assign_attrs(wall_seconds=time.perf_counter() - begin)
+    return Estimate(found.assign_attrs(wall_seconds=time.perf_counter() - begin))
 
 
 def simulate_step(

@@ -92,7 +92,7 @@ def _runs(job: Job, steps: int, call: Call) -> "xr.Dataset":
     return estimate(  # measured runs are whole ones
         job, replicates=call.replicates, run_replicates=call.replicates, steps=steps,
         seed=call.seed, threads=call.threads, progress=call.progress,
-    )  # fmt: skip
+    ).to_xarray()  # fmt: skip
 
 
 def _mean_error(calibration: Calibration | None, drawn: "xr.Dataset") -> float:

@@ -179,7 +179,8 @@ def estimate(
             **options,
         )
     if notes:
-        result.attrs["warnings"] = json.dumps([*json.loads(result.attrs["warnings"]), *notes])
+        attrs = result.to_xarray().attrs
+        attrs["warnings"] = json.dumps([*json.loads(attrs["warnings"]), *notes])
     found = conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
     if openmetrics is not None:
         from prism.present.openmetrics import openmetrics_text

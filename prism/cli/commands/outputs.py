@@ -19,6 +19,7 @@ from prism.common.files import atomic_files, atomic_write, check_directory
 if TYPE_CHECKING:
     import xarray as xr
 
+    from prism.common.results import Result
     from prism.present.answer import Answer
 
 
@@ -27,7 +28,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def conclude(
-    result: xr.Dataset,
+    result: Result | xr.Dataset,
     *,
     output: str | None,
     as_json: bool,
@@ -47,7 +48,7 @@ def conclude(
 
 def _write_folder(
     directory: str | os.PathLike[str],
-    result: xr.Dataset,
+    result: Result | xr.Dataset,
     answer: Answer,
     quiet: bool,
     texts: Mapping[str, str | bytes],
@@ -55,10 +56,12 @@ def _write_folder(
     """Write ``result.nc``, ``summary.json`` and pictures (PNG and SVG), all of them or none."""
     from prism import plots
     from prism.common.resultfiles import save
+    from prism.common.results import dataset_of
     from prism.simulation.results import made_with
 
     # results of recordings know nothing of versions themselves
-    stamped = result.assign_attrs(made_with() | result.attrs)
+    dataset = dataset_of(result)
+    stamped = dataset.assign_attrs(made_with() | dataset.attrs)
     with atomic_files(directory) as folder:
         save(stamped, folder / "result.nc")
         summary = to_json(answer.json(), indent=2) + "\n"

@@ -30,6 +30,7 @@ from prism.models.steptimes.predict import (
 )
 from prism.models.steptimes.progress import progress, steps_known
 from prism.models.steptimes.runs import UnderWay
+from prism.simulation.estimated import Estimate
 from prism.simulation.results import SCHEMA, make_dataset
 from prism.simulation.runs.build import describe_failures, effective_share
 from prism.simulation.runs.parts import RunModel
@@ -236,6 +237,14 @@ def _warnings(model: StepModel, n_steps: int) -> list[str]:
     if not model.run_known:
         out.append("one run was fitted: how much runs differ is not in the spread")
     return out
+
+
+class StepsEstimate(Estimate):
+    """An estimate from a model of step times, which knows no kernels."""
+
+    def figures(self) -> dict[str, Any]:
+        """Give all figures, see `Result.figures`."""
+        return summarize_steps(self.dataset)
 
 
 def summarize_steps(dataset: "xr.Dataset") -> dict[str, Any]:

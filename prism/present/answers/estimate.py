@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from prism import plots
-from prism.analyses.estimate import summarize_estimate
 from prism.common.errors import PrismError
 from prism.common.labels import short_label
 from prism.common.text import (
@@ -48,15 +47,13 @@ from prism.present.answers.times import (
     time_text,
     times_table,
 )
+from prism.simulation.estimated import Estimate
 from prism.simulation.results import job_of
 from prism.simulation.steps import EXPOSED_BLOCKS
 from prism.simulation.summary import spread
 from prism.traces import say_taken
 from prism.workload.fitting import ways_to_fit
 from prism.workload.memory import WARNED_P_FITS
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 Json = Mapping[str, Any]
 
@@ -77,9 +74,9 @@ LEAST_PART = 5e-4
 """Share of the step below which a part is not listed [1]."""
 
 
-def estimate_answer(result: xr.Dataset) -> Answer:
+def estimate_answer(result: Estimate) -> Answer:
     """Make the answer of an estimate, of a job or of a model of step times."""
-    numbers = summarize_estimate(result)
+    numbers = result.figures()
     return Answer(
         title="Step time and time-to-train",
         subject=str(numbers["job"]),
@@ -126,7 +123,7 @@ def _question(numbers: Json) -> str:
 
 
 # ------------------------------------------------------------------------------ in sentences
-def _findings(numbers: Json, result: xr.Dataset) -> list[Finding]:
+def _findings(numbers: Json, result: Estimate) -> list[Finding]:
     """Say the answer in words, what matters most first."""
     step, out = numbers["step_time"], []
     if numbers.get("finish_by"):
@@ -163,7 +160,7 @@ def _ideal(numbers: Json) -> float:
     return float(numbers["ideal_step_time"])
 
 
-def _deadline(numbers: Json, result: xr.Dataset) -> str:
+def _deadline(numbers: Json, result: Estimate) -> str:
     """Say how likely the run is done in time; where no run is, or all are, only a bound is known.
 
     Runs on the same cluster are alike, so clusters are what is counted.
@@ -221,7 +218,7 @@ def _facts(numbers: Json) -> list[tuple[str, Figure]]:
 
 
 # --------------------------------------------------------------------------------- in tables
-def _tables(numbers: Json, result: xr.Dataset) -> list[Table]:
+def _tables(numbers: Json, result: Estimate) -> list[Table]:
     memory = numbers.get("memory")
     return [
         times_table(numbers),
@@ -238,12 +235,12 @@ def _tables(numbers: Json, result: xr.Dataset) -> list[Table]:
     ]
 
 
-def _ways_to_fit(memory: Json | None, result: xr.Dataset) -> list[dict[str, Any]]:
+def _ways_to_fit(memory: Json | None, result: Estimate) -> list[dict[str, Any]]:
     """List what would make a job fit that is warned of, as long as its library is there."""
     if memory is None or memory.get("p_fits", 1.0) >= WARNED_P_FITS:
         return []
     try:
-        return ways_to_fit(job_of(result))
+        return ways_to_fit(job_of(result.to_xarray()))
     except PrismError:  # a saved result outlives its library
         return []
 
@@ -427,7 +424,7 @@ def _engine_rows(numbers: Json) -> list[tuple[str, Cell]]:
 
 
 # ------------------------------------------------------------------------------- in pictures
-def _pictures(numbers: Json, result: xr.Dataset) -> list[Picture]:
+def _pictures(numbers: Json, result: Estimate) -> list[Picture]:
     job = numbers["job"]
     pictures = [Picture(
         "step_time", f"Step time of {job}: distribution function",

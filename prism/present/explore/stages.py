@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism.common.errors import PrismError
 from prism.common.resultfiles import answer
+from prism.common.results import Result, dataset_of
 from prism.jobs.job import Job
 from prism.present.answer import Answer, Column, Table
 from prism.present.reports.estimates import overlays, summary_table
@@ -88,7 +89,8 @@ def answer_stages(question: Question, tell: Tell) -> None:
     """
     begin = time.perf_counter()
     try:
-        for name, result in _results(question, tell):
+        for name, made in _results(question, tell):
+            result = dataset_of(made)
             found: Answer = answer(result)
             beside = "" if name == "ranking" else _beside(question, result)
             tell("stage", Stage(name, render_answer(found, name), beside, result))
@@ -105,7 +107,7 @@ def warm_up(question: Question) -> None:
             render_answer(answer(result), name)
 
 
-def _results(question: Question, tell: Tell) -> Iterator[tuple[str, xr.Dataset]]:
+def _results(question: Question, tell: Tell) -> Iterator[tuple[str, Result | xr.Dataset]]:
     from prism.analyses.estimate import estimate
     from prism.analyses.rank import rank
     from prism.simulation.prepare import prepare

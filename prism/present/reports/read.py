@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from prism.common.errors import PrismError
 from prism.common.netcdf import read_netcdf, told_broken
 from prism.common.resultfiles import KINDS, kind_of
+from prism.common.results import Result, dataset_of
 from prism.present.answer import Answer
 
 if TYPE_CHECKING:
@@ -34,17 +35,17 @@ def read_results(results: object) -> list[Found]:
     """Read results and make their answers; PrismError names one that is none, broken or twice."""
     import xarray as xr
 
-    one = isinstance(results, str | os.PathLike | xr.Dataset)
+    one = isinstance(results, str | os.PathLike | Result | xr.Dataset)
     listed: Sequence[object] = [results] if one else list(results)  # type: ignore[call-overload]
     if not listed:
         raise PrismError("no result: expected output folders (-o DIR), result.nc files or models")
     found, seen = [], set()
     for i, item in enumerate(listed):
-        if isinstance(item, xr.Dataset):
-            found.append(_found(f"result {i + 1}", item))
+        if isinstance(item, Result | xr.Dataset):
+            found.append(_found(f"result {i + 1}", dataset_of(item)))
             continue
         if not isinstance(item, str | os.PathLike):
-            raise PrismError(f"result {i + 1}: {item!r}: expected a path or a dataset")
+            raise PrismError(f"result {i + 1}: {item!r}: expected a path or a result")
         path = _file(os.fspath(item))
         if path.resolve() in seen:
             raise PrismError(f"{item}: is given twice; leave one out")

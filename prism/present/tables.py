@@ -1,0 +1,133 @@
+"""Tables and findings of an answer from what a result declares; knows nothing of analyses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from prism.common.results import Columns, Field
+from prism.present.answer import (
+    Cell,
+    Column,
+    Figure,
+    Finding,
+    Table,
+    change,
+    count,
+    delay,
+    share,
+    words,
+)
+
+Row = Mapping[str, Any]
+Interval = tuple[float, float] | None
+
+
+def _half(interval: Interval) -> float | None:
+    return None if interval is None else 0.5 * (interval[1] - interval[0])
+
+
+def _count(value: Any, interval: Interval) -> Cell:
+    return count(value)
+
+
+def _share(value: Any, interval: Interval) -> Cell:
+    return share(value, _half(interval))
+
+
+def _gain(value: Any, interval: Interval) -> Cell:
+    """Write what is gained, which is a reduction, as the change that it is."""
+    if value is None:
+        return None
+    turned = None if interval is None else (-interval[1], -interval[0])
+    cell = change(-value, turned)
+    return Figure(value, words(cell))
+
+
+def _duration(value: Any, interval: Interval) -> Cell:
+    return None if value is None else delay(value, _half(interval))
+
+
+def _number(value: Any, interval: Interval) -> Cell:
+    return None if value is None else Figure(value, f"{value:.4g}")
+
+
+def _text(value: Any, interval: Interval) -> Cell:
+    return None if value is None else str(value)
+
+
+def _flag(value: Any, interval: Interval) -> Cell:
+    return None if value is None else "yes" if value else "no"
+
+
+FORMS: dict[str, Callable[[Any, Interval], Cell]] = {
+    "text": _text, "flag": _flag, "count": _count, "share": _share, "change": change,
+    "gain": _gain, "duration": _duration, "number": _number,
+}  # fmt: skip
+"""How a field is written, with half of its 95 % interval where it has one."""
+_BY_UNIT = {"text": "text", "flag": "flag", "count": "count", "s": "duration"}
+
+
+def write(field: Field, row: Row) -> Cell:
+    """Write a field of a row."""
+    form = field.form or _BY_UNIT.get(field.unit, "number")
+    bounds = row.get(f"{field.name}_ci") if field.interval else None
+    return FORMS[form](row.get(field.name), None if bounds is None else (bounds[0], bounds[1]))
+
+
+def lay_out(
+    title: str,
+    columns: Columns,
+    rows: Sequence[Row],
+    names: Iterable[str] = (),
+    notes: tuple[str, ...] = (),
+    details: bool = False,
+) -> Table:
+    """Lay rows of a result out as a table: the first field, then those named or all with a title.
+
+    Fields that no row has are left out.
+    """
+    known = {field.name: field for field in columns.fields}
+    key = [] if columns.numbered else [columns.fields[0]]
+    chosen = [known[name] for name in names] or [f for f in columns.fields if f.title]
+    has = [f for f in chosen if f not in key and any(row.get(f.name) is not None for row in rows)]
+    shown = [*key, *has]
+    heads = tuple(
+        Column(field.title, field.group, right=field.unit not in ("text", "flag"))
+        for field in shown
+    )
+    cells = tuple(tuple(write(field, row) for field in shown) for row in rows)
+    return Table(title, heads, cells, notes, details)
+
+
+class Rule(NamedTuple):
+    """A finding that a result may give.
+
+    Attributes
+    ----------
+    code, severity : str
+        See `prism.present.answer.Finding`.
+    when : callable
+        Whether a result gives it.
+    text : str
+        With the names of its figures in braces.
+    figures : callable
+        Figures of a result by name, as they are written.
+    """
+
+    code: str
+    severity: str
+    when: Callable[[Any], bool]
+    text: str
+    figures: Callable[[Any], Mapping[str, Cell]] = lambda result: {}
+
+
+def find(result: Any, rules: Iterable[Rule]) -> tuple[Finding, ...]:
+    """Give what a result says by some rules, in their order."""
+    out = []
+    for rule in rules:
+        if rule.when(result):
+            shown = {name: words(cell) for name, cell in rule.figures(result).items()}
+            text = rule.text.format(**shown)
+            out.append(Finding(rule.code, text[:1].upper() + text[1:], rule.severity))
+    return tuple(out)
