@@ -47,7 +47,7 @@ def steps_model(tmp_path_factory):
     (folder / "steps.csv").write_text("\n".join(["run,step,step_s", *rows]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(likelihood, "_CELLS", 0)  # the fewest repetitions behind an interval
-        return prism.fit(folder / "steps.csv")
+        return prism.fit(folder / "steps.csv").to_xarray()
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_the_engine_refuses_what_is_not_finite():
 
 def test_a_mean_step_below_the_ideal_one_is_told():
     """Negative control: a mean within six standard errors of it is not."""
-    found = prism.simulate(prism.load_job(JOB), replicates=256, seed=1)
+    found = prism.simulate(prism.load_job(JOB), replicates=256, seed=1).to_xarray()
     assert not [*mean_doubts(found, 0.02)]
     assert not [*mean_doubts(found.assign(ideal_step_time=found.step_time.mean() * 1.01), 0.02)]
     assert [*mean_doubts(found.assign(ideal_step_time=found.step_time.mean() * 1.2), 0.02)]

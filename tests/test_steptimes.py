@@ -360,7 +360,7 @@ def test_the_rest_is_as_sure_as_the_steps_make_it(tmp_path):
 
 # ------------------------------------------------------------------------- files and commands
 def test_a_model_s_file_that_is_not_whole_is_refused(files, tmp_path):
-    whole, broken = prism.load(files[2]), tmp_path / "broken.nc"
+    whole, broken = prism.load(files[2]).to_xarray(), tmp_path / "broken.nc"
     broken.write_bytes(files[2].read_bytes()[:2_000])
     asked = {"replicates": 64, "run_replicates": 2, "steps": 10, "seed": 1}
     with pytest.raises(prism.PrismError, match="broken.nc"):

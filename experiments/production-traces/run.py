@@ -25,7 +25,7 @@ from prism.analyses.validation.trace import step_program
 from prism.common.agreement import ks_statistic
 from prism.distributions.distribution import constant
 from prism.engine import LANES
-from prism.models.fit import fit, summarize_fit
+from prism.models.fit import fit
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
 from prism.plots.base import save_figure
@@ -204,7 +204,7 @@ def what_varies(path, threads):
 
 def shares(path):
     """Share of the variance of log durations by component and op_kind, and intervals."""
-    found = summarize_fit(fit(path, seed=SEED))
+    found = fit(path, seed=SEED).figures()
     effects = {k: v for k, v in found["effects"].items() if v is not None}
     return {
         "components": {k: v["by_op_kind"] for k, v in effects.items()},

@@ -39,7 +39,7 @@ class Kind(NamedTuple):
         return _imported(f"present.answers.{self.maker}")(self.typed(dataset))
 
     def typed(self, dataset: "xr.Dataset") -> "Result | xr.Dataset":
-        """Make the typed result of a Dataset; a model stays one."""
+        """Make the typed result of a Dataset."""
         if not self.result:
             return dataset
         if "summary" in dataset.attrs:
@@ -56,7 +56,7 @@ def _imported(name: str) -> Any:
 
 
 _ESTIMATE = Kind("estimate", "estimate:estimate_answer", "simulation.estimated:Estimate")
-_MODEL = Kind("fit", "fit:fit_answer")
+_MODEL = Kind("fit", "fit:fit_answer", "models.fitted:Model")
 KINDS = {
     "simulation": _ESTIMATE,
     "estimate": _ESTIMATE,
@@ -185,7 +185,7 @@ def load(path: str | os.PathLike[str]) -> Any:
     Returns
     -------
     Result or xarray.Dataset
-        As it was saved; a model is a Dataset.
+        As it was saved.
 
     Raises
     ------

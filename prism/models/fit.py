@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from prism.models.calibration.fit import Progress, calibrate
 from prism.models.changes.find import changes_of_trace, choose_steps, without_steps
 from prism.models.changes.fit import fit_steps
 from prism.models.changes.report import report_changes
+from prism.models.fitted import Model
 from prism.models.kernellaws import library_of_table, library_of_trace, why_no_model
 from prism.models.kerneltrace.model import fit_kernels
 from prism.models.pipelinetrace.build import CLOSE, build_trace_graph
@@ -41,9 +42,6 @@ from prism.simulation.tracemodel.model import (
 )
 from prism.traces import Trace, find_recording, read_step_times, read_totals, read_trace
 from prism.traces.choose import rows_in_name
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 CHECK_STEPS = 2000  # simulated steps of the cross-check
 CHECK_CELLS = 20_000_000  # durations drawn for it: fewer steps of a large graph, at least 40
@@ -73,7 +71,7 @@ def fit(
     step_range: str | None = None,
     skip: int | None = None,
     steps: str | None = None,
-) -> "xr.Dataset":
+) -> Model:
     """Learn distributions and effects from a trace, or from step times alone.
 
     Parameters
@@ -96,7 +94,7 @@ def fit(
 
     Returns
     -------
-    xarray.Dataset
+    Model
         A model of kind ``trace`` or ``steps``; `prism.save` writes it, `prism.estimate`
         and `prism.validate` take its file. Of what holds no steps, a ``library`` of
         distributions. `prism.summary` gives what the command prints.
@@ -113,7 +111,7 @@ def fit(
     >>> [(row["name"], row["n"]) for row in prism.summary(model)["kernels"]]
     [('backward stage 0', 64), ('forward stage 0', 64)]
     >>> prism.save(model, "model.nc")
-    >>> prism.estimate("model.nc", replicates=64, seed=1).sizes["replicate"]
+    >>> prism.estimate("model.nc", replicates=64, seed=1).step_time.size
     64
     """
     seed = fresh_seed() if seed is None else seed
@@ -123,7 +121,7 @@ def fit(
         times = choose_steps(times, skip, steps)
         known = None if totals is None else read_totals(totals, where=where)
         of_steps = fit_steps(times, known, first_steps, seed)
-        return step_model_to_dataset(of_steps, _provenance(times.source, seed))
+        return Model(step_model_to_dataset(of_steps, _provenance(times.source, seed)))
     for name, value in (
         ("column", column), ("unit", unit), ("where", where), ("totals", totals),
         ("first-steps", first_steps),
@@ -133,11 +131,12 @@ def fit(
     if found.holds in ("kernels", "collectives"):
         measured = found.read(step_range=step_range)
         library = library_of_table(measured, found.source)
-        return library.assign_attrs(_provenance(found.source, seed))
+        return Model(library.assign_attrs(_provenance(found.source, seed)))
     trace = read_trace(found, step_range)
     reason = why_no_model(trace)
     if reason is not None:
-        return library_of_trace(trace, reason).assign_attrs(_provenance(trace.source, seed))
+        library = library_of_trace(trace, reason)
+        return Model(library.assign_attrs(_provenance(trace.source, seed)))
     trace = choose_steps(trace, skip, steps)
     rows, out = changes_of_trace(trace)
     kept = without_steps(trace, out)
@@ -145,7 +144,7 @@ def fit(
     seconds = model.measured_mean * int((np.unique(trace.ops["step"]) >= 0).sum())
     report = report_changes(model.report, rows, seconds, model.n_stages * model.n_replicas)
     model = replace(model, report=report)
-    return model_to_dataset(model, _provenance(trace.source, seed))
+    return Model(model_to_dataset(model, _provenance(trace.source, seed)))
 
 
 def fit_calibrated(
@@ -160,7 +159,7 @@ def fit_calibrated(
     steps: str | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
-) -> "xr.Dataset":
+) -> Model:
     """Calibrate a job's library to the measured step times of one or several of its sizes.
 
     Parameters
@@ -175,7 +174,7 @@ def fit_calibrated(
 
     Returns
     -------
-    xarray.Dataset
+    Model
         A model of kind ``calibrated``, which stands wherever a job does, and as
         ``variability.model`` of any job over the same library.
 
@@ -211,7 +210,7 @@ def fit_calibrated(
         times = choose_steps(times, skip, steps)
         sizes.append((job, replace(times, source=str(source))))
     sources = ", ".join(times.source for _, times in sizes)
-    return calibrate(sizes, _provenance(sources, seed), seed, threads, progress)
+    return Model(calibrate(sizes, _provenance(sources, seed), seed, threads, progress))
 
 
 def _fit_pipeline(trace: Trace, seed: int) -> TraceModel:
@@ -221,14 +220,6 @@ def _fit_pipeline(trace: Trace, seed: int) -> TraceModel:
     report["inputs"] = [trace.source]
     report["notes"] = [*trace.notes, *graph.notes]
     return replace(model, report=report, job=describe_job(model))
-
-
-def summarize_fit(model: "xr.Dataset") -> dict[str, Any]:
-    """Figures of a model, as `prism fit --json` prints them."""
-    kind, report = str(model.attrs["kind"]), json.loads(str(model["report"].values))
-    # of a library nothing was drawn
-    drawn = {} if kind == "library" else {"seed": int(model.attrs["seed"])}
-    return {"kind": kind, **drawn, **report}
 
 
 # ------------------------------------------------------------------------------------- report
@@ -271,7 +262,7 @@ def _kernels(model: TraceModel) -> list[dict[str, Any]]:
         rows.append({
             "name": group.label, "op_kind": group.op_kind, "n": group.n, "mean": group.mean,
             "cv": group.cv, "p99_p50": group.p99_p50 if np.isfinite(group.p99_p50) else None,
-            "law": "empirical" if group.residual.std > 0.0 or varies[g] else "constant",
+            "distribution": "empirical" if group.residual.std > 0.0 or varies[g] else "constant",
             "ks": group.ks, "residual_cv": group.residual.std, "step_share": float(total[g]),
         })  # fmt: skip
     whole = sum(r["step_share"] for r in rows) or 1.0

@@ -244,14 +244,14 @@ def _describe_library(path: Path) -> Answer:
     assumed = sum(what == "assumption" for what in basis.values())
     text = f"Assumptions: {assumed} of {format_count(len(rows), 'entry')}; the others rest on data."
     spreads = tuple(
-        (row["entry"], row["law"], share(row["cv"]),
+        (row["entry"], row["distribution"], share(row["cv"]),
          Figure(row["p99_p50"], f"{row['p99_p50']:.3f}"), count(row["n"]), basis[row["entry"]])
-        for row in rows if row["law"] is not None
+        for row in rows if row["distribution"] is not None
     )  # fmt: skip
     numbers = tuple(
         (row["entry"], Figure(row["mean"], f"{row['mean']:.4g} {row['units']}".removesuffix(" 1")),
          count(row["n"]), basis[row["entry"]])
-        for row in rows if row["law"] is None
+        for row in rows if row["distribution"] is None
     )  # fmt: skip
     name, law, what = (
         Column(head, right=False) for head in ("multiplier of mean 1", "distribution", "basis")
@@ -374,7 +374,7 @@ _FOLLOW = ("kv_heads", "v_head_dim")
 def _entry(entry: Entry) -> dict[str, Any]:
     law = entry.law
     return {
-        "entry": entry.name, "law": None if law is None else law.family,
+        "entry": entry.name, "distribution": None if law is None else law.family,
         "mean": float(entry.mean), "units": entry.units,
         "cv": None if law is None else float(law.cv),
         "p99_p50": None if law is None else float(law.ppf(0.99) / law.ppf(0.5)),

@@ -53,7 +53,7 @@ class KernelRow:
             "measure": self.measure, "n": self.n, "mean": self.mean,
             "cv": self.cv if math.isfinite(self.cv) else None,
             "p99_p50": self.p99_p50 if math.isfinite(self.p99_p50) else None,
-            "law": family, "ks": None, "step_share": self.share,
+            "distribution": family, "ks": None, "step_share": self.share,
         }  # fmt: skip
 
 

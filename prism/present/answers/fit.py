@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prism.common.text import format_count
-from prism.models.fit import summarize_fit
+from prism.models.fitted import Model
 from prism.present.answer import (
     Answer,
     Cell,
@@ -31,9 +31,6 @@ from prism.present.answers.stepmodel import (
     steps_parts,
 )
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 Json = Mapping[str, Any]
 
 MOST_KERNELS, MOST_IN_DETAILS = 10, 200
@@ -54,13 +51,9 @@ CHECKED = {
 }
 
 
-def fit_answer(model: xr.Dataset) -> Answer:
+def fit_answer(model: Model) -> Answer:
     """Make the answer of a fit: a model of a trace, of step times, a calibrated job, a library."""
-    return answer_of_figures(summarize_fit(model))
-
-
-def answer_of_figures(numbers: Json) -> Answer:
-    """Make the answer from a fit's figures."""
+    numbers = model.figures()
     kind = str(numbers.get("kind", "trace"))
     inputs = dict.fromkeys(Path(str(source)).name for source in numbers.get("inputs") or ())
     subject = ", ".join(inputs) or "a recording"
@@ -228,7 +221,7 @@ def _kernel(kernel: Json) -> tuple[Cell, ...]:
         duration(kernel["mean"], 1e-3 * kernel["mean"]),
         share(kernel["cv"]),
         _ratio(kernel["p99_p50"]),
-        kernel["law"],
+        kernel["distribution"],
         share(kernel.get("step_share")),
     )
 
