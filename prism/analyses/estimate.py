@@ -378,23 +378,22 @@ def _warnings(step: Prepared, call: dict[str, Any], n_clusters: int) -> list[str
     need = round(TAIL_SAMPLES / 0.01)
     if replicates < need:
         out.append(
-            f"step time p99 rests on {format_count(replicates, 'replicate')}; "
-            f"{named('replicates')} {need} or more"
+            f"step time p99: only {format_count(replicates, 'replicate')}, {need:,} needed; "
+            f"raise {named('replicates')}"
         )
     if run_replicates is None:
         return out
     if run_replicates < need:
         out.append(
-            f"time-to-train p99 rests on {format_count(run_replicates, 'run')}; "
-            f"{named('run_replicates')} {need}"
+            f"time-to-train p99: only {format_count(run_replicates, 'simulated run')}, {need:,} "
+            f"needed: {named('run_replicates')} {need}"
         )
     # p99 is printed with enough draws alone; a finish date may ask for more than p95
     asked = max(0.95, call["probability"]) if call["start"] else 0.95
     need = math.ceil(TAIL_SAMPLES / (1.0 - asked) - 1e-9)
     if n_clusters < need:
         out.append(
-            f"time-to-train p{100.0 * asked:g} rests on "
-            f"{format_count(n_clusters, 'cluster draw')}, {need} would be enough: "
-            f"{named('replicates')} {LANES * need}"
+            f"time-to-train p{100.0 * asked:g}: only {format_count(n_clusters, 'cluster draw')}, "
+            f"{need:,} needed: {named('replicates')} {LANES * need}"
         )
     return out

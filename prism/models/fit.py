@@ -336,14 +336,13 @@ def warnings_of(graph: TraceGraph, model: TraceModel, parts: Components | None) 
     out = []
     if graph.steps.size < FEW_STEPS:
         out.append(
-            f"{format_count(graph.steps.size, 'step')}: the step effect rests on few; "
-            f"{FEW_STEPS} or more "
-            "steps, far apart, determine it better than many replicas"
+            f"step effect: only {format_count(graph.steps.size, 'step')}, {FEW_STEPS} or more "
+            "needed; steps far apart determine it better than many replicas"
         )
     if graph.n_replicas < FEW_REPLICAS:
         out.append(
-            f"{format_count(graph.n_replicas, 'dp replica')}: the rank effect rests on "
-            f"{format_count(graph.n_replicas * graph.n_stages, 'worker')}"
+            f"rank effect: only {format_count(graph.n_replicas, 'dp replica')}, {FEW_REPLICAS} or "
+            "more needed"
         )
     off = float(replay(graph).mean() / graph.measured.mean()) - 1.0
     if abs(off) > CLOSE:

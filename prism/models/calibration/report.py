@@ -183,7 +183,8 @@ def _warnings(sizes: Sequence[Size], drawn: Sequence[Array], found: Found) -> li
             )
         if size.n_runs < _FEW_RUNS:
             few = "one run" if size.n_runs == 1 else format_count(size.n_runs, "run")
-            out.append(f"{size.label}: {few}; the spread between runs rests on few")
+            out.append(f"{size.label}: only {few}, {_FEW_RUNS} or more needed for the spread "
+                       "between runs")  # fmt: skip
         own = size.job.variability.effects.model_dump(exclude_none=True)
         names = [name for name in ("rank", "step", "stall", "residual") if name in own]
         if names:
@@ -194,7 +195,7 @@ def _warnings(sizes: Sequence[Size], drawn: Sequence[Array], found: Found) -> li
     n = int(sum(size.stalls for size in sizes))
     if 0 < n < _FEW_STALLS:
         low, high = _poisson_interval(n)
-        out.append(f"stalls: rate and lengths rest on {n}; 90 % interval of the rate: "
+        out.append(f"stalls: only {n} measured; 90 % interval of the rate: "
                    f"{low / n:.2g} to {high / n:.2g} times it")  # fmt: skip
     return out
 

@@ -131,19 +131,18 @@ def _findings(numbers: Json, result: Estimate) -> list[Finding]:
     if "time_to_train" in numbers:
         run = numbers["time_to_train"]
         p50, p95 = (time_text(run, run[key], coarse=True) for key in ("p50", "p95"))
-        text = f"The run takes {p50} in the median, and at most {p95} with 95 % probability."
+        text = f"Median time-to-train {p50}; p95 {p95}."
         out.append(Finding("time_to_train", text, "answer"))
     if numbers.get("departure"):
         out.append(departure_finding(numbers["completed"], numbers["departure"]))
     p50, p95, ideal = (time_text(step, s) for s in (step["p50"], step["p95"], _ideal(numbers)))
     slower = step["p50"] / _ideal(numbers) - 1.0
     half = (mean_half_width(step) or 0.0) / _ideal(numbers)
-    over = format_share(abs(slower), half=half or None)
-    against = f"p50 {over} {'below' if slower < 0.0 else 'above'} it"
+    over = f"{format_share(abs(slower), half=half or None)} {'below' if slower < 0 else 'above'}"
     if half and abs(slower) <= half:
-        against = f"p50 the same within {format_share(half, 2)}"
-    text = f"Half of the steps take at most {p50}, 95 % at most {p95}; the ideal step takes {ideal}"
-    out.append(Finding("step_time", f"{text} ({against}).", "answer"))
+        over = f"within {format_share(half, 2)} of"
+    text = f"Median step {p50}, {over} the ideal step of {ideal}; p95 {p95}."
+    out.append(Finding("step_time", text, "answer"))
     return [*out, *_framework(numbers), *failure_findings(numbers), *_checkpoint_advice(numbers)]
 
 
