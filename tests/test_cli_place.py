@@ -186,7 +186,7 @@ def test_findings_follow_from_what_is_best(moved):
 def test_a_choice_that_is_a_guess_is_warned_of(moved):
     """Of made-up sureness: the rest of the answer is that of a placement."""
     unsure = prism.summary(moved) | {"p_correct": 0.33}
-    made = prism.answer(moved.assign_attrs(summary=json.dumps(unsure)))
+    made = prism.answer(moved.to_xarray().assign_attrs(summary=json.dumps(unsure)))
     assert len(made.warnings) == 1
 
 

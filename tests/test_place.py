@@ -372,7 +372,7 @@ def test_slow_nodes_of_the_job_itself_and_of_an_inventory(tmp_path):
     assert prism.summary(kept) == prism.summary(result)
     order = kept["hosts"].sel(placement=kept.attrs["best"]).to_numpy()
     assert sorted(order) == list(range(16))
-    for variable in kept.data_vars.values():
+    for variable in kept.to_xarray().data_vars.values():
         assert set(variable.attrs) >= {"units", "long_name"}
     with pytest.raises(prism.PrismError):
         prism.read_inventory(tmp_path / "a.csv", 16)
@@ -426,3 +426,25 @@ def test_independent_ops_have_no_nodes():
     with pytest.raises(prism.PrismError):
         job = small().replace("variability.dependence=none")
         prism.place(job, slow_nodes=1, slowdown=1.2)
+
+
+def test_tables_and_launcher_files_are_those_of_the_json_and_the_command(run, tmp_path):
+    job, slow = "gpt3-175b-512", ("--at", "9,45", "--slowdown", "1.3", "--spares", "2")
+    status, text, err = run("place", job, *slow, "--seed", 1, "--json", "-o", tmp_path / "out")
+    assert status == 0, err
+    found = json.loads(text)
+    placed = prism.load(tmp_path / "out")
+    for name, row in placed.placements.iterrows():
+        shown = next(r for r in found["placements"] if r["name"] == name)
+        assert (row.p95, [row.saved_low, row.saved_high]) == (shown["p95"], shown["saved_ci"])
+    known = {k: r["p95"] for k, r in found["alternatives"].items() if "p95" in r}
+    assert placed.alternatives.p95.dropna().to_dict() == known
+    assert placed.alternatives.index[0] == "spares"
+    assert list(placed.slow_nodes.index) == [9, 45]
+    files = placed.host_files()
+    assert len(files) >= 2
+    for name, content in files.items():
+        assert (tmp_path / "out" / name).read_text() == content
+    assert placed.host_files("current") != files
+    with pytest.raises(prism.PrismError, match="current"):
+        placed.host_files("nowhere")

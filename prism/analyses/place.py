@@ -5,8 +5,10 @@ ones simulated side by side until one is left, and alternatives beside them.
 """
 
 import json
+import math
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,13 +21,16 @@ from prism.analyses.selection import QUANTILES, Runner
 from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node, slowdown_keys
 from prism.cluster.nodes.inventory import Inventory
 from prism.common.errors import PrismError, is_typed, named
+from prism.common.results import Columns, Field, Result
 from prism.common.text import format_count
+from prism.jobs.hostfiles import host_order, launcher_files, placement_csv
 from prism.jobs.job import Job, load_job
 from prism.simulation.prepare import prepare
-from prism.simulation.results import provenance
+from prism.simulation.results import job_of, provenance
 from prism.simulation.steps import Progress, settle_call, warm_up
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
 
 ROWS = {
@@ -50,7 +55,7 @@ def place(
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
-) -> "xr.Dataset":
+) -> "Placing":
     """Find where slow nodes should go, and what else could be done with them.
 
     Parameters
@@ -80,9 +85,9 @@ def place(
 
     Returns
     -------
-    xarray.Dataset
-        Placements and the cost of a slow node by stage and replica; `prism.summary` gives
-        everything the command prints.
+    Placing
+        Tables ``placements``, ``alternatives`` and ``slow_nodes``; arrays ``hosts`` (the node of
+        every slot) and ``slot_cost`` by stage and replica [s].
 
     Raises
     ------
@@ -93,8 +98,8 @@ def place(
     --------
     >>> import prism
     >>> placed = prism.place("pipeline-8x32", slow_nodes=1, slowdown=1.2, seed=1)
-    >>> prism.summary(placed)["best"]
-    'current'
+    >>> placed.attrs["best"], round(placed.placements.p95["current"], 1)  # s
+    ('current', 144.3)
     """
     begin = time.perf_counter()
     job = job if isinstance(job, Job) else load_job(job)
@@ -130,13 +135,79 @@ def place(
     found["action"] = better[0]["name"] if better else found["best"]
     found |= {"job": job.name, "seed": seed, "notes": notes}
     found["wall_seconds"] = time.perf_counter() - begin
-    return _dataset(found, provenance(built, call), names)
+    return Placing(_dataset(found, provenance(built, call), names))
 
 
-def summarize_place(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Summarise an answer as the JSON object the command prints; times in seconds."""
-    summary: dict[str, Any] = json.loads(dataset.attrs["summary"])
-    return summary
+_TIMES = (
+    Field("mean", "s", "mean of the step"),
+    Field("p50", "s", "median of the step"),
+    Field("p95", "s", "p95 of the step"),
+    Field("p95_se", "s", "its standard error"),
+    Field("p99", "s", "p99 of the step"),
+    Field("objective", "s", "what is minimised"),
+    Field("objective_se", "s", "its standard error"),
+    Field("saved", "1", "share of the objective saved against the present placement",
+          interval=True),
+)  # fmt: skip
+PLACEMENTS = Columns("placement", (Field("name", "text"), *_TIMES))
+ALTERNATIVES = Columns("alternative", (
+    Field("name", "text"), Field("label", "text", "what is done"), *_TIMES,
+    Field("impossible", "text", "why it cannot be done"),
+))  # fmt: skip
+SLOW_NODES = Columns("slow_node", (
+    Field("node", "count"), Field("host", "text", "its host name"),
+    Field("compute", "1", "factor on its compute"), Field("memory", "1", "on its memory traffic"),
+    Field("network", "1", "on its network"), Field("other", "1", "on everything else"),
+))  # fmt: skip
+
+
+class Placing(Result):
+    """Placements of slow nodes, what they cost, and alternatives."""
+
+    def figures(self) -> dict[str, Any]:
+        """Give all figures, see `Result.figures`."""
+        found: dict[str, Any] = json.loads(self.attrs["summary"])
+        return found
+
+    @cached_property
+    def placements(self) -> "pd.DataFrame":
+        """Placements that were simulated, the best first."""
+        return PLACEMENTS.frame(self.figures()["placements"])
+
+    @cached_property
+    def alternatives(self) -> "pd.DataFrame":
+        """What else may be done about the slow nodes, the largest gain first."""
+        found = self.figures()["alternatives"]
+        rows = [{"name": name, **row} for name, row in found.items()]
+        return ALTERNATIVES.frame(sorted(rows, key=lambda row: -row.get("saved", -math.inf)))
+
+    def host_files(self, placement: str | None = None) -> dict[str, str]:
+        """Write a placement, the best where none is named, as files of launchers.
+
+        Returns
+        -------
+        dict of str to str
+            Texts by file name: ``hosts.csv`` (which stages and replicas each host has),
+            ``hostfile.txt`` (hosts in rank order), and a file each of Slurm, MPI and PyTorch.
+        """
+        name = self.attrs["best"] if placement is None else placement
+        if name not in self.dataset.placement.values:
+            known = ", ".join(map(str, self.dataset.placement.values))
+            raise PrismError(f"placement {name}: expected one of {known}")
+        nodes = [int(node) for node in self.dataset.hosts.sel(placement=name).values]
+        listed = self.dataset.coords["host"].values if "host" in self.dataset.coords else ()
+        names = {node: str(host) for node, host in enumerate(listed) if host}
+        placed = Placement(job_of(self.dataset))
+        return {
+            "hosts.csv": placement_csv(nodes, placed.slot_groups(), placed.gpus_per_node, names),
+            "hostfile.txt": host_order(nodes, names),
+            **launcher_files(nodes, names, placed.gpus_per_node),
+        }
+
+    @cached_property
+    def slow_nodes(self) -> "pd.DataFrame":
+        """The slow nodes and their factors [1]."""
+        return SLOW_NODES.frame(self.figures()["slow_nodes"])
 
 
 # ------------------------------------------------------------------------------------- the question

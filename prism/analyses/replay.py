@@ -133,6 +133,10 @@ class Replay(Result):
     ('replica 2, stage 1', 8)
     """
 
+    def is_whole(self) -> bool:
+        """See `Result.is_whole`."""
+        return "steps" in self
+
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""
         data = self.dataset

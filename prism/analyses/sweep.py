@@ -8,6 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from prism.analyses.sweeps.points import BUILT, Bench, Point, least_seconds, sim
 from prism.analyses.sweeps.rows import MEASURES, choose, make_rows, plain_value
 from prism.common import sizes
 from prism.common.errors import PrismError, named
+from prism.common.results import Columns, Field, Result
 from prism.common.text import format_count, format_share
 from prism.distributions.library import load_library
 from prism.jobs.job import Job, given_values, load_job
@@ -43,6 +45,7 @@ from prism.simulation.steps import Progress, settle_call
 from prism.workload.memory import LEAST_P_FITS, memory_figures
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
 
 REPLICATES = 4096
@@ -82,7 +85,7 @@ def sweep(
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
-) -> "xr.Dataset":
+) -> "Sweep":
     """Simulate settings of a job side by side.
 
     Parameters
@@ -107,8 +110,8 @@ def sweep(
 
     Returns
     -------
-    xarray.Dataset
-        Figures by setting; `prism.summary` gives everything the command prints.
+    Sweep
+        Table ``settings``, the best first.
 
     Raises
     ------
@@ -119,9 +122,9 @@ def sweep(
     --------
     >>> import prism
     >>> vary = {"parallelism.microbatches": [16, 32]}
-    >>> rows = prism.summary(prism.sweep("pipeline-8x32", vary, replicates=128, seed=1))["rows"]
-    >>> [(row["parallelism.microbatches"], round(row["step_time"]["p50"])) for row in rows]
-    [(32, 121), (16, 71)]
+    >>> settings = prism.sweep("pipeline-8x32", vary, replicates=128, seed=1).settings
+    >>> settings[["parallelism.microbatches", "p50"]].round().values.tolist()
+    [[32.0, 121.0], [16.0, 71.0]]
     """
     begin, cpu = time.perf_counter(), time.process_time()
     job = job if isinstance(job, Job) else load_job(job)
@@ -171,18 +174,34 @@ def sweep(
         found["by_setting"] = _by_setting(points, by_hand, objective)
     call = {"vary": grid, "layouts": layouts, "replicates": replicates, "objective": objective,
             "min_p_fits": min_p_fits}  # fmt: skip
-    return _dataset(found, provenance(job, {**call, "seed": seed}))
+    return Sweep(_dataset(found, provenance(job, {**call, "seed": seed})))
 
 
-def summarize_sweep(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Summarise a sweep as the JSON object the command prints; times in seconds."""
-    summary: dict[str, Any] = json.loads(dataset.attrs["summary"])
-    return summary
+class Sweep(Result):
+    """Settings of a job side by side."""
+
+    def figures(self) -> dict[str, Any]:
+        """Give all figures, see `Result.figures`."""
+        found: dict[str, Any] = json.loads(self.attrs["summary"])
+        return found
+
+    @cached_property
+    def settings(self) -> "pd.DataFrame":
+        """Settings with their times, the best by the objective first."""
+        found = self.figures()
+        keys = tuple(Field(key, "") for key in found["varied"])
+        fields = (*keys, *(Field(name, units, text) for name, (units, text) in VARIABLES.items()))
+        rows = [
+            {**row, **{name: _value(row, name) for name in ("memory_gib", "p_fits")}}
+            for row in found["rows"]
+        ]
+        return Columns("setting", fields, numbered=True).frame(rows)
 
 
-def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> "xr.Dataset":
+def reproduce(result: Sweep, threads: int | None = None) -> Sweep:
     """Run the call that made a sweep again, from its own attributes."""
-    return sweep(job_of(dataset), threads=threads, **json.loads(dataset.attrs["call"]))
+    data = result.to_xarray()
+    return sweep(job_of(data), threads=threads, **json.loads(data.attrs["call"]))
 
 
 # ----------------------------------------------------------------------------------- the settings

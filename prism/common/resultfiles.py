@@ -42,11 +42,11 @@ class Kind(NamedTuple):
         """Make the typed result of a Dataset."""
         if not self.result:
             return dataset
-        if "summary" in dataset.attrs:
+        result: Result = _imported(self.result)(dataset)
+        if not result.is_whole():
             raise PrismError(
                 f"a result of an earlier version; make it anew with `prism {self.command}`"
             )
-        result: Result = _imported(self.result)(dataset)
         return result
 
 
@@ -62,19 +62,20 @@ KINDS = {
     "estimate": _ESTIMATE,
     "steps_estimate": Kind(
         "estimate", "estimate:estimate_answer", "models.steptimes.estimate:StepsEstimate"),
-    "ranking": Kind("rank", "rank:rank_answer"),
-    "placement": Kind("place", "place:place_answer"),
-    "sweep": Kind("sweep", "sweep:sweep_answer"),
+    "ranking": Kind("rank", "rank:rank_answer", "analyses.rank:Ranking"),
+    "placement": Kind("place", "place:place_answer", "analyses.place:Placing"),
+    "sweep": Kind("sweep", "sweep:sweep_answer", "analyses.sweep:Sweep"),
     "timeline": Kind("timeline", "timeline:timeline_answer"),
     "trace": _MODEL,
     "calibrated": _MODEL,
     "steps": _MODEL,
     "replay": Kind("replay", "replay:replay_answer", "analyses.replay:Replay"),
-    "validation": Kind("validate", "validate:validation_answer"),
+    "validation": Kind("validate", "validate:validation_answer", "analyses.validate:Validation"),
     "measurement": Kind("measure", "measure:measurement_answer"),
     "measured_step": Kind("measure", "measure:step_answer"),
-    "comparison": Kind("compare", "compare:compare_answer"),
-    "class_comparison": Kind("compare", "classes:classes_answer"),
+    "comparison": Kind("compare", "compare:compare_answer", "analyses.compare:Comparison"),
+    "class_comparison": Kind(
+        "compare", "classes:classes_answer", "analyses.comparisons.profile:ClassComparison"),
     "watch": Kind("watch", "watch:watch_answer"),
     "kernel": Kind("kernel", "kernel:kernel_answer"),
 }  # fmt: skip

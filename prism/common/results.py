@@ -7,7 +7,7 @@ its DataFrame, the keys of its JSON and the columns of its table on a screen.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -202,6 +202,10 @@ class Result:
         """What says how it was made: job, call, seed, versions."""
         return self.dataset.attrs
 
+    def is_whole(self) -> bool:
+        """Tell whether its Dataset has what its tables are made of, not one of an old version."""
+        return True
+
     def figures(self) -> dict[str, Any]:
         """Give all figures, as the command's JSON has them but for findings and warnings."""
         raise NotImplementedError
@@ -218,6 +222,9 @@ class Result:
 
     def __getitem__(self, name: str) -> xr.DataArray:
         return self.dataset[name]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.dataset)
 
     def __contains__(self, name: object) -> bool:
         return name in self.dataset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,6 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from prism.analyses.place import summarize_place
 from prism.analyses.placements.rows import (
     MOST_SLACK,
     NO_SLACK,
@@ -224,4 +224,4 @@ def _band(row: Json, now: Json, objective: str) -> tuple[float, float]:
 
 def _numbers(data: xr.Dataset | Json) -> Json:
     """Return the summary of a result, or the summary itself."""
-    return summarize_place(data) if isinstance(data, xr.Dataset) else data
+    return json.loads(data.attrs["summary"]) if isinstance(data, xr.Dataset) else data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from prism.analyses.sweep import summarize_sweep
 from prism.analyses.sweeps.rows import label, same_work_differs
 from prism.common.text import format_count, time_unit
 from prism.plots.base import (
@@ -54,7 +54,7 @@ def plot_sweep(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     >>> swept = prism.sweep("pipeline-8x32", vary, replicates=64, seed=1)
     >>> ax = prism.plots.plot_sweep(swept)
     """
-    numbers = summarize_sweep(data) if isinstance(data, xr.Dataset) else data
+    numbers = json.loads(data.attrs["summary"]) if isinstance(data, xr.Dataset) else data
     rows = numbers["rows"]
     run = [i for i, row in enumerate(rows) if row["p50"] is not None]
     named = _named(numbers)

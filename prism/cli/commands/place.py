@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,8 +26,6 @@ from prism.cli.commands.outputs import conclude
 from prism.cli.commands.terminal import progress_line
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from prism.cluster.nodes.inventory import Inventory
     from prism.jobs.job import Job
 
@@ -118,7 +116,7 @@ def place(
             threads=threads,
             progress=report,
         )
-    texts = None if output is None else _host_lists(loaded, result, inventory.hosts)
+    texts = None if output is None else result.host_files()
     conclude(result, output=output, as_json=as_json, details=details, quiet=quiet, texts=texts)
 
 
@@ -181,18 +179,3 @@ def _inventory(
     if not files:
         return Inventory({}, known)
     return read_measured_nodes(job, files, listed, column, rows_of(where), kind)
-
-
-def _host_lists(job: Job, result: xr.Dataset, names: Mapping[int, str]) -> dict[str, str]:
-    """Write the best placement as files, by their names."""
-    from prism.cluster.nodemap import Placement
-    from prism.jobs.hostfiles import host_order, launcher_files, placement_csv
-
-    best = [int(node) for node in result["hosts"].sel(placement=result.attrs["best"]).to_numpy()]
-    placement = Placement(job)
-    per_node = placement.gpus_per_node
-    return {
-        "hosts.csv": placement_csv(best, placement.slot_groups(), per_node, names),
-        "hostfile.txt": host_order(best, names),
-        **launcher_files(best, names, per_node),
-    }

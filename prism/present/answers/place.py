@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prism import plots
-from prism.analyses.place import summarize_place
+from prism.analyses.place import Placing
 from prism.analyses.placements.rows import (
     MOST_SLACK,
     NO_SLACK,
@@ -47,9 +47,6 @@ from prism.present.answer import (
 )
 from prism.present.answers.times import NOT_INCLUDED
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 Json = Mapping[str, Any]
 
 MOST_MOVES, MOST_NODES, MOST_ALIKE, MOST_BETTER = 6, 8, 3, 3
@@ -60,9 +57,9 @@ LEAST_SURE = 0.9
 """Probability of a good selection below which there is a warning [1]."""
 
 
-def place_answer(result: xr.Dataset) -> Answer:
+def place_answer(result: Placing) -> Answer:
     """Make the answer of a placement."""
-    numbers = summarize_place(result)
+    numbers = result.figures()
     job, found = str(numbers["job"]), rows(numbers)
     quantity = "time-to-train" if numbers["objective"] == "time_to_train" else "step time"
     p95 = "p95" if quantity == "time-to-train" else objective_name(numbers)
@@ -390,7 +387,7 @@ def _slack(value: float) -> Figure:
 
 
 # ------------------------------------------------------------------------------- in pictures
-def _pictures(numbers: Json, result: xr.Dataset) -> list[Picture]:
+def _pictures(numbers: Json, result: Placing) -> list[Picture]:
     job, errors = numbers["job"], _errors(numbers)
     pictures = [Picture(
         "alternatives", f"Placements of slow nodes of {job} and alternatives",

@@ -6,10 +6,10 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prism import plots
-from prism.analyses.sweep import summarize_sweep
+from prism.analyses.sweep import Sweep
 from prism.analyses.sweeps.rows import TOLERANCE, key_name, label, same_work_differs
 from prism.common.text import format_count, format_like, format_share
 from prism.present.answer import (
@@ -30,9 +30,6 @@ from prism.present.answer import (
 )
 from prism.present.answers.times import NOT_INCLUDED
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 Json = Mapping[str, Any]
 
 MOST_ROWS = 12
@@ -51,9 +48,9 @@ POWER_KEYS = {
 }
 
 
-def sweep_answer(result: xr.Dataset) -> Answer:
+def sweep_answer(result: Sweep) -> Answer:
     """Make the answer of a sweep."""
-    numbers = summarize_sweep(result)
+    numbers = result.figures()
     rows = numbers["rows"]
     keys, chosen = numbers["varied"], _chosen(numbers)
     shown = shown_rows(numbers)
