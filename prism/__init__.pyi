@@ -18,6 +18,7 @@ from .common.resultfiles import answer as answer
 from .common.resultfiles import load as load
 from .common.resultfiles import save as save
 from .common.resultfiles import summary as summary
+from .common.results import Result as Result
 from .distributions.library import load_library as load_library
 from .jobs.job import Job as Job
 from .jobs.job import load_job as load_job

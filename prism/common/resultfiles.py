@@ -38,11 +38,16 @@ class Kind(NamedTuple):
         """Make the `prism.present.answer.Answer` of a result."""
         return _imported(f"present.answers.{self.maker}")(self.typed(dataset))
 
+    def result_class(self) -> "type[Result]":
+        """Import the class of its results."""
+        found: type[Result] = _imported(self.result)
+        return found
+
     def typed(self, dataset: "xr.Dataset") -> "Result | xr.Dataset":
         """Make the typed result of a Dataset."""
         if not self.result:
             return dataset
-        result: Result = _imported(self.result)(dataset)
+        result = self.result_class()(dataset)
         if not result.is_whole():
             raise PrismError(
                 f"a result of an earlier version; make it anew with `prism {self.command}`"
