@@ -24,8 +24,6 @@ from .jobs.job import Job as Job
 from .jobs.job import load_job as load_job
 from .jobs.schedule import make_schedule as make_schedule
 from .measuring.command import measure as measure
-from .measuring.step import StepJob as StepJob
-from .measuring.step import measure_step as measure_step
 from .models.fit import fit as fit
 from .models.fit import fit_calibrated as fit_calibrated
 from .present.reports.page import report as report

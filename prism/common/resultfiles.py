@@ -77,7 +77,6 @@ KINDS = {
     "replay": Kind("replay", "replay:replay_answer", "analyses.replay:Replay"),
     "validation": Kind("validate", "validate:validation_answer", "analyses.validate:Validation"),
     "measurement": Kind("measure", "measure:measurement_answer"),
-    "measured_step": Kind("measure", "measure:step_answer"),
     "comparison": Kind("compare", "compare:compare_answer", "analyses.compare:Comparison"),
     "class_comparison": Kind(
         "compare", "classes:classes_answer", "analyses.comparisons.profile:ClassComparison"),
@@ -86,10 +85,26 @@ KINDS = {
 }  # fmt: skip
 """Every kind of result and model, by the ``kind`` of its dataset, in the order of work."""
 
+GONE = {
+    "measured_step": "prism measure step, which trained a model of its own, is gone; record steps "
+    "of your job with torch.profiler (docs/own-trace.md has the lines) and give the traces to "
+    "prism fit TRACE",
+}
+"""Kinds of earlier versions, and what there is in their place."""
+
 
 def kind_of(dataset: "xr.Dataset") -> str | None:
-    """Tell the kind of a result or model; None where it is none of `KINDS`."""
+    """Tell the kind of a result or model; None where it is none of `KINDS`.
+
+    Raises
+    ------
+    PrismError
+        It is of a kind that is gone.
+    """
     kind = dataset.attrs.get("kind")
+    if kind in GONE:
+        file = dataset.encoding.get("source")
+        raise PrismError(f"{f'{file}: ' if file else ''}{GONE[kind]}")
     if kind is None and "job" in dataset.attrs:  # a file of the first versions, without a kind
         of_variable = ("total_order", "ranking"), ("time_to_train", "estimate"), (
             "step_time", "simulation")  # fmt: skip
