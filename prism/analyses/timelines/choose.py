@@ -12,14 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.analyses.timelines.played import (
-    COMPUTE,
-    JOIN,
-    TRANSFER,
-    PlayedStep,
-    Row,
-    durations,
-)
+from prism.analyses.timelines.played import PlayedStep, Row, Stream, durations
 from prism.common.errors import PrismError, named
 
 MOST_ROWS = 64
@@ -106,7 +99,7 @@ def _busiest(step: PlayedStep) -> NDArray[np.float64]:
     """Seconds that the busiest stage of each replica computes, [replica]."""
     total, seconds = np.zeros((step.n_replicas, step.n_stages)), durations(step.ops, step.end)
     for i, op in enumerate(step.ops):
-        if op.stream == COMPUTE and not op.is_global and op.member <= 0:
+        if op.stream == Stream.COMPUTE and not op.is_global and op.member <= 0:
             total[:, op.stages[0]] += seconds[:, i]
     return np.asarray(total.max(axis=1))
 
@@ -116,7 +109,7 @@ def deciding_row(step: PlayedStep) -> tuple[int, int, float]:
     seconds: dict[tuple[int, int], float] = {}
     for link in step.path:
         info = step.ops[link.op]
-        if not info.is_global and info.stream not in (JOIN, TRANSFER):
+        if not info.is_global and info.stream not in (Stream.JOIN, Stream.TRANSFER):
             place = link.replica, info.stages[0]
             seconds[place] = seconds.get(place, 0.0) + max(0.0, link.end - max(link.start, 0.0))
     (replica, stage), most = max(seconds.items(), key=lambda x: x[1], default=((0, 0), 0.0))
@@ -127,6 +120,6 @@ def _few_replicas(step: PlayedStep, roles: dict[int, str], rows: Sequence[Row]) 
     """Return all replicas where they are few, else those with a role."""
     n = step.n_replicas if len(rows) <= MOST_ROWS else max(1, len(roles))
     stages = {row.stage for row in rows}
-    ops = sum(len(stages.intersection(op.stages)) for op in step.ops if op.stream != JOIN)
+    ops = sum(len(stages.intersection(op.stages)) for op in step.ops if op.stream != Stream.JOIN)
     n = min(n, max(1, MOST_OPS // max(1, ops)))
     return set(range(n)) if n == step.n_replicas else set(list(roles)[:n])

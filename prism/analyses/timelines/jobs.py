@@ -16,22 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
-from prism.analyses.timelines.played import (
-    COMMUNICATION,
-    COMPUTE,
-    HOST,
-    JOIN,
-    TRANSFER,
-    PlayedOp,
-    PlayedStep,
-    Row,
-    durations,
-)
+from prism.analyses.timelines.played import PlayedOp, PlayedStep, Row, Stream, durations
 from prism.common.errors import PrismError
 from prism.common.launchgaps import LaunchGaps
 from prism.common.text import format_count
 from prism.engine import LANES
-from prism.jobs.schedule import make_schedule
 from prism.simulation.draws import end_blocks
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program, global_ops, ideal_program, make_keys
@@ -40,7 +29,7 @@ from prism.simulation.tracemodel.graph import TraceNode, start_of
 from prism.simulation.tracemodel.model import TraceModel
 from prism.simulation.variability import is_communication
 from prism.workload.kernels import is_compute
-from prism.workload.opgraph import OpType, StepGraph
+from prism.workload.opgraph import StepGraph
 
 MOST_ENDS = 500_000_000
 """Ends of ops that are kept of one step, 4 bytes each."""
@@ -121,7 +110,6 @@ def _ops(step: Prepared) -> tuple[tuple[PlayedOp, ...], int]:
     """Describe the engine's ops, and tell which is the last one."""
     ops, graph, program = step.program.ops, step.graph, step.program
     is_global = global_ops(graph)
-    actions = _actions(step) if step.workload else {}
     shares = [
         tuple((c, float(x)) for c, x in zip(program.classes, row, strict=True) if x > 0.0)
         for row in program.shares
@@ -133,11 +121,11 @@ def _ops(step: Prepared) -> tuple[tuple[PlayedOp, ...], int]:
         preds = tuple(dict.fromkeys(producer[s] for s in slots if s in producer))
         kind, out = int(ops.kind[i]), int(ops.out[i])
         if kind != engine.DRAW:
-            op = PlayedOp("join", JOIN, "", (int(ops.stage[i]),), ())
+            op = PlayedOp("join", Stream.JOIN, "", (int(ops.stage[i]),), ())
         elif step.workload is None:
             op = describe_node(_nodes(step)[_node_of(graph, i)])
         else:
-            op = _describe(step, i, actions)
+            op = _describe(step, i)
         if kind == engine.DRAW:
             op = op._replace(classes=shares[int(ops.coef[i])])
         found.append(op._replace(preds=preds, is_global=bool(is_global[i])))
@@ -145,56 +133,33 @@ def _ops(step: Prepared) -> tuple[tuple[PlayedOp, ...], int]:
     return tuple(found), producer[graph.final_slot]
 
 
-def _describe(step: Prepared, i: int, actions: dict[int, tuple[int, int]]) -> PlayedOp:
+def _describe(step: Prepared, i: int) -> PlayedOp:
     """Describe the i-th op of a job, without its predecessors."""
-    graph = step.graph
-    op_type, n = graph.op_types[int(graph.op_type[i])], graph.n_stages
-    chunk, microbatch = actions.get(i, (-1, int(graph.microbatch[i])))
-    stream, name = _stream(op_type)
-    group = op_type.collective.group if op_type.collective else ""
+    graph, n = step.graph, step.graph.n_stages
+    op_type = graph.op_types[int(graph.op_type[i])]
+    collective, kernels = op_type.collective, op_type.kernels
     stages: tuple[int, ...] = (op_type.stage,)
+    shown: tuple[int, ...] = ()
+    if collective is None:
+        alone = len(kernels) == 1
+        name = kernels[0].name if alone else ""
+        stream = Stream.COMMUNICATION if alone and kernels[0].group else Stream.COMPUTE
+    elif op_type.op_kind == "transfer":
+        name, stream = "", Stream.TRANSFER
+        shown = () if step.job.parallelism.p2p == "blocking" else stages
+    else:
+        name, computes = collective.name, is_compute(collective.kernel_class)
+        stream = Stream.COMPUTE if computes else Stream.COMMUNICATION
     if op_type.link >= 0:
         stages = (op_type.link, (op_type.link + 1) % n)
-    elif group == "world":
+    elif collective and collective.group == "world":
         stages = tuple(range(n))
-    elif group == "embedding" and n > 1:
+    elif collective and collective.group == "embedding" and n > 1:
         stages = (0, n - 1)
-    sends = stream == TRANSFER and step.job.parallelism.p2p != "blocking"
     return PlayedOp(
-        op_type.op_kind, stream, name, stages, (), member=op_type.member, microbatch=microbatch,
-        chunk=chunk, shown=(op_type.stage,) if sends else stages,
+        op_type.op_kind, stream, name, stages, (), member=op_type.member,
+        microbatch=int(graph.microbatch[i]), chunk=int(graph.chunk[i]), shown=shown,
     )  # fmt: skip
-
-
-def _stream(op_type: OpType) -> tuple[str, str]:
-    collective = op_type.collective
-    if collective is None:
-        only = op_type.kernels[0] if len(op_type.kernels) == 1 else None
-        joined = only is not None and only.group != ""
-        return COMMUNICATION if joined else COMPUTE, "" if only is None else only.name
-    if op_type.op_kind == "transfer":
-        return TRANSFER, ""
-    return COMPUTE if is_compute(collective.kernel_class) else COMMUNICATION, collective.name
-
-
-def _actions(step: Prepared) -> dict[int, tuple[int, int]]:
-    """Chunk and microbatch of every compute op, by its place in its stage's schedule."""
-    graph, p = step.graph, step.job.parallelism
-    assert step.workload is not None
-    schedule = make_schedule(p.schedule, p.pp, p.microbatches, len(step.workload.chunks[0]))
-    computes = np.array([t.collective is None for t in graph.op_types])
-    mine = (graph.op_type >= 0) & computes[np.maximum(graph.op_type, 0)]
-    found: dict[int, tuple[int, int]] = {}
-    for s, actions in enumerate(schedule):
-        ops = np.flatnonzero(mine & (graph.stage == s))
-        ops = ops[np.argsort(graph.draw[ops], kind="stable")]
-        calls = graph.call[ops] if (graph.call >= 0).any() else np.arange(ops.size)
-        _, position = np.unique(calls, return_inverse=True)  # calls count up in program order
-        for i, k in zip(ops, position, strict=True):
-            a = actions[int(k)]
-            assert a.microbatch == graph.microbatch[i]
-            found[int(i)] = a.chunk, a.microbatch
-    return found
 
 
 def _nodes(step: Prepared) -> tuple[TraceNode, ...]:
@@ -224,11 +189,11 @@ def gaps_by_row(
 def describe_node(node: TraceNode) -> PlayedOp:
     """Describe a node of a pipeline trace."""
     if node.kind in ("gap", "join"):
-        stream = HOST if node.kind == "gap" else JOIN
+        stream = Stream.HOST if node.kind == "gap" else Stream.JOIN
     elif node.op_kind == "transfer":
-        stream = TRANSFER
+        stream = Stream.TRANSFER
     else:
-        stream = COMMUNICATION if is_communication(node.kernel_class) else COMPUTE
+        stream = Stream.COMMUNICATION if is_communication(node.kernel_class) else Stream.COMPUTE
     return PlayedOp(
         node.op_kind, stream, node.name, node.stages, node.preds, node.is_global,
         microbatch=node.microbatch, chunk=node.chunk, only=node.replica,

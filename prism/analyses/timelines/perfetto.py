@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from prism.analyses.timelines.table import ORDER, TEXTS, WAITING, texts
+from prism.analyses.timelines.played import Stream
+from prism.analyses.timelines.table import TEXTS, texts
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -71,8 +72,8 @@ def _events(timeline: xr.Dataset) -> pd.DataFrame:
     start = timeline["start"].values
     events["begin"] = np.rint(1e9 * start).astype(np.int64)
     events["end"] = np.rint(1e9 * (start + events["duration"])).astype(np.int64)
-    place = {stream: float(i) for i, stream in enumerate(ORDER)}
-    events["place"] = events["stream"].map(place).fillna(place[WAITING] - 0.5)
+    place = {str(stream): float(i) for i, stream in enumerate(Stream)}
+    events["place"] = events["stream"].map(place).fillna(place[Stream.WAITING] - 0.5)
     events["pid"] = events["event_row"] + 1
     track = events.groupby(["event_row", "place", "stream", "lane"]).ngroup()
     return events.assign(tid=track + timeline.sizes["row"] + 1)
@@ -103,7 +104,7 @@ def _names(
 def _slices(events: pd.DataFrame) -> Iterator[dict[str, Any]]:
     for event in events.sort_values(["event_row", "begin"], kind="stable").itertuples():
         args: dict[str, Any] = {"kind": event.kind}
-        if event.stream != WAITING:
+        if event.stream != Stream.WAITING:
             args["critical path"] = bool(event.critical)
         for name in ("microbatch", "chunk"):
             if getattr(event, name) >= 0:

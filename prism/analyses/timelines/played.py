@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
@@ -18,17 +19,23 @@ from numpy.typing import NDArray
 
 from prism.common.launchgaps import LaunchGaps
 
-COMPUTE, COMMUNICATION, TRANSFER, HOST, JOIN = (
-    "compute", "communication", "transfer", "host", "join",
-)  # fmt: skip
-"""Streams of a rank; ops of the last are no work, but where others meet."""
+
+class Stream(StrEnum):
+    """Streams of a rank, from top to bottom; those with names of their own come below the waits."""
+
+    COMPUTE = "compute"
+    WAITING = "waiting"
+    COMMUNICATION = "communication"
+    TRANSFER = "transfer"
+    HOST = "host"
+    JOIN = "join"  # of no work: where others meet
 
 
 class PlayedOp(NamedTuple):
     """One op of every replica, or of all replicas together."""
 
     op_kind: str
-    stream: str
+    stream: Stream
     name: str
     stages: tuple[int, ...]  # that take part, in every replica it belongs to
     preds: tuple[int, ...]

@@ -14,17 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.analyses.timelines.choose import Chosen, deciding_row
-from prism.analyses.timelines.played import (
-    COMMUNICATION,
-    COMPUTE,
-    HOST,
-    JOIN,
-    TRANSFER,
-    Link,
-    PlayedOp,
-    PlayedStep,
-    Row,
-)
+from prism.analyses.timelines.played import Link, PlayedOp, PlayedStep, Row, Stream
 from prism.analyses.timelines.waits import CAUSES, EPSILON, Span, Wait, spans_of, waits_of
 from prism.common.errors import PrismError
 from prism.common.text import format_share
@@ -34,9 +24,6 @@ if TYPE_CHECKING:
 
 MOST_EVENTS = 500_000
 """Events of a timeline; Perfetto still opens as many."""
-WAITING = "waiting"
-ORDER = (COMPUTE, WAITING, COMMUNICATION, TRANSFER, HOST)
-"""Streams from top to bottom; those with names of their own come between."""
 
 
 class Event(NamedTuple):
@@ -128,10 +115,10 @@ class Sheets:
             "flow": (("message", "side"), np.array(self.flows, np.int64).reshape(-1, 2)),
             **{name: ("row", np.array([row[name] for row in self.rows])) for name in self.rows[0]},
         }
-        for name, values in zip(Event._fields, zip(*self.events, strict=True), strict=True):
-            column: Iterable[Any] = values
+        for name in Event._fields:
+            column = [getattr(event, name) for event in self.events]
             if name in TEXTS:
-                column = [labels.setdefault(text, len(labels)) for text in values]
+                column = [labels.setdefault(text, len(labels)) for text in column]
             made[f"event_{name}" if name in ("row", *TEXTS) else name] = "event", np.array(column)
         made["critical"] = "event", made["critical"][1].astype(np.int8)
         row, cause, whom, seconds = zip(*self.waits, strict=True) if self.waits else [()] * 4
@@ -161,7 +148,7 @@ def _ops_by_place(step: PlayedStep) -> dict[tuple[int, int], list[int]]:
     """Ops that each (stage, member) takes part in."""
     found: dict[tuple[int, int], list[int]] = {}
     for i, op in enumerate(step.ops):
-        if op.stream != JOIN:
+        if op.stream != Stream.JOIN:
             members = range(step.n_members) if op.member < 0 else (op.member,)
             for s in op.stages:
                 for m in members:
@@ -207,7 +194,7 @@ def _wait_event(step: PlayedStep, k: int, row: Row, wait: Wait) -> Event:
     name = CAUSES[wait.cause][1].format(replica=wait.replica, op_kind=op_kind)
     what = _describe(step, wait.op, wait.replica, row)
     length = wait.end - wait.start
-    return Event(k, WAITING, 0, wait.start, length, name, wait.cause, waited_for=what)
+    return Event(k, Stream.WAITING, 0, wait.start, length, name, wait.cause, waited_for=what)
 
 
 def _add_up(step: PlayedStep, k: int, row: Row, waits: Iterable[Wait]) -> list[Waited]:
@@ -224,17 +211,17 @@ def _add_up(step: PlayedStep, k: int, row: Row, waits: Iterable[Wait]) -> list[W
 def _waited_for(step: PlayedStep, row: Row, wait: Wait) -> str:
     """Name the row that a wait is for, or the kind of op where the own row takes part in it."""
     op, replica = _worker(step, wait.op, wait.replica)
-    if op < 0 or wait.cause in (HOST, "latency", "stall"):
+    if op < 0 or wait.cause in (Stream.HOST, "latency", "stall"):
         return ""
     info = step.ops[op]
-    if wait.cause in (TRANSFER, COMMUNICATION):
-        return "" if info.stream == COMPUTE else info.op_kind
+    if wait.cause in (Stream.TRANSFER, Stream.COMMUNICATION):
+        return "" if info.stream == Stream.COMPUTE else info.op_kind
     return step.row_label(Row(replica, info.stages[0], max(info.member, 0)))
 
 
 def _worker(step: PlayedStep, op: int, replica: int) -> tuple[int, int]:
     """Return an op and whose it is; where others meet, what they waited for stands for it."""
-    ran = (x for x in step.chain(op, replica) if step.ops[x.op].stream != JOIN)
+    ran = (x for x in step.chain(op, replica) if step.ops[x.op].stream != Stream.JOIN)
     found = next(ran, Link(-1, replica, 0.0, 0.0, 0.0))
     return found.op, found.replica
 
@@ -264,7 +251,7 @@ def _flows(step: PlayedStep, places: Mapping[tuple[int, Row], int]) -> list[tupl
     found = []
     sources: dict[tuple[int, int], list[int]] = {}
     for (op, row), event in places.items():
-        if step.ops[op].stream != COMPUTE or step.ops[op].is_global or step.ranks:
+        if step.ops[op].stream != Stream.COMPUTE or step.ops[op].is_global or step.ranks:
             continue
         if (op, row.stage) not in sources:
             sources[op, row.stage] = _sources(step, op, row.stage)
@@ -288,9 +275,9 @@ def _sources(step: PlayedStep, op: int, stage: int) -> list[int]:
             continue
         seen.add(p)
         mine = info.is_shown(stage)
-        if info.stream == JOIN or (info.stream in (TRANSFER, HOST) and mine):
+        if info.stream == Stream.JOIN or (info.stream in (Stream.TRANSFER, Stream.HOST) and mine):
             left += info.preds
-        elif info.stream in (TRANSFER, COMPUTE) and not mine:
+        elif info.stream in (Stream.TRANSFER, Stream.COMPUTE) and not mine:
             found.append(p)
     return found
 
@@ -301,12 +288,12 @@ def _figures(step: PlayedStep, note: str) -> dict[str, Any]:
     kinds, replicas = dict[str, float](), set[int]()
     for link in step.path:
         info, seconds = step.ops[link.op], max(0.0, link.end - max(0.0, link.start))
-        if seconds > 0.0 and info.stream != JOIN:
+        if seconds > 0.0 and info.stream != Stream.JOIN:
             kinds[info.op_kind] = kinds.get(info.op_kind, 0.0) + seconds
             replicas |= set() if info.is_global else {link.replica}
     rest = step.step_time - sum(kinds.values())
     if rest > 1e-6 * step.step_time:
-        what = HOST if step.ranks else "stall"
+        what = Stream.HOST if step.ranks else "stall"
         kinds[what] = kinds.get(what, 0.0) + rest
     replica, stage, most = deciding_row(step)
     decided: dict[str, Any] = {"share_of_path": most / step.step_time}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from prism.analyses.replay import same_work
 from prism.analyses.timelines.jobs import describe_node, gaps_by_row
-from prism.analyses.timelines.played import COMMUNICATION, COMPUTE, JOIN, PlayedOp, PlayedStep
+from prism.analyses.timelines.played import PlayedOp, PlayedStep, Stream
 from prism.common.errors import PrismError, named
 from prism.common.means import finite_mean
 from prism.models.kerneltrace.graph import KernelGraph, step_graph
@@ -86,8 +86,8 @@ def _describe(graph: KernelGraph, i: int) -> PlayedOp:
     node = graph.nodes[i]
     op = describe_node(node)
     if node.op_kind in COLLECTIVES:
-        op = op._replace(stream=COMMUNICATION)
-    if node.kind == "op" and op.stream == COMPUTE and node.kernel_class:
+        op = op._replace(stream=Stream.COMMUNICATION)
+    if node.kind == "op" and op.stream == Stream.COMPUTE and node.kernel_class:
         op = op._replace(op_kind=node.kernel_class)
     track = f"stream {int(graph.stream[i])}" if node.kind == "op" else "host"
     return op._replace(lags=node.lags, track=track)
@@ -101,7 +101,7 @@ def _played(
     gaps = gaps_by_row(graph.nodes, end - durations[:, :, 0], end)
     ops, done = ops_of(graph.nodes), end.max(axis=1)
     last = int(ops[np.argmax(done[ops])])
-    join = PlayedOp("join", JOIN, "", (0,), (last,), True)
+    join = PlayedOp("join", Stream.JOIN, "", (0,), (last,), True)
     return PlayedStep(
         (*map(describe_node, graph.nodes), join),
         np.vstack([end, np.full((1, graph.n_replicas), done[last])]).T,

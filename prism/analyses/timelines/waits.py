@@ -14,16 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.analyses.timelines.played import (
-    COMMUNICATION,
-    COMPUTE,
-    HOST,
-    JOIN,
-    TRANSFER,
-    PlayedOp,
-    PlayedStep,
-    Row,
-)
+from prism.analyses.timelines.played import PlayedOp, PlayedStep, Row, Stream
 from prism.common.launchgaps import LaunchGaps
 
 CAUSES = {
@@ -74,7 +65,7 @@ def waits_of(step: PlayedStep, row: Row, spans: Sequence[Span]) -> list[Wait]:
     """List a row's waits, in order: all of the step that none of its compute ops covers."""
     found: list[Wait] = []
     now, end = 0.0, float(step.end[row.replica, step.final])
-    computes = [span for span in spans if step.ops[span.op].stream == COMPUTE]
+    computes = [span for span in spans if step.ops[span.op].stream == Stream.COMPUTE]
     for span in (*computes, Span(end, end, step.final)):
         if span.start > now + EPSILON:
             found += _explain(step, row, span.op, now, span.start)
@@ -90,7 +81,8 @@ def _with_launch_gaps(
     step: PlayedStep, gaps: LaunchGaps, spans: Sequence[Span], waits: Sequence[Wait]
 ) -> list[Wait]:
     """Give the host what is a launch gap, and no more: not what runs meanwhile, nor latency."""
-    runs = [s for s in spans if step.ops[s.op].stream not in (HOST, JOIN, COMPUTE)]
+    moves = Stream.COMMUNICATION, Stream.TRANSFER
+    runs = [s for s in spans if step.ops[s.op].stream in moves]
     begin, until = np.array([s.start for s in runs]), np.array([s.end for s in runs])
     until = np.maximum.accumulate(until)
     found = []
@@ -100,9 +92,9 @@ def _with_launch_gaps(
         for a, b in pairwise(cuts.tolist()):
             cause, middle = wait.cause, 0.5 * (a + b)
             if _covers(gaps.begin, gaps.end, middle):
-                cause = HOST
-            elif cause == HOST:
-                cause = COMMUNICATION if _covers(begin, until, middle) else "latency"
+                cause = Stream.HOST
+            elif cause == Stream.HOST:
+                cause = Stream.COMMUNICATION if _covers(begin, until, middle) else "latency"
             found.append(wait._replace(start=a, end=b, cause=cause))
     return found
 
@@ -125,18 +117,18 @@ def _explain(step: PlayedStep, row: Row, op: int, begin: float, end: float) -> l
 
     for ran in step.chain(op, row.replica):
         if later and later.lag > 0.0 and later.start - later.lag < now:
-            add(later.start - later.lag, HOST, later.op, later.replica)
+            add(later.start - later.lag, Stream.HOST, later.op, later.replica)
         if now <= begin + EPSILON:
             break
         info = step.ops[ran.op]
         if ran.replica != row.replica and not info.is_global:
             add(begin, "replica", ran.op, ran.replica)
             break
-        if info.stream != JOIN and (later or op == step.final):
+        if info.stream != Stream.JOIN and (later or op == step.final):
             add(ran.start, _cause(step, row, info), ran.op, ran.replica)
         later = ran
     if now > begin + EPSILON and later:
-        add(begin, HOST if step.ranks else "bubble", -1, later.replica)
+        add(begin, Stream.HOST if step.ranks else "bubble", -1, later.replica)
     return _merge(parts[::-1])
 
 
@@ -146,9 +138,9 @@ def _cause(step: PlayedStep, row: Row, ran: PlayedOp) -> str:
         return "rank" if step.ranks else "bubble"
     if ran.member not in (-1, row.member):
         return "group"
-    if ran.stream in (TRANSFER, HOST):
+    if ran.stream in (Stream.TRANSFER, Stream.HOST):
         return ran.stream
-    return COMMUNICATION
+    return Stream.COMMUNICATION
 
 
 def _merge(parts: list[Wait]) -> list[Wait]:
