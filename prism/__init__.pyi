@@ -8,6 +8,7 @@ from .analyses.rank import rank as rank
 from .analyses.replay import replay as replay
 from .analyses.sweep import sweep as sweep
 from .analyses.timeline import timeline as timeline
+from .analyses.timelines.perfetto import to_perfetto as to_perfetto
 from .analyses.validate import validate as validate
 from .analyses.watch import Watch as Watch
 from .cluster.nodemap import NodeSlowdown as NodeSlowdown

@@ -70,7 +70,7 @@ KINDS = {
     "ranking": Kind("rank", "rank:rank_answer", "analyses.rank:Ranking"),
     "placement": Kind("place", "place:place_answer", "analyses.place:Placing"),
     "sweep": Kind("sweep", "sweep:sweep_answer", "analyses.sweep:Sweep"),
-    "timeline": Kind("timeline", "timeline:timeline_answer"),
+    "timeline": Kind("timeline", "timeline:timeline_answer", "analyses.timeline:Timeline"),
     "trace": _MODEL,
     "calibrated": _MODEL,
     "steps": _MODEL,

@@ -209,6 +209,11 @@ class Result:
         """What says how it was made: job, call, seed, versions."""
         return self.dataset.attrs
 
+    @property
+    def sizes(self) -> Mapping[Any, int]:
+        """Lengths of the dimensions of its arrays."""
+        return self.dataset.sizes
+
     def is_whole(self) -> bool:
         """Tell whether its Dataset has what its tables are made of, not one of an old version."""
         return True
