@@ -93,7 +93,7 @@ def answer_stages(question: Question, tell: Tell) -> None:
             result = dataset_of(made)
             found: Answer = answer(result)
             beside = "" if name == "ranking" else _beside(question, result)
-            tell("stage", Stage(name, render_answer(found, name), beside, result))
+            tell("stage", Stage(name, render_answer(found), beside, result))
     except PrismError as error:
         tell("refused", str(error))
     else:
@@ -103,8 +103,8 @@ def answer_stages(question: Question, tell: Tell) -> None:
 def warm_up(question: Question) -> None:
     """Load and compile what answers need, by one without its ranking, which takes longest."""
     with suppress(PrismError):
-        for name, result in islice(_results(question, lambda word, value: None), 2):
-            render_answer(answer(result), name)
+        for _, result in islice(_results(question, lambda word, value: None), 2):
+            render_answer(answer(result))
 
 
 def _results(question: Question, tell: Tell) -> Iterator[tuple[str, Result | xr.Dataset]]:
@@ -147,8 +147,8 @@ def _beside(question: Question, result: xr.Dataset) -> str:
     tables = [_upright(summary_table(figures)), *([differs] if differs is not None else [])]
     both = Answer("Side by side", "A and B")
     return "".join((
-        render_answer(replace(both, tables=tuple(tables)), "beside"),
-        render_answer(replace(both, pictures=tuple(overlays(results))), "beside"),
+        render_answer(replace(both, tables=tuple(tables))),
+        render_answer(replace(both, pictures=tuple(overlays(results)))),
     ))  # fmt: skip
 
 
