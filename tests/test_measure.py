@@ -23,7 +23,6 @@ from prism.measuring.kernels import kernel_cases, parse_sizes
 from prism.measuring.samples import Samples, load_samples, save_samples, to_dataset
 from prism.measuring.session import Block, CpuTimer, Plan, is_settled, run_session
 from prism.plots import plot_measurement
-from prism.present.answers.measure import measurement_answer
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch (extra: measure) is not installed"
@@ -429,12 +428,12 @@ def test_the_seed_of_the_order_is_fresh_and_kept_when_gone_on_with(monkeypatch, 
     monkeypatch.setattr(module, "describe_machine", lambda device: MACHINE)
     for options in ({}, {}, {"resume": True}, {"resume": True, "seed": 0}):
         found = module.measure("gemm", library, shapes=["8x8x8"], **options)
-        assert module.summarize_measurement(found)["seed"] == seeds[-1]
+        assert prism.summary(found)["seed"] == seeds[-1]
     assert seeds[0] != seeds[1] == seeds[2] and seeds[3] == 0
 
 
 def test_what_was_measured_is_told_with_the_numbers_of_the_json():
-    answer = measurement_answer(to_dataset(made()[0]))
+    answer = prism.answer(to_dataset(made()[0]))
     table = answer.tables[0]
     cases = answer.figures["cases"]
     assert [row[0] for row in table.rows] == [case["label"] for case in cases]
