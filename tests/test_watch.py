@@ -15,14 +15,14 @@ import pytest
 
 import prism
 from prism import Watch
-from prism.models.changes.find import changes_of_step_times, select_steps
+from prism.models.changes.find import find_changes, select_steps
 from prism.models.changes.spans import FEWEST
 from prism.models.steptimes import departure
 from prism.models.steptimes.departure import FALSE_ALARMS, LEAST, find_departure
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.model import load_step_model
 from prism.models.steptimes.progress import progress
-from prism.models.steptimes.runs import condition
+from prism.models.steptimes.runs import update_on_progress
 from prism.models.steptimes.spread import Spread, simulate_body
 from prism.simulation.runs.drift import ar1
 from prism.simulation.runs.model import simulate_runs
@@ -170,7 +170,9 @@ def test_after_an_alarm_the_forecast_holds_what_is_left():
         run = noisy(seed, change=0.03)
         n = first_alarm(run)
         times = StepTimes(run[:n], np.arange(1, n + 1), np.full(n, ""), "log", "s")
-        left = simulate_runs(condition(model, times, 400, seed).model, 2000, 400, seed).total
+        left = simulate_runs(
+            update_on_progress(model, times, 400, seed).model, 2000, 400, seed
+        ).total
         low, high = np.quantile(left, [0.1, 0.9])
         inside.append(low <= 2000 * 2.0 * 1.03 <= high)
     assert 0.8 - 5 * np.sqrt(0.16 / 15) <= np.mean(inside)
@@ -198,10 +200,8 @@ def test_a_run_that_is_back_at_its_level_does_not_depart():
 def test_a_segment_of_steps_that_are_all_left_out_is_no_warning():
     """The spread changes there alone where the level does: nothing is known of it."""
     run = noisy(27, change=0.03)[:212]
-    rows, *_ = changes_of_step_times(
-        StepTimes(run, np.arange(1, 213), np.full(212, ""), "log", "s")
-    )
-    assert [row["kind"] for row in rows] == ["phase", "ramp"]
+    found = find_changes(StepTimes(run, np.arange(1, 213), np.full(212, ""), "log", "s"))
+    assert [row["kind"] for row in found.rows] == ["phase", "ramp"]
 
 
 def test_few_odd_steps_are_no_change():

@@ -18,7 +18,7 @@ import pandas as pd
 from scipy.stats import ks_2samp
 
 from prism.models.steptimes.fit import fit_step_times
-from prism.models.steptimes.predict import draw_runs, independent
+from prism.models.steptimes.predict import draw_runs, no_dependence
 from prism.models.steptimes.progress import progress
 from prism.traces import StepTimes
 
@@ -78,7 +78,7 @@ def half_splits(name, table, totals, splits):
             n = model.work.size
             found[key].append(agreement(draw_runs(model, n, DRAWS, i).total, test))
             if key == "all_steps":
-                drawn = draw_runs(independent(model), n, DRAWS, i).total
+                drawn = draw_runs(no_dependence(model), n, DRAWS, i).total
                 found["independent"].append(agreement(drawn, test))
         found["copy"].append(agreement(np.array(list(known.values())), test))
     return {key: np.array(rows) for key, rows in found.items()}

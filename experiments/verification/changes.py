@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from prism.models.changes.find import changes_of_step_times, changes_of_trace
+from prism.models.changes.find import changes_of_trace, find_changes
 from prism.models.changes.segments import find_edges
 from prism.traces import StepTimes
 
@@ -148,7 +148,7 @@ STATIONARY: dict[str, Callable[[np.random.Generator], Any]] = {
 def rows_of(recording: Any) -> list[dict[str, Any]]:
     """Find what changes in a recording."""
     if isinstance(recording, StepTimes):
-        return changes_of_step_times(recording)[0]
+        return find_changes(recording).rows
     return changes_of_trace(recording)[0]
 
 

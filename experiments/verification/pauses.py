@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prism.models.changes.find import changes_of_step_times
+from prism.models.changes.find import find_changes
 from prism.models.changes.fit import fit_steps
 from prism.traces import StepTimes
 
@@ -93,7 +93,7 @@ def _rounded(times: StepTimes) -> StepTimes:
 
 def pauses_of(times: StepTimes) -> list[tuple[int, float]]:
     """Interval and length over the step of each pause that is found."""
-    rows = [row for row in changes_of_step_times(times)[0] if row["kind"] == "pause"]
+    rows = [row for row in find_changes(times).rows if row["kind"] == "pause"]
     return [(row["interval_steps"], row["duration_s"] / STEP_S) for row in rows]
 
 

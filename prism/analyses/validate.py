@@ -4,7 +4,6 @@ Each kind of input gives a prediction, its baselines and how the comparison is r
 simulation (`prism.analyses.validation`); one procedure compares them and finds the p-value.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +28,7 @@ from prism.common.results import Result, read_figures, read_texts
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model, model_attrs
 from prism.models.calibration.model import is_calibrated
-from prism.models.changes.find import choose_steps, settled
+from prism.models.changes.find import choose_steps, find_changes
 from prism.models.changes.report import Row, warn
 from prism.models.steptimes.model import load_step_model
 from prism.simulation.steps import fresh_seed
@@ -165,14 +164,14 @@ def validate(
 
 def _settled(times: StepTimes, target: Job | str | Path) -> tuple[StepTimes, list[Row]]:
     """Leave a warm-up out, as `fit` does, unless it is the model's beginning; say what changes."""
-    rows, _, late = settled(times)
-    early = max((Counter(times.run) - Counter(late.run)).values(), default=0)
+    found = find_changes(times).settled()
+    early = found.warm_up_of_run.max(initial=0)
     has_beginning = not isinstance(target, Job) and (
         load_step_model(target).beginning_s.shape[1] >= early
     )
     kept = {"warm_up": "beginning" if has_beginning else None}
-    rows = [{**row, "kept": row["kept"] or kept.get(row["kind"], "compared")} for row in rows]
-    return (times if has_beginning else late), rows
+    rows = [{**r, "kept": r["kept"] or kept.get(r["kind"], "compared")} for r in found.rows]
+    return (times if has_beginning else found.without_warm_up), rows
 
 
 def _split(

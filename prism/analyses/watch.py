@@ -32,7 +32,7 @@ from prism.common.errors import PrismError, named
 from prism.common.text import format_count
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
-from prism.models.changes.find import changes_of_step_times
+from prism.models.changes.find import find_changes
 from prism.models.changes.fit import fit_steps
 from prism.models.steptimes.estimate import failures_of
 from prism.models.steptimes.model import load_step_model
@@ -41,7 +41,7 @@ from prism.models.steptimes.runs import (
     LAST,
     UNKNOWN_LEVEL,
     Fitted,
-    condition,
+    update_on_progress,
     without_changes,
 )
 from prism.simulation.results import make_dataset
@@ -198,11 +198,12 @@ def _from_log(
     gpus: int | None = None,
 ) -> xr.Dataset:  # fmt: skip
     """Forecast the rest of a run from its completed steps, with the pauses of all."""
-    _, calm, _, warm = changes_of_step_times(reading.times)
+    changes = find_changes(reading.times)
+    calm, warm = changes.calm, changes.warm
     # its noise is that of all steps, not of those since the last change
     fitted = fit_steps(without_changes(reading.times, warm), seed=seed, repeats=_REPEATS)
     n = calm.step.size
-    past = condition(
+    past = update_on_progress(
         replace(run_model(fitted, steps), run_cv=UNKNOWN_LEVEL, stalls=None), calm,
         CLUSTERS_IN_PROGRESS, seed, 0.0, Fitted(fitted.spreads(), np.arange(n), warm, 0),
     )  # fmt: skip

@@ -16,7 +16,7 @@ import pandas as pd
 from prism.analyses.comparisons.classes import IDLE, measured_times
 from prism.common.agreement import effective_n
 from prism.common.text import format_count
-from prism.models.changes.find import settled
+from prism.models.changes.find import find_changes
 from prism.models.changes.report import warn
 from prism.present.answer import (
     Answer,
@@ -173,7 +173,8 @@ def _ops(kinds: Sequence[Mapping[str, Any]], details: bool) -> list[Table]:
 
 def describe_step_times(times: StepTimes) -> Answer:
     """Describe step times: how many, of how many runs, and their spread."""
-    changes, calm, _ = settled(times)
+    found_changes = find_changes(times).settled()
+    changes, calm = found_changes.rows, found_changes.late
     said = [warn({**row, "kept": row["kept"] or "shown"}) for row in changes]
     seconds = times.seconds
     mean, std = float(seconds.mean()), float(seconds.std(ddof=1)) if seconds.size > 1 else 0.0

@@ -19,7 +19,7 @@ from prism.common.netcdf import read_netcdf, told_broken
 from prism.common.resampling import LEAST_STEPS, Pairing, Sample
 from prism.common.text import format_count
 from prism.jobs.job import flatten
-from prism.models.changes.find import changes_of_step_times, choose_steps
+from prism.models.changes.find import choose_steps, find_changes
 from prism.models.steptimes.series import clock_grain
 from prism.simulation.summary import model_error_time
 from prism.traces import StepTimes, read_step_times
@@ -170,8 +170,7 @@ def _measured(times: StepTimes, name: str, seed: int) -> Input:
 
 def _slow_start(times: StepTimes) -> int:
     """Count the first values of a run that are a warm-up, as `fit` finds them."""
-    warm = times.run[changes_of_step_times(times)[3]]
-    return int(np.unique(warm, return_counts=True)[1].max(initial=0))
+    return int(find_changes(times).warm_up_of_run.max(initial=0))
 
 
 def brought_together(

@@ -35,7 +35,7 @@ from prism.workload.energy import mean_power
 if TYPE_CHECKING:
     import xarray as xr
 
-    from prism.models.steptimes.runs import UnderWay
+    from prism.models.steptimes.runs import ProgressPosterior
 
 CLUSTERS_IN_PROGRESS = 1024  # draws of how fast a run in progress is, given its completed steps
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time of progress
@@ -168,14 +168,14 @@ def _assumed(job: Job) -> list[str]:
 
 def _past(
     job: Job, model: RunModel, reading: Reading, call: dict[str, Any], share: float
-) -> "UnderWay":
+) -> "ProgressPosterior":
     """Return the rest of a run in progress, given its completed steps."""
-    from prism.models.steptimes.runs import NOMINAL_ERROR, condition
+    from prism.models.steptimes.runs import NOMINAL_ERROR, update_on_progress
 
     found, draws = calibration_of(job), max(CLUSTERS_IN_PROGRESS, model.mean.shape[0])
     nominal = model.model_error or NOMINAL_ERROR
     nominal = nominal if found is None else found.mean_error(share)
-    past = condition(model, reading.times, draws, call["seed"], nominal)
+    past = update_on_progress(model, reading.times, draws, call["seed"], nominal)
     if past.done >= call["steps"]:
         raise PrismError(
             f"{reading.times.source}: {format_count(past.done, 'step')} done, and the run has "

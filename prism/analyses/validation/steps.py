@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from prism.analyses.validation.hold import Array, Call, Case, Repetitions
 from prism.common.errors import PrismError, named
 from prism.common.text import format_count, format_duration
-from prism.models.changes.find import settled
+from prism.models.changes.find import find_changes
 from prism.models.changes.fit import fit_steps
 from prism.models.steptimes.fit import MIN_VALUES, fit_step_times
 from prism.models.steptimes.model import StepModel, load_step_model
-from prism.models.steptimes.predict import draw_runs, draw_steps, generator, independent
+from prism.models.steptimes.predict import draw_runs, draw_steps, generator, no_dependence
 from prism.models.steptimes.series import elapsed_steps
 from prism.traces import StepTimes, total_per_run
 
@@ -66,7 +66,7 @@ def split_case(times: StepTimes, source: str, train: str, call: Call) -> Case:
         "taken": times.taken, "notes": list(times.notes), "changes": model.report["changes"],
     }  # fmt: skip
     made = _case(model, rest, facts, call, redraw=_redraw_split(model, times, early))
-    return replace(made, training=settled(first)[2].seconds)
+    return replace(made, training=find_changes(first).settled().without_warm_up.seconds)
 
 
 def split_steps(n: int, train: str, source: str, least: int = MIN_TRAIN) -> NDArray[np.int64]:
@@ -105,7 +105,7 @@ def _case(
             "in the model of "
             f"{model.mean_over}; fit and measured steps need the same"
         )
-    alone = independent(model)
+    alone = no_dependence(model)
     used = alone if call.dependence == "none" else model
     sampler = _Steps.of(model, times) if runs is None else runs
     predicted, other = (sampler.predicted(m, call.replicates, call.seed) for m in (used, alone))
@@ -247,9 +247,9 @@ def _anew(model: StepModel, sampler: _Steps | _Totals, redraw: _Redraw, call: Ca
     for b in count():
         seed = call.seed + 3 * b
         truth = replace(model, spread=spreads[b % len(spreads)])
-        truth = independent(truth) if call.dependence == "none" else truth
+        truth = no_dependence(truth) if call.dependence == "none" else truth
         training, totals, measured = redraw(truth, seed + 1)
         again = fit_step_times(training, totals, model.n_steps, repeats=0)
         if call.dependence == "none":
-            again = independent(again)
+            again = no_dependence(again)
         yield measured, sampler.predicted(again, call.replicates, seed + 3)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from prism.common.text import format_count
 from prism.jobs.job import Job
 from prism.models.steptimes.fit import fit_step_times
-from prism.models.steptimes.series import OUTLIER, Series, side_by_side, take_apart
+from prism.models.steptimes.series import OUTLIER, Series, decompose, side_by_side
 from prism.models.steptimes.spread import mean_variance
 from prism.traces import StepTimes
 
@@ -89,7 +89,7 @@ def measure_size(job: Job, times: StepTimes, seed: int, shortest_s: float = 0.0)
     stick out of a run, and count as stalls; odd fast ones (after a pause) are left out.
     """
     model = fit_step_times(times, repeats=0, seed=seed)
-    series, k = take_apart(times, seed), times.mean_over
+    series, k = decompose(times, seed), times.mean_over
     # a value is the mean of k steps, and a delay of one of them is a k-th in it
     typical = float(np.median(series.work))
     stall_from_s = max(shortest_s, k * model.stall_threshold * typical)

@@ -69,10 +69,63 @@ class _Runs:
         return row | ({"skip": span.end * k} if span.kind == "warm_up" else {})
 
 
-def changes_of_step_times(times: StepTimes) -> tuple[list[Row], StepTimes, Flags, Flags]:
-    """Find what changes in step times.
+@dataclass(frozen=True)
+class Changes:
+    """What changes in step times: found once, for all that fit, show or compare them.
 
-    Rows, the times without their periodic pauses, values to leave out, and those of a warm-up.
+    Attributes
+    ----------
+    rows : list of dict
+        One for each pause and change.
+    times : StepTimes
+        As they were given.
+    calm : StepTimes
+        The same without their periodic pauses.
+    out, warm : bool [value]
+        Values of other levels and odd pauses, to leave out; those of a warm-up.
+    """
+
+    rows: list[Row]
+    times: StepTimes
+    calm: StepTimes
+    out: Flags
+    warm: Flags
+
+    @property
+    def body(self) -> StepTimes:
+        """The steps of the level that counts, with a warm-up."""
+        return select_steps(self.calm, ~self.out)
+
+    @property
+    def late(self) -> StepTimes:
+        """The steps of the level that counts, without a warm-up."""
+        return select_steps(self.calm, ~self.out & ~self.warm)
+
+    @property
+    def without_warm_up(self) -> StepTimes:
+        """All steps, as they were given, but those of a warm-up."""
+        return select_steps(self.times, ~self.warm)
+
+    @property
+    def warm_up_of_run(self) -> Index:
+        """Values of the warm-up of each run that has one."""
+        return np.unique(self.times.run[self.warm], return_counts=True)[1]
+
+    def keep(self, kind: str, why: str | None) -> "Changes":
+        """Say why changes of a kind are kept, where nothing else keeps them."""
+        rows = [{**r, "kept": r["kept"] or why} if r["kind"] == kind else r for r in self.rows]
+        return replace(self, rows=rows)
+
+    def settled(self) -> "Changes":
+        """Keep a warm-up where too few steps rest without it."""
+        if np.unique(self.late.step).size >= FEWEST:
+            return self
+        rows = [{**r, "kept": "too_few"} if r["kind"] == "warm_up" else r for r in self.rows]
+        return replace(self, rows=rows, warm=np.zeros_like(self.warm))
+
+
+def find_changes(times: StepTimes) -> Changes:
+    """Find what changes in step times.
 
     What three or more runs of one schedule have in common is work by step, but for a warm-up.
     """
@@ -105,19 +158,10 @@ def changes_of_step_times(times: StepTimes) -> tuple[list[Row], StepTimes, Flags
     rows += [runs.row(s) for s in spans if s in early or s.kind != "warm_up"]
     out = ((out & ~warm) | paused)[runs.at]
     if np.unique(times.step[~out]).size < FEWEST:
-        rows = [{**row, "kept": "too_few"} for row in rows]
-        return rows, times, np.zeros_like(out), warm[runs.at]
-    return rows, replace(times, seconds=seconds[runs.at]), out, warm[runs.at]
-
-
-def settled(times: StepTimes) -> tuple[list[Row], StepTimes, StepTimes]:
-    """Find what changes in step times: rows, the times without any of it, and without a warm-up."""
-    rows, calm, out, warm = changes_of_step_times(times)
-    late = select_steps(calm, ~out & ~warm)
-    if np.unique(late.step).size < FEWEST:
-        rows = [{**r, "kept": "too_few"} if r["kind"] == "warm_up" else r for r in rows]
-        return rows, select_steps(calm, ~out), times
-    return rows, late, select_steps(times, ~warm)
+        rows = [row if row["kind"] == "warm_up" else {**row, "kept": "too_few"} for row in rows]
+        return Changes(rows, times, times, np.zeros_like(out), warm[runs.at])
+    calm = replace(times, seconds=seconds[runs.at])
+    return Changes(rows, times, calm, out, warm[runs.at])
 
 
 def _without(seconds: Array, pauses: list[Pause]) -> tuple[Array, Flags]:

@@ -29,7 +29,7 @@ from prism.models.steptimes.predict import (
     work_of,
 )
 from prism.models.steptimes.progress import progress, steps_known
-from prism.models.steptimes.runs import UnderWay
+from prism.models.steptimes.runs import ProgressPosterior
 from prism.simulation.estimated import Estimate
 from prism.simulation.results import SCHEMA, make_dataset
 from prism.simulation.runs.build import describe_failures, effective_share
@@ -141,7 +141,7 @@ def failures_of(model: RunModel, gpus: int | None) -> dict[str, Any]:
 def _draw_rest(
     model: StepModel, reading: Reading, steps: int | None, call: tuple[int, int, int],
     gpus: int | None,
-) -> tuple[Drawn, UnderWay]:  # fmt: skip
+) -> tuple[Drawn, ProgressPosterior]:  # fmt: skip
     """Draw what is left of a run in progress; steps that the fit left out are as long as others."""
     (n_steps, n_runs, seed), done = call, count_done(reading.times)[1]
     known = n_steps if steps is None else steps_known(model, steps)

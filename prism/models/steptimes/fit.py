@@ -24,7 +24,7 @@ from prism.models.steptimes.likelihood import (
     repeat_fits,
 )
 from prism.models.steptimes.model import PARTS, StepModel
-from prism.models.steptimes.series import Series, first_steps, take_apart
+from prism.models.steptimes.series import Series, decompose, first_steps
 from prism.models.steptimes.spread import Spread, mean_variance
 from prism.traces import StepTimes
 
@@ -66,7 +66,7 @@ def fit_step_times(
         There are too few steps.
     """
     _check_enough(times)
-    series = take_apart(times, seed)
+    series = decompose(times, seed)
     seen = _first(series, first, times.source)
     elapsed_s = seen.elapsed * float(series.work.mean())
     by_step = seen.has_profile

@@ -19,7 +19,7 @@ from prism.simulation.runs.parts import Drift, RunModel, StallProcess
 from prism.traces.table import SHORTEST_S
 
 if TYPE_CHECKING:
-    from prism.models.steptimes.runs import UnderWay
+    from prism.models.steptimes.runs import ProgressPosterior
 
 Array = NDArray[np.float64]
 MAX_WORK = 1_000_000  # steps whose work is held one by one
@@ -76,7 +76,7 @@ def generator(seed: int, stream: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[seed, _STREAM + stream]))
 
 
-def independent(model: StepModel) -> StepModel:
+def no_dependence(model: StepModel) -> StepModel:
     """Model of the same steps without memory: drift and run effect drawn anew in every step."""
     s = model.spread
     white = float(np.sqrt(s.white**2 + s.drift**2 + s.run**2))
@@ -120,7 +120,7 @@ def _stalls(model: StepModel, share: float) -> StallProcess | None:
 
 
 def draw_runs(
-    model: StepModel, n_steps: int, n_runs: int, seed: int, past: "UnderWay | None" = None,
+    model: StepModel, n_steps: int, n_runs: int, seed: int, past: "ProgressPosterior | None" = None,
     gpus: int | None = None,
 ) -> Drawn:  # fmt: skip
     """Draw totals of whole runs.
@@ -129,7 +129,7 @@ def draw_runs(
     ----------
     n_steps : int
         Steps of a run; what totals leave out at the start is left out.
-    past : UnderWay, optional
+    past : ProgressPosterior, optional
         A run in progress (`prism.models.steptimes.progress`).
     gpus : int, optional
         Whose failures stop it; none where they are not known.

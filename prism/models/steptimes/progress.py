@@ -1,4 +1,4 @@
-"""A run in progress of a model of step times: `condition` of its run, and what a fit left out."""
+"""A run in progress of a model of step times: its update on progress, and what a fit left out."""
 
 from dataclasses import replace
 
@@ -13,9 +13,9 @@ from prism.models.steptimes.predict import run_model, work_of
 from prism.models.steptimes.runs import (
     UNKNOWN_LEVEL,
     Fitted,
-    UnderWay,
+    ProgressPosterior,
     check_one_run,
-    condition,
+    update_on_progress,
 )
 from prism.traces import StepTimes
 from prism.traces.table import SHORTEST_S
@@ -23,7 +23,9 @@ from prism.traces.table import SHORTEST_S
 Array = NDArray[np.float64]
 
 
-def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, seed: int) -> UnderWay:
+def progress(
+    model: StepModel, times: StepTimes, n_steps: int, n_draws: int, seed: int
+) -> ProgressPosterior:
     """Condition a model of step times on the completed steps of a run of `n_steps`.
 
     Raises
@@ -49,7 +51,7 @@ def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, see
     odd[:early] = (model.beginning_s != 0.0).mean(axis=0) > 0.5
     prior = before.run_cv if model.run_known else max(before.run_cv, UNKNOWN_LEVEL)
     calm = without_pauses(model, times)
-    found = condition(
+    found = update_on_progress(
         replace(before, run_cv=prior), calm, n_draws, seed, model.step_error,
         Fitted(model.spreads(), at, odd[at], early),
     )  # fmt: skip

@@ -1,8 +1,8 @@
-"""A run in progress: its completed steps condition its level, drift and stall rate.
+"""A run in progress: its completed steps update its level, drift and stall rate.
 
-`condition` gives back the run model of the rest: a draw of level and drift from their exact
-posterior stands where a cluster was. For any run model; `prism.models.steptimes.progress` is it
-for a model of step times.
+`update_on_progress` gives back the run model of the rest: a draw of level and drift from their
+exact posterior stands where a cluster was. For any run model; `prism.models.steptimes.progress` is
+it for a model of step times.
 Left out: a regime's present state; evaluations, checkpoints and failures so far.
 """
 
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.text import format_count, format_share
-from prism.models.changes.find import changes_of_step_times
+from prism.models.changes.find import find_changes
 from prism.models.steptimes.departure import FALSE_ALARMS, Departure, find_departure
 from prism.models.steptimes.likelihood import state_given
 from prism.models.steptimes.predict import generator
-from prism.models.steptimes.series import OUTLIER, Series, clock_grain, elapsed_steps, take_apart
+from prism.models.steptimes.series import OUTLIER, Series, clock_grain, decompose, elapsed_steps
 from prism.models.steptimes.spread import Spread
 from prism.simulation.runs.parts import RunModel, StallProcess
 from prism.simulation.runs.rates import step_shares
@@ -41,7 +41,7 @@ _LEAST = 1e-6  # of a level: what differs by less is rounding
 
 
 @dataclass(frozen=True)
-class UnderWay:
+class ProgressPosterior:
     """A run in progress: the model of its rest, and what is behind it.
 
     Attributes
@@ -130,10 +130,10 @@ class Fitted:
     early: int
 
 
-def condition(
+def update_on_progress(
     model: RunModel, times: StepTimes, n_draws: int, seed: int,
     nominal_error: float = NOMINAL_ERROR, fitted: Fitted | None = None,
-) -> UnderWay:  # fmt: skip
+) -> ProgressPosterior:  # fmt: skip
     """Condition a run model on the completed steps of one run.
 
     Parameters
@@ -203,7 +203,7 @@ def condition(
     if changed:
         notes.append(f"{times.source}: steps to come take as long as those since the change")
     elapsed_s = done.seconds * k + lack * done.mean_s
-    return UnderWay(
+    return ProgressPosterior(
         rest, elapsed_s, n, float(levels.mean()), float(levels.std()), expected, far,
         done.departure, done.step, done.last_s, tuple(notes),
     )  # fmt: skip
@@ -257,7 +257,7 @@ def _lay_out(model: RunModel, times: StepTimes, seed: int, fitted: Fitted | None
     seconds, step, k, usual = times.seconds[once], times.step[once], times.mean_over, _usual(model)
     if fitted is None:
         first = count_done(times)[0] + elapsed_steps(step, step, k).astype(np.int64)
-        odd = changes_of_step_times(times)[3][once]
+        odd = find_changes(times).warm[once]
     else:
         place = fitted.place[once]
         first, odd = place * k, fitted.odd[once] | (place < fitted.early)
@@ -272,7 +272,7 @@ def _lay_out(model: RunModel, times: StepTimes, seed: int, fitted: Fitted | None
         changes, current = departure.level, departure.current
     least = OUTLIER * _own_spread(model) if once.size < MIN_OWN else 0.0
     level = replace(times, seconds=plain / changes, step=step, run=times.run[once])
-    series = take_apart(level, seed, least)
+    series = decompose(level, seed, least)
     ratio = changes * series.work * (1.0 + series.body[:, 0]) / usual
     if fitted is None:
         begin = series.beginning

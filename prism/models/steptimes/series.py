@@ -88,7 +88,7 @@ def elapsed_steps(steps: NDArray[np.int64], usual: NDArray[np.int64], mean_over:
     return np.asarray((steps - steps[0]) * max(1.0, mean_over / stride))
 
 
-def take_apart(times: StepTimes, seed: int = 0, least: float = 0.0) -> Series:
+def decompose(times: StepTimes, seed: int = 0, least: float = 0.0) -> Series:
     """Separate work by step, body and stalls.
 
     Parameters
