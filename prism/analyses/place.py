@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prism.analyses.differences import QUANTILES, Sampler
 from prism.analyses.placements.alternatives import changed_job
 from prism.analyses.placements.answer import answer, make_case
 from prism.analyses.placements.problem import MOST_PLACED, make_problem
 from prism.analyses.placements.rows import better_alternatives
-from prism.analyses.selection import QUANTILES, Runner
 from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node, slowdown_keys
 from prism.cluster.nodes.inventory import Inventory
 from prism.common.errors import PrismError, is_typed, named
@@ -119,7 +119,7 @@ def place(
             "stay where they are"
         )
     warm_up(problem.step.program, seed)
-    found = answer(make_case(problem, objective, tolerance, Runner(seed, threads, progress)))
+    found = answer(make_case(problem, objective, tolerance, Sampler(seed, threads, progress)))
     call: dict[str, Any] = {"objective": objective, "tolerance": tolerance, "seed": seed}
     if built is job:  # its slow nodes are not written into it
         call["nodes"] = {str(n): list(slow) for n, slow in inventory.items()} or None

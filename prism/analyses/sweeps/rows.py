@@ -7,18 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from prism import engine
-from prism.analyses.selection import difference, pareto, probability_best, standard_error
+from prism.analyses.differences import difference, pareto, probability_best, standard_error
 from prism.analyses.sweeps.points import TOLERANCE as TOLERANCE
 from prism.analyses.sweeps.points import Point
 from prism.simulation.summary import spread
 
 MEASURES = ("p50", "p95", "mean")
 JOULES_PER_KWH = 3.6e6
-LEVEL = 0.05
-"""Of the test whether a setting differs from the best one."""
 BARE = ("data_parallel", "schedule")
 """Keys whose values say what they are."""
 
@@ -41,19 +38,11 @@ def _from_best(point: Point, best: Point | None, objective: str) -> dict[str, An
     """Compare a setting with the best one: the change, its error, whether it may be none."""
     change, error, alike = None, None, False
     if best is not None and point is not best and min(point.n, best.n) > 1:
-        change, error = _change(point, best, objective)
-        n = min(point.n, best.n)
-        alike = abs(change) <= -float(stdtrit(n - 1, LEVEL / 2.0)) * error
+        apart = difference(point, best, objective)
+        change, error, alike = apart.share, apart.share_error, not apart.is_clear
     return {
         "best_change": change, "best_change_se": error, "indistinguishable_from_best": alike,
     }  # fmt: skip
-
-
-def _change(point: Point, base: Point, measure: str) -> tuple[float, float]:
-    """Give the change of a figure against another setting's, and its standard error [1]."""
-    mean, error, n = difference(point, base, measure)
-    figure = float(base.values(measure, n).mean())
-    return mean / figure, error / figure
 
 
 def _ordered(points: Sequence[Point], objective: str) -> list[Point]:
@@ -89,9 +78,9 @@ def _row(point: Point, own: Point | None) -> dict[str, Any]:
         row[f"{measure}_same_work"] = point.figure(measure)
         row[measure] = row[f"{measure}_same_work"] * point.work
         row[f"{measure}_se"] = _known(standard_error(point.values(measure)) * point.work)
-        change, error = (None, math.nan) if own in (None, point) else _change(point, own, measure)
-        row[f"{measure}_change"] = change
-        row[f"{measure}_change_se"] = _known(error)
+        apart = None if own in (None, point) else difference(point, own, measure)
+        row[f"{measure}_change"] = apart and apart.share
+        row[f"{measure}_change_se"] = apart and _known(apart.share_error)
     if point.gpu_power is not None:
         row["gpu_power_w"] = point.gpu_power
         row["gpu_kwh"] = point.gpu_power * point.job.world_size * row["mean"] / JOULES_PER_KWH
