@@ -63,7 +63,7 @@ KINDS = {
     "steps_estimate": Kind(
         "estimate", "estimate:estimate_answer", "models.steptimes.estimate:StepsEstimate"),
     "ranking": Kind("rank", "rank:rank_answer"),
-    "placement": Kind("place", "place:place_answer"),
+    "placement": Kind("place", "place:place_answer", "analyses.placements.placed:Placed"),
     "sweep": Kind("sweep", "sweep:sweep_answer"),
     "timeline": Kind("timeline", "timeline:timeline_answer"),
     "trace": _MODEL,

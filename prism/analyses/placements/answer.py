@@ -121,7 +121,8 @@ def answer(case: Case) -> dict[str, Any]:
             "random": _at_random(case, [*candidates, together], comparison),
             **_alternatives(case, comparison, found, n),
         },
-        **_explain(problem),
+        **_explain(problem), "steps": problem.step.job.n_steps,
+        **({"keep_segments": problem.segment} if problem.segment else {}),
         "slow_nodes": _slow_nodes(problem, best.hosts),
         "n_candidates": len(candidates), "n_screened": len(found.patterns),
         "method": METHOD if found.complete else "search",
@@ -259,8 +260,10 @@ def _at_random(case: Case, known: Sequence[Placed], comparison: Comparison) -> d
         found = np.interp(times, [c.nominal for c in known], [row[name] for row in rows])
         out[name] = float(found.mean())
     out["p5_of_objective"], out["p95_of_objective"] = np.quantile(found, [0.05, 0.95]).tolist()
-    now = comparison.figures(comparison.current)["objective"]
-    return out | {"saved": 1.0 - out["objective"] / now}
+    now = comparison.figures(comparison.current)
+    for name, measure in SAVED.items():
+        out[name] = 1.0 - out[measure or "objective"] / now[measure or "objective"]
+    return out | {"run_saved": comparison.n_steps * (now["mean"] - out["mean"])}
 
 
 def _alternatives(case: Case, comparison: Comparison, found: Found, n: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from prism.analyses.placements.screen import Screen
 from prism.analyses.placements.slots import Layout, Pattern, make_layout
 from prism.cluster.nodemap import NodeSlowdown, Placement
-from prism.common.errors import PrismError
+from prism.common.errors import PrismError, named
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
@@ -39,7 +39,9 @@ class Problem:
     slow: frozenset[int]  # all slow nodes; where most are, the others are fewer to place
     threads: int = 1
     differ: bool = False  # whether the nodes that are not placed differ too
+    segment: int = 0  # slots in a row that stay on nodes of one rack; 0: each node for itself
     _known: dict[bytes, float] = field(default_factory=dict, repr=False)
+    _whole: dict[Pattern, Int] = field(default_factory=dict, repr=False)  # with segments kept
 
     @cached_property
     def layout(self) -> Layout:
@@ -59,7 +61,28 @@ class Problem:
 
     def program(self, hosts: Int, slowdowns: Mapping[int, NodeSlowdown] | None = None) -> Program:
         """Return the step's program with nodes elsewhere, and as slow as known or as given."""
+        self.check_whole(hosts)
         return relocate(self.step, hosts, self.slowdowns if slowdowns is None else slowdowns)
+
+    @property
+    def rack_nodes(self) -> int:
+        """Nodes of a rack: of an NVLink domain, or as many as a segment has where that is more."""
+        cluster = self.step.job.cluster
+        return max(self.segment, cluster.nvlink_domain_gpus // cluster.gpus_per_node)
+
+    def check_whole(self, hosts: Int) -> None:
+        """Refuse a placement that puts a segment on nodes of several racks."""
+        if not self.segment:
+            return
+        racks, segments = hosts // self.rack_nodes, np.arange(hosts.size) // self.segment
+        torn = segments[1:][(segments[1:] == segments[:-1]) & (racks[1:] != racks[:-1])]
+        if torn.size:
+            first = int(torn[0]) * self.segment
+            last = min(first + self.segment, hosts.size) - 1
+            raise PrismError(
+                f"{named('keep_segments')}: slots {first} to {last} would be on nodes of several "
+                "racks; give a size that divides those that the job has"
+            )
 
     def times(self, placements: Sequence[Int]) -> Array:
         """Deterministic step times of placements [s]; infinite where the job allows none."""
@@ -94,11 +117,16 @@ class Problem:
 
     def realise(self, pattern: Pattern) -> Int:
         """Hosts of a pattern, with as few nodes as may be going far."""
+        if pattern in self._whole:
+            return self._whole[pattern]
         return self.layout.realise(pattern, self.hosts, self.classes)
 
     def pattern(self, hosts: Int) -> Pattern:
-        """Pattern of a placement."""
-        return self.layout.pattern(hosts, self.classes)
+        """Pattern of a placement; the first one that keeps its segments stands for it."""
+        pattern = self.layout.pattern(hosts, self.classes)
+        if self.segment:
+            self._whole.setdefault(pattern, hosts)
+        return pattern
 
     def pattern_times(self, patterns: Sequence[Pattern]) -> Array:
         """Deterministic step times of patterns [s]."""
@@ -117,7 +145,9 @@ def measured_speeds(step: Prepared) -> Array:
     return out
 
 
-def make_problem(step: Prepared, slowdowns: Mapping[int, NodeSlowdown], threads: int) -> Problem:
+def make_problem(
+    step: Prepared, slowdowns: Mapping[int, NodeSlowdown], threads: int, segment: int = 0
+) -> Problem:
     """Pose the question for a job's known slow nodes, or for a fitted trace's workers.
 
     Those nodes are placed that are known to be slow; of many, or of workers, those that are slow
@@ -151,7 +181,11 @@ def make_problem(step: Prepared, slowdowns: Mapping[int, NodeSlowdown], threads:
     classes = {node: labels[keys[node]] for node in placed}
     others = np.delete(speed, list(placed))
     differ = bool(others.size and np.ptp(others) > 0.0)
-    return Problem(step, placement.slots, slowdowns, placed, classes, slow_ones, threads, differ)
+    problem = Problem(
+        step, placement.slots, slowdowns, placed, classes, slow_ones, threads, differ, segment
+    )
+    problem.check_whole(placement.slots)
+    return problem
 
 
 def _outliers(speed: Array) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,8 +26,6 @@ from prism.cli.commands.outputs import conclude
 from prism.cli.commands.terminal import progress_line
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from prism.cluster.nodes.inventory import Inventory
     from prism.jobs.job import Job
 
@@ -63,6 +61,12 @@ OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
     show_default=True,
     help="Indifference zone: differences of the objective below it are ignored.",
 )
+@click.option(
+    "--keep-segments",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Keep every N nodes in rank order within one rack (NVLink domain), as Slurm's --segment.",
+)
 @set_option
 @output_option("Result, summary, plots, host lists.")
 @details_option
@@ -78,6 +82,7 @@ def place(
     objective: str,
     tolerance: float,
     spares: int,
+    keep_segments: int | None,
     seed: int | None,
     threads: int | None,
     **named: Any,
@@ -114,11 +119,12 @@ def place(
             spares=spares,
             objective=objective,
             tolerance=tolerance,
+            keep_segments=keep_segments,
             seed=seed,
             threads=threads,
             progress=report,
         )
-    texts = None if output is None else _host_lists(loaded, result, inventory.hosts)
+    texts = None if output is None else result.host_files()
     conclude(result, output=output, as_json=as_json, details=details, quiet=quiet, texts=texts)
 
 
@@ -181,18 +187,3 @@ def _inventory(
     if not files:
         return Inventory({}, known)
     return read_measured_nodes(job, files, listed, column, rows_of(where), kind)
-
-
-def _host_lists(job: Job, result: xr.Dataset, names: Mapping[int, str]) -> dict[str, str]:
-    """Write the best placement as files, by their names."""
-    from prism.cluster.nodemap import Placement
-    from prism.jobs.hostfiles import host_order, launcher_files, placement_csv
-
-    best = [int(node) for node in result["hosts"].sel(placement=result.attrs["best"]).to_numpy()]
-    placement = Placement(job)
-    per_node = placement.gpus_per_node
-    return {
-        "hosts.csv": placement_csv(best, placement.slot_groups(), per_node, names),
-        "hostfile.txt": host_order(best, names),
-        **launcher_files(best, names, per_node),
-    }
