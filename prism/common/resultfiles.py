@@ -64,7 +64,7 @@ KINDS = {
         "estimate", "estimate:estimate_answer", "models.steptimes.estimate:StepsEstimate"),
     "ranking": Kind("rank", "rank:rank_answer"),
     "placement": Kind("place", "place:place_answer", "analyses.placements.placed:Placed"),
-    "sweep": Kind("sweep", "sweep:sweep_answer"),
+    "sweep": Kind("sweep", "sweep:sweep_answer", "analyses.sweeps.swept:Sweep"),
     "timeline": Kind("timeline", "timeline:timeline_answer"),
     "trace": _MODEL,
     "calibrated": _MODEL,
