@@ -10,7 +10,12 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from prism.analyses.placements.placed import Placed, same_work
+from prism.analyses.placements.placed import (
+    MOST_SLACK,
+    NO_SLACK,
+    Placed,
+    same_work,
+)
 from prism.common.text import format_share, percent_change, time_unit
 from prism.plots.base import (
     BLUE,
@@ -32,8 +37,6 @@ ALIKE = 1e-3
 """Replicas whose costs differ by less than this share of the largest are drawn as one [1]."""
 MOST_COLUMNS = 64
 """More replicas are drawn several to a column."""
-NO_SLACK, MOST_SLACK = 5e-4, 1.0
-"""Slack below which there is none, and up to which it is looked for [1]."""
 COST = "increase of the step, all else at its mean [%]"
 
 

@@ -5,7 +5,7 @@ trace) only the slow ones are placed, and the others count as alike until nodes 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -56,6 +56,15 @@ class Problem:
         return {node: self.classes[node] for node in self.placed if node in used}
 
     @cached_property
+    def _quiet(self) -> "Problem":
+        """The same without what congests links, which no deterministic step meets."""
+        program = self.step.program
+        if not program.links.n_leaves:
+            return self
+        quiet = replace(program, links=program.links._replace(n_leaves=0))
+        return replace(self, step=replace(self.step, program=quiet))
+
+    @cached_property
     def _screen(self) -> Screen:
         return Screen(self.step.program, self.threads)
 
@@ -93,7 +102,7 @@ class Problem:
         def programs() -> Iterator[Program]:
             for key, hosts in new.items():
                 try:
-                    program = self.program(hosts)
+                    program = self._quiet.program(hosts)
                 except PrismError:  # a group of ranks would leave its NVLink domain
                     continue
                 allowed.append(key)
@@ -105,7 +114,7 @@ class Problem:
 
     def slowed_times(self, cases: Iterable[tuple[Int, Mapping[int, NodeSlowdown]]]) -> Array:
         """Deterministic step times under other slownesses [s]."""
-        return self._screen.times(self.program(hosts, slow) for hosts, slow in cases)
+        return self._screen.times(self._quiet.program(hosts, slow) for hosts, slow in cases)
 
     def alone_times(self, patterns: Sequence[Pattern]) -> Array:
         """Step times with one slow node alone, at each of some patterns of one node [s]."""

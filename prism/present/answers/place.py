@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from prism import plots
-from prism.analyses.placements.placed import Placed, numbered, same_work, with_place
+from prism.analyses.placements.placed import (
+    MOST_SLACK,
+    NO_SLACK,
+    Placed,
+    numbered,
+    same_work,
+    with_place,
+)
 from prism.common.text import (
     NO_CHANGE,
     format_count,
@@ -43,8 +50,6 @@ Row = Mapping[str, Any]
 
 MOST_MOVES, MOST_NODES, MOST_ALIKE, MOST_BETTER = 6, 8, 3, 3
 """Moves, nodes, kinds of slowness and better alternatives that are named one by one."""
-NO_SLACK, MOST_SLACK = 5e-4, 1.0
-"""Slack below which there is none, and up to which it is looked for [1]."""
 DO = {"drop_nodes": "run ", "spares": "put ", "fewer_layers": "put "}
 """What is done for an alternative, before its label."""
 LEAST_SURE = 0.9
