@@ -132,8 +132,10 @@ def test_rankings_that_cannot_be_shown(run, ranking, tmp_path):
     """One of upper bounds, of `--quick` of earlier versions; one with a figure missing."""
     call = json.loads(ranking.attrs["call"]) | {"quick": True}
     broken = {
-        "old.nc": ranking.drop_vars("total_order_ci").assign_attrs(call=json.dumps(call)),
-        "half.nc": ranking.drop_vars("target_mean"),
+        "old.nc": ranking.to_xarray()
+        .drop_vars("total_order_ci")
+        .assign_attrs(call=json.dumps(call)),
+        "half.nc": ranking.to_xarray().drop_vars("target_mean"),
     }
     for (name, dataset), said in zip(broken.items(), ("--quick", "half.nc"), strict=True):
         prism.save(dataset, tmp_path / name)

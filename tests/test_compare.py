@@ -231,7 +231,7 @@ def test_the_same_result_twice_does_not_differ():
 
 @pytest.mark.parametrize("value", [np.nan, 0.0, -1.0])
 def test_a_result_without_a_time_for_each_step_is_refused(value):
-    broken = simulated(1).copy(deep=True)
+    broken = simulated(1).to_xarray().copy(deep=True)
     broken.step_time[7] = value
     with pytest.raises(prism.PrismError):
         prism.compare(broken, simulated(1), seed=0)

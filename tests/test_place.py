@@ -467,12 +467,11 @@ def test_tables_and_files_of_a_result(noisy, tmp_path):
         saved = (now["mean"] - row["mean"]) * job.n_steps
         assert row["run_saved"] == pytest.approx(saved, rel=1e-6, abs=1e-6)
     assert table.attrs["fields"]["p95"]["unit"] == "s"
-    assert result.alternatives.p95["healthy"] == found["healthy"]["p95"]
-    assert set(result.alternatives.index) == {"healthy", *found["alternatives"]}
+    assert set(result.alternatives.index) == set(found["alternatives"])
     assert result.stages.cost.tolist() == [row["cost"] for row in found["stage_slack"]]
     assert result.slow_nodes.index.tolist() == [1, 7]
     for which in ("best", "current"):
-        files = result.host_files(which)
+        files = result.host_files(found[which])
         order = result["hosts"].sel(placement=found[which]).values.tolist()
         assert files["hostfile.txt"].split() == list(map(str, order))
         (tmp_path / "hosts.csv").write_text(files["hosts.csv"])
@@ -503,3 +502,25 @@ def test_independent_ops_have_no_nodes():
     with pytest.raises(prism.PrismError):
         job = small().replace("variability.dependence=none")
         prism.place(job, slow_nodes=1, slowdown=1.2)
+
+
+def test_tables_and_launcher_files_are_those_of_the_json_and_the_command(run, tmp_path):
+    job, slow = "gpt3-175b-512", ("--at", "9,45", "--slowdown", "1.3", "--spares", "2")
+    status, text, err = run("place", job, *slow, "--seed", 1, "--json", "-o", tmp_path / "out")
+    assert status == 0, err
+    found = json.loads(text)
+    placed = prism.load(tmp_path / "out")
+    for name, row in placed.placements.iterrows():
+        shown = next(r for r in found["placements"] if r["name"] == name)
+        assert (row.p95, [row.saved_low, row.saved_high]) == (shown["p95"], shown["saved_ci"])
+    known = {k: r["p95"] for k, r in found["alternatives"].items() if "p95" in r}
+    assert placed.alternatives.p95.dropna().to_dict() == known
+    assert placed.alternatives.index[0] == "spares"
+    assert list(placed.slow_nodes.index) == [9, 45]
+    files = placed.host_files()
+    assert len(files) >= 2
+    for name, content in files.items():
+        assert (tmp_path / "out" / name).read_text() == content
+    assert placed.host_files("current") != files
+    with pytest.raises(prism.PrismError, match="current"):
+        placed.host_files("nowhere")

@@ -489,7 +489,7 @@ def test_the_command_gives_what_python_does_and_keeps_it(run, pipeline, tmp_path
         words = variable.dtype.kind in "OUT"
         assert variable.attrs["long_name"] and (words or variable.attrs["units"])
     assert prism.summary(kept) == found
-    table = kept.rows
+    table = kept.settings
     assert table.p95.tolist() == [r["p95"] for r in found["rows"]]
     for key in grid:
         assert table[key].tolist() == [r[key] for r in found["rows"]]

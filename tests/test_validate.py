@@ -98,7 +98,7 @@ def test_figures_are_scipys_of_the_samples(split):
     assert found["p95_floor"] == pytest.approx(abs(copy["p95_error"]))
     assert found["ks_critical_5pct"] == pytest.approx(stats.kstwo.ppf(0.95, 15))
     assert found["ks"] < found["baselines"]["independent"]["ks"]
-    assert (found["n_train"], split.sizes["replicate"]) == (15, 1000)
+    assert (found["n_train"], split.predicted.size) == (15, 1000)
     assert (split.cdf_lo <= split.cdf_hi).all()
     for name in ("measured", "training", "predicted", "predicted_independent", "cdf_time"):
         assert split[name].attrs["units"] == "s"
@@ -107,7 +107,7 @@ def test_figures_are_scipys_of_the_samples(split):
 def test_the_same_seed_gives_the_same_and_fewer_repetitions_no_p_value(trace, split):
     options, seen = {"trace": trace, "train": "first-half", "replicates": 1000, "seed": 3}, []
     some = prism.validate(bootstrap=3, progress=lambda *done: seen.append(done), **options)
-    assert prism.validate(bootstrap=3, threads=2, **options).identical(some)
+    assert prism.validate(bootstrap=3, threads=2, **options).to_xarray().identical(some.to_xarray())
     assert seen == [(1, 3), (2, 3), (3, 3)]
     none = prism.validate(bootstrap=0, **options)
     assert prism.summary(none)["ks_p_value"] is None and "cdf_lo" not in none
@@ -319,12 +319,12 @@ def test_every_sample_has_its_curve(split):
     assert np.array_equal(line.get_xdata()[1:], np.sort(split["measured"]))
     assert line.get_ydata()[-1] == 1.0 and line.get_drawstyle() == "steps-post"
     assert len(ax.collections) == 1  # the band
-    bare = split[["measured", "predicted"]]
+    bare = split.to_xarray()[["measured", "predicted"]]
     ax = plots.plot_validation(bare)
     assert label_of(ax) == ["predicted", "measured"] and not ax.collections
     # sampling that is far off does not squeeze the rest
     wide = ax.get_xlim()
-    far = split.assign(predicted_independent=1.5 * split["predicted"])
+    far = split.to_xarray().assign(predicted_independent=1.5 * split["predicted"])
     ax = plots.plot_validation(far)
     assert "independent sampling" not in label_of(ax) and np.ptp(ax.get_xlim()) < 2 * np.ptp(wide)
     assert any("independent" in text.get_text() for text in ax.texts)
@@ -338,7 +338,7 @@ def test_every_sample_has_its_curve(split):
 
 @pytest.mark.parametrize("n", [1, 2, 15])
 def test_two_panels_of_steps_or_of_runs_however_few(split, tmp_path, n):
-    few = split.isel(measured_idx=slice(n)).assign_attrs(quantity="time_to_train")
+    few = split.to_xarray().isel(measured_idx=slice(n)).assign_attrs(quantity="time_to_train")
     few = few.assign(predicted=1e6 * few["predicted"])
     ax = plots.draw_validation(few)
     assert len(ax.figure.axes) == 2 and "days" in ax.get_xlabel()

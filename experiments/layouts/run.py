@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from prism.analyses.sweep import summarize_sweep, sweep
+from prism.analyses.sweep import sweep
 from prism.plots.base import save_figure
 from prism.plots.sweep import plot_sweep
 
@@ -24,7 +24,7 @@ def main(names):
     path = HERE / "table.json"
     table = json.loads(path.read_text()) if path.exists() else {}
     for name in names or JOBS:
-        numbers = summarize_sweep(sweep(name, layouts=True, seed=1))
+        numbers = sweep(name, layouts=True, seed=1).figures()
         rows, varied = numbers["rows"], numbers["varied"]
         kept = {numbers["fastest"], numbers["robust"], *numbers["frontier"], *range(5)}
         kept |= {i for i, row in enumerate(rows) if row["own"]}

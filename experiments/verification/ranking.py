@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from prism.analyses.rank import rank, summarize_rank
+from prism.analyses.rank import rank
 from prism.analyses.rankings.shares import Sampler, sample_shares
 from prism.common.attribution import cluster_variance
 from prism.jobs.job import load_job
@@ -36,7 +36,7 @@ def top(values: dict, n: int = 5) -> list[str]:
 def check_job(name: str, seed: int) -> bool:
     """Rank one job; print widths, seconds and the first rows."""
     begin = time.process_time()
-    found = summarize_rank(rank(name, seed=seed))
+    found = rank(name, seed=seed).figures()
     spent = time.process_time() - begin
     rows = found["kernels"] + found["effects"]
     widest = {True: 0.0, False: 0.0}

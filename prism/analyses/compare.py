@@ -8,6 +8,7 @@ of them it takes to see an effect.
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,12 @@ from prism.analyses.comparisons.inputs import (
     job_differences,
     read_input,
 )
-from prism.analyses.comparisons.profile import compare_classes, read_profile, refuse
+from prism.analyses.comparisons.profile import (
+    ClassComparison,
+    compare_classes,
+    read_profile,
+    refuse,
+)
 from prism.analyses.comparisons.quantity import (
     LEVEL,
     POWERS,
@@ -35,12 +41,15 @@ from prism.analyses.comparisons.quantity import (
     shared_variance,
 )
 from prism.common.errors import PrismError, named
+from prism.common.results import Columns, Field, Result
 from prism.common.text import format_count
 from prism.jobs.job import Job
 from prism.simulation.steps import fresh_seed
 
 if TYPE_CHECKING:
     import os
+
+    import pandas as pd
 
 Progress = Callable[[int, int], None]
 KIND = "comparison"
@@ -50,8 +59,8 @@ _SAMPLE_POINTS = 2_000  # values kept of each side for the pictures
 
 
 def compare(
-    a: "str | os.PathLike[str] | xr.Dataset",
-    b: "str | os.PathLike[str] | xr.Dataset | Job",
+    a: "str | os.PathLike[str] | Result | xr.Dataset",
+    b: "str | os.PathLike[str] | Result | xr.Dataset | Job",
     *,
     column: str | None = None,
     unit: str | None = None,
@@ -64,7 +73,7 @@ def compare(
     fail_if_slower: float | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
-) -> xr.Dataset:
+) -> "Comparison | ClassComparison":
     """Compare two results or two measurements of step times; or a profile with a job.
 
     Parameters
@@ -95,7 +104,7 @@ def compare(
 
     Returns
     -------
-    xarray.Dataset
+    Comparison or ClassComparison
         `prism.summary` gives the figures.
 
     Raises
@@ -118,14 +127,15 @@ def compare(
             f"{named('fail_if_slower')} {fail_if_slower:g}: expected a share from 0 up to 1, such "
             "as 1% or 0.01"
         )
-    profile = read_profile(a, b, step_range)
+    one, other = (x.to_xarray() if isinstance(x, Result) else x for x in (a, b))
+    profile = read_profile(one, other, step_range)
     if profile is not None:
         refuse({"column": column, "unit": unit, "pattern": pattern, "where": where,
                 "fail_if_slower": fail_if_slower})  # fmt: skip
         return compare_classes(*profile, skip, steps)
     seed = fresh_seed() if seed is None else seed
     options = {"column": column, "unit": unit, "where": where, "pattern": pattern}
-    first, second = (read_input(source, options, steps, seed) for source in (a, b))
+    first, second = (read_input(source, options, steps, seed) for source in (one, other))
     first, second, pairing, notes = brought_together(first, second, skip)
     names = [name for name in (STEPS, RUNS) if name in first.samples and name in second.samples]
     found: dict[str, Quantity] = {}
@@ -159,11 +169,39 @@ def compare(
         "kind": KIND, "schema": SCHEMA, "prism_version": prism.__version__, "seed": str(seed),
         "summary": json.dumps(numbers),
     }  # fmt: skip
-    return xr.Dataset(data, coords=coords, attrs=attrs)
+    return Comparison(xr.Dataset(data, coords=coords, attrs=attrs))
 
 
-def summarize_compare(dataset: xr.Dataset) -> dict[str, Any]:
-    """Figures of a comparison, as `prism compare --json` prints them."""
+DIFFERENCES = Columns("difference", (
+    Field("quantity", "text", "step_time or time_to_train"),
+    Field("figure", "text", "mean, p50, p95 and so on"),
+    Field("a", "", "of A, in its unit"),
+    Field("b", "", "of B"),
+    Field("relative", "1", "B over A, less 1", interval=True),
+    Field("p_value", "1", "corrected for all tests (Holm)"),
+    Field("verdict", "text", "different, same or open"),
+), numbered=True)  # fmt: skip
+
+
+class Comparison(Result):
+    """Whether two results, or two measurements, differ."""
+
+    def figures(self) -> dict[str, Any]:
+        """Give all figures, see `Result.figures`."""
+        return _figures(self.dataset)
+
+    @cached_property
+    def differences(self) -> "pd.DataFrame":
+        """Each figure of A and B with the 95 % interval of their relative difference."""
+        found = self.figures()["quantities"]
+        rows = [
+            {"quantity": name, "figure": figure, **row}
+            for name, quantity in found.items() for figure, row in quantity["figures"].items()
+        ]  # fmt: skip
+        return DIFFERENCES.frame(rows)
+
+
+def _figures(dataset: xr.Dataset) -> dict[str, Any]:
     numbers = dict(json.loads(dataset.attrs["summary"]))
     for name, quantity in numbers["quantities"].items():
         figures: dict[str, dict[str, Any]] = {str(x): {} for x in dataset["figure"].values}

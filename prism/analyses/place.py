@@ -13,7 +13,7 @@ import numpy as np
 from prism.analyses.differences import QUANTILES, Sampler
 from prism.analyses.placements.alternatives import changed_job
 from prism.analyses.placements.answer import answer, make_case
-from prism.analyses.placements.placed import Placed, make_placed
+from prism.analyses.placements.placing import Placing, make_placing
 from prism.analyses.placements.problem import MOST_PLACED, make_problem
 from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node, slowdown_keys
 from prism.cluster.nodes.inventory import Inventory
@@ -40,7 +40,7 @@ def place(
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
-) -> Placed:
+) -> Placing:
     """Find where slow nodes should go, and what else could be done with them.
 
     Parameters
@@ -74,9 +74,9 @@ def place(
 
     Returns
     -------
-    Placed
+    Placing
         Tables ``placements``, ``alternatives``, ``stages``, ``slow_nodes``, and ``hosts`` of the
-        best placement, whose files for launchers `Placed.host_files` writes; ``slot_cost``
+        best placement, whose files for launchers `Placing.host_files` writes; ``slot_cost``
         [stage, dp_rank] in seconds. `prism.summary` gives the figures the command prints.
 
     Raises
@@ -122,7 +122,7 @@ def place(
     if built is job:  # its slow nodes are not written into it
         call["nodes"] = {str(n): list(slow) for n, slow in inventory.items()} or None
     found["wall_seconds"] = time.perf_counter() - begin
-    return make_placed(found, provenance(built, call), names)
+    return make_placing(found, provenance(built, call), names)
 
 
 # ------------------------------------------------------------------------------------- the question

@@ -7,6 +7,7 @@ random numbers.
 
 import json
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from prism.analyses.rankings.shares import (
 from prism.analyses.rankings.target import TARGETS, Case, Target, rest_of_runs
 from prism.common.attribution import COMPARED, Array, Estimate, path_shares
 from prism.common.errors import PrismError, named
+from prism.common.results import Columns, Field, Result
 from prism.jobs.job import Job, load_job
 from prism.simulation.causes import class_cvs, effect_cv, measure_residuals, time_shares
 from prism.simulation.classops import split_classes
@@ -33,6 +35,7 @@ from prism.simulation.steps import Progress, run_blocks, settle_call, warm_up
 from prism.simulation.summary import summarize_simulation
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
 
 PATH_BLOCKS = 16  # clusters of the run whose critical path is followed
@@ -49,7 +52,7 @@ def rank(
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
-) -> "xr.Dataset":
+) -> "Ranking":
     """Rank kernel classes and effects by what they contribute to variance and tail.
 
     Parameters
@@ -65,10 +68,10 @@ def rank(
 
     Returns
     -------
-    xarray.Dataset
-        By ``input``, kernel classes first, and ``intervention``: ``freeze`` (at the median;
-        congestion, which is on or off, at its mean) and ``speed``; `prism.summary` gives sorted
-        lists.
+    Ranking
+        Table ``causes``, sorted by total-order share; arrays by ``input``, kernel classes first,
+        and ``intervention``: ``freeze`` (at the median; congestion, which is on or off, at its
+        mean) and ``speed``.
 
     Raises
     ------
@@ -79,9 +82,8 @@ def rank(
     --------
     >>> import prism
     >>> ranking = prism.rank("pipeline-8x32", seed=1)
-    >>> row = prism.summary(ranking)["kernels"][0]
-    >>> row["name"], round(row["total_order"], 1)
-    ('compute', 1.0)
+    >>> ranking.causes.total_order.round(1).head(1).to_dict()
+    {'compute': 1.0}
     """
     begin = time.perf_counter()
     job = job if isinstance(job, Job) else load_job(job)
@@ -111,7 +113,7 @@ def rank(
     terms = {key: whole[key] for key in TERMS if key in whole}
     attrs = provenance(job, call) | {"kind": "ranking", "terms": json.dumps(terms)} | more
     found = _with_terms(make_dataset(values, coords, attrs), terms)
-    return found.assign_attrs(wall_seconds=time.perf_counter() - begin)
+    return Ranking(found.assign_attrs(wall_seconds=time.perf_counter() - begin))
 
 
 def _prepare(
@@ -229,8 +231,48 @@ def _bounds(values: Array, estimates: list[Estimate], errors: Array) -> Array:
     return np.asarray(np.where(np.isnan(half), found, values[:, None] + half))
 
 
-def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Summarise a ranking as the JSON object the command prints; times in seconds."""
+CAUSES = Columns("input", (
+    Field("name", "text", title="cause"),
+    Field("kind", "text", "kernel class, effect, or term of the run"),
+    Field("first_order", "1", "first-order share of the variance", interval=True),
+    Field("total_order", "1", "total-order share of the variance", interval=True),
+    Field("std_reduction", "1", "relative gain of the standard deviation", interval=True),
+    Field("p50_reduction", "1", "relative gain of the median", interval=True),
+    Field("p95_reduction", "1", "relative gain of p95", interval=True),
+    Field("mean_reduction", "1", "relative gain of the mean", interval=True),
+    Field("cv", "1", "coefficient of variation of one draw"),
+    Field("time_share", "1", "share of all ranks' busy time"),
+    Field("critical_path_share", "1", "share of the mean critical path"),
+    Field("covariance_share", "1", "share of the covariance with the step", interval=True),
+    Field("tail_share", "1", "share of the excess of the slowest 5 % of steps", interval=True),
+))  # fmt: skip
+
+
+class Ranking(Result):
+    """Kernel classes and effects by what they contribute to the variance of a time."""
+
+    def figures(self) -> dict[str, Any]:
+        """Give all figures, see `Result.figures`."""
+        return _figures(self.dataset)
+
+    @cached_property
+    def causes(self) -> "pd.DataFrame":
+        """Kernel classes, effects and terms of the run, the largest total-order share first."""
+        found = self.figures()
+        rows = [
+            {**row, "kind": kind.removesuffix("s")}
+            for kind in ("kernels", "effects") for row in found[kind]
+        ]  # fmt: skip
+        named = {row["name"] for row in rows}
+        shares = found.get("variance_by_term") or {}
+        rows += [
+            {"name": name, "kind": "term", "first_order": share, "total_order": share}
+            for name, share in shares.items() if name not in named and name not in OF_STEPS
+        ]  # fmt: skip
+        return CAUSES.frame(sorted(rows, key=lambda row: -(row["total_order"] or 0.0)))
+
+
+def _figures(dataset: "xr.Dataset") -> dict[str, Any]:
     call = json.loads(dataset.attrs["call"])
     if call.get("quick"):
         raise PrismError(

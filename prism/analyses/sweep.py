@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prism import engine
 from prism.analyses.differences import probability_best
@@ -48,9 +48,6 @@ from prism.jobs.job import Job, given_values, load_job
 from prism.simulation.results import job_of, provenance
 from prism.simulation.steps import Progress, settle_call
 from prism.workload.memory import LEAST_P_FITS, memory_figures
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 REPLICATES = 4096
 """Steps of a setting that goes on to the end: 64 clusters."""
@@ -93,7 +90,7 @@ def sweep(
     Returns
     -------
     Sweep
-        Tables ``rows``, by setting, and ``refused``; `prism.summary` gives the figures the command
+        Tables ``settings`` and ``refused``; `prism.summary` gives the figures the command
         prints.
 
     Raises
@@ -105,7 +102,7 @@ def sweep(
     --------
     >>> import prism
     >>> vary = {"parallelism.microbatches": [16, 32]}
-    >>> rows = prism.sweep("pipeline-8x32", vary, replicates=128, seed=1).rows
+    >>> rows = prism.sweep("pipeline-8x32", vary, replicates=128, seed=1).settings
     >>> rows["parallelism.microbatches"].tolist(), rows.p50.round().tolist()  # s
     ([32, 16], [121.0, 71.0])
     """
@@ -160,9 +157,10 @@ def sweep(
     return make_sweep(rows, refused, figures, texts, provenance(job, {**call, "seed": seed}))
 
 
-def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> Sweep:
+def reproduce(result: Sweep, threads: int | None = None) -> Sweep:
     """Run the call that made a sweep again, from its own attributes."""
-    return sweep(job_of(dataset), threads=threads, **json.loads(dataset.attrs["call"]))
+    data = result.to_xarray()
+    return sweep(job_of(data), threads=threads, **json.loads(data.attrs["call"]))
 
 
 # ----------------------------------------------------------------------------------- the settings

@@ -7,6 +7,7 @@ simulation (`prism.analyses.validation`); one procedure compares them and finds 
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from prism.analyses.validation.jobs import job_case
 from prism.analyses.validation.steps import model_case, split_case
 from prism.analyses.validation.trace import trace_case
 from prism.common.errors import PrismError, named
+from prism.common.results import Columns, Field, Result
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model, model_attrs
 from prism.models.calibration.model import is_calibrated
@@ -25,7 +27,7 @@ from prism.simulation.steps import fresh_seed
 from prism.traces import StepTimes, find_recording, read_step_times, read_totals, read_trace
 
 if TYPE_CHECKING:
-    import xarray as xr
+    import pandas as pd
 
 QUANTITIES = ("step_time", "time_to_train")
 
@@ -51,7 +53,7 @@ def validate(
     seed: int | None = None,
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> "xr.Dataset":
+) -> "Validation":
     """Compare a prediction with measurements that it was not fitted on.
 
     Parameters
@@ -89,9 +91,8 @@ def validate(
 
     Returns
     -------
-    xarray.Dataset
-        Samples [s], and with refits the band of the predicted CDF; `prism.summary` gives
-        the figures that the command prints.
+    Validation
+        Samples [s], and with refits the band of the predicted CDF; table ``errors``.
 
     Raises
     ------
@@ -102,8 +103,7 @@ def validate(
     --------
     >>> import prism
     >>> found = prism.validate(trace="experiments/samples/trace.csv", bootstrap=19, seed=1)
-    >>> figures = prism.summary(found)
-    >>> figures["n_measured"], round(figures["p50_error"], 2)
+    >>> found.measured.size, float(found.errors.p50_error["prediction"].round(2))
     (4, 0.0)
     """
     target = job if job is not None else model
@@ -129,7 +129,8 @@ def validate(
                 f"{named('totals')} need a job or a model with {named('measured')}"
             )
         chosen = {"column": column, "unit": unit, "pattern": pattern, "where": where}
-        return hold(_split(trace, str(train or "first-half"), chosen, skip, steps, call), call)
+        case = _split(trace, str(train or "first-half"), chosen, skip, steps, call)
+        return Validation(hold(case, call))
     if train is not None:
         raise PrismError(f"{named('train')} belongs to {named('trace')}: nothing is fitted here")
     assert measured is not None
@@ -147,7 +148,7 @@ def validate(
         else model_case(target, times, known, call)
     )  # fmt: skip
     warnings = [*map(warn, changes), *case.facts.get("warnings", ())]
-    return hold(case, call, measured=str(measured), changes=changes, warnings=warnings)
+    return Validation(hold(case, call, measured=str(measured), changes=changes, warnings=warnings))
 
 
 def _settled(times: StepTimes, target: Job | str | Path) -> tuple[StepTimes, list[Row]]:
@@ -196,6 +197,29 @@ def _with_model(job: Job | str | Path | None, model: str | Path | None) -> Job |
     return job.model_copy(update={"variability": variability})
 
 
-def summarize_validation(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Figures of a validation, as `prism validate --json` prints them."""
-    return dict(json.loads(dataset.attrs["summary"]))
+ERRORS = Columns("model", (
+    Field("name", "text", "prediction, or a baseline"),
+    Field("ks", "1", "Kolmogorov-Smirnov distance to the measured part"),
+    Field("wasserstein", "s", "Wasserstein distance to it"),
+    Field("mean_error", "1", "relative error of the mean"),
+    Field("p50_error", "1", "relative error of the median"),
+    Field("p95_error", "1", "relative error of p95"),
+    Field("p99_error", "1", "relative error of p99"),
+    Field("cv_ratio", "1", "predicted CV over the measured one"),
+))  # fmt: skip
+
+
+class Validation(Result):
+    """A prediction against measurements that it has not seen."""
+
+    def figures(self) -> dict[str, Any]:
+        """Give all figures, see `Result.figures`."""
+        found: dict[str, Any] = json.loads(self.attrs["summary"])
+        return found
+
+    @cached_property
+    def errors(self) -> "pd.DataFrame":
+        """Errors of the prediction and of the baselines: relative errors and distances [1]."""
+        found = self.figures()
+        named = {"prediction": found, **(found.get("baselines") or {})}
+        return ERRORS.frame([{"name": name, **row} for name, row in named.items() if row])

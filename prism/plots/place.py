@@ -10,10 +10,10 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from prism.analyses.placements.placed import (
+from prism.analyses.placements.placing import (
     MOST_SLACK,
     NO_SLACK,
-    Placed,
+    Placing,
     same_work,
 )
 from prism.common.text import format_share, percent_change, time_unit
@@ -41,12 +41,12 @@ COST = "increase of the step, all else at its mean [%]"
 
 
 @styled
-def plot_slots(data: Placed | xr.Dataset, ax: Axes | None = None) -> Axes:
+def plot_slots(data: Placing | xr.Dataset, ax: Axes | None = None) -> Axes:
     """Cost of one slow node by where it is, and the slack of each stage.
 
     Parameters
     ----------
-    data : Placed or xarray.Dataset
+    data : Placing or xarray.Dataset
         What ``place`` returns.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
@@ -137,12 +137,12 @@ def _draw_map(numbers: Json, cost: Array, ax: Axes | None) -> Axes:
 
 
 @styled
-def plot_alternatives(data: Placed | xr.Dataset, ax: Axes | None = None) -> Axes:
+def plot_alternatives(data: Placing | xr.Dataset, ax: Axes | None = None) -> Axes:
     """Median and p95 of the step as is, at best, at worst and under the alternatives.
 
     Parameters
     ----------
-    data : Placed or xarray.Dataset
+    data : Placing or xarray.Dataset
         What ``place`` returns.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
@@ -214,5 +214,5 @@ def _band(row: Json, now: Json, objective: str) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def _placed(data: Placed | xr.Dataset) -> Placed:
-    return data if isinstance(data, Placed) else Placed(data)
+def _placed(data: Placing | xr.Dataset) -> Placing:
+    return data if isinstance(data, Placing) else Placing(data)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -24,12 +25,16 @@ from prism.analyses.comparisons.classes import (
     predicted_times,
 )
 from prism.common.errors import PrismError, named
+from prism.common.results import Columns, Field, Result
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.models.changes.find import choose_steps
 from prism.traces import Recording, Trace, find_recording, read_trace
 from prism.traces.looks import what_is
 from prism.traces.table import KERNEL_FORMATS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 KIND = "class_comparison"
 _TAKES = (
@@ -119,7 +124,7 @@ def refuse(given: Mapping[str, Any]) -> None:
 
 def compare_classes(
     trace: Trace, job: Job, skip: int | None = None, steps: str | None = None
-) -> xr.Dataset:
+) -> ClassComparison:
     """Compare a profile's time by class with a job's; `skip` and `steps` choose steps.
 
     Raises
@@ -151,11 +156,32 @@ def compare_classes(
         "notes": json.dumps(list(trace.notes)),
     }  # fmt: skip
     data["kernels"] = ("class", kernels, {"units": "1", "long_name": "device activities per step"})
-    return xr.Dataset(data, coords={"class": names}, attrs=attrs)
+    return ClassComparison(xr.Dataset(data, coords={"class": names}, attrs=attrs))
 
 
-def summarize_classes(dataset: xr.Dataset) -> dict[str, Any]:
-    """Figures of a profile against a job, as `prism compare TRACE JOB --json` prints them."""
+CLASSES = Columns("class", (
+    Field("name", "text", title="class"),
+    Field("measured", "s", "time of a step as measured"),
+    Field("predicted", "s", "time of a step as predicted"),
+    Field("ratio", "1", "predicted over measured"),
+    Field("kernels", "1", "device activities per step"),
+))  # fmt: skip
+
+
+class ClassComparison(Result):
+    """A step's time by class of kernels, measured in a profile and predicted of a job."""
+
+    def figures(self) -> dict[str, Any]:
+        """Give all figures, see `Result.figures`."""
+        return _figures(self.dataset)
+
+    @cached_property
+    def classes(self) -> pd.DataFrame:
+        """Time by class [s], which adds up to the period."""
+        return CLASSES.frame(self.figures()["classes"])
+
+
+def _figures(dataset: xr.Dataset) -> dict[str, Any]:
     rows = []
     for name in dataset["class"].values.tolist():
         row = dataset.sel({"class": name})

@@ -112,9 +112,13 @@ class Sweep(Result):
     >>> import prism
     >>> vary = {"parallelism.microbatches": [16, 32]}
     >>> result = prism.sweep("pipeline-8x32", vary, replicates=128, seed=1)
-    >>> result.rows[["parallelism.microbatches", "p50"]].round().values.tolist()  # s
+    >>> result.settings[["parallelism.microbatches", "p50"]].round().values.tolist()  # s
     [[32.0, 121.0], [16.0, 71.0]]
     """
+
+    def is_whole(self) -> bool:
+        """See `Result.is_whole`."""
+        return "summary" not in self.attrs
 
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""
@@ -131,7 +135,7 @@ class Sweep(Result):
         return out | ({"by_setting": self.by_setting} if self.by_hand else {})
 
     @property
-    def rows(self) -> "pd.DataFrame":
+    def settings(self) -> "pd.DataFrame":
         """Figures by setting, sorted by the objective: values of the varied keys, then `ROWS`."""
         import pandas as pd
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prism.analyses.comparisons.classes import COPIES, IDLE, ClassTimes
-from prism.analyses.comparisons.profile import has_links, summarize_classes
+from prism.analyses.comparisons.profile import ClassComparison, has_links
 from prism.common.text import format_count, format_duration, percent_change
 from prism.present.answer import Answer, Cell, Column, Figure, Finding, Table, lines_table, share
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 Json = Mapping[str, Any]
 
@@ -25,9 +22,9 @@ _NAMES = {COPIES: "copies and fills", "p2p": "send and receive"}
 _LEAST = 0.005  # of the period: a class that is off by less is not worth a word
 
 
-def classes_answer(result: xr.Dataset) -> Answer:
+def classes_answer(result: ClassComparison) -> Answer:
     """Make the answer of a profile against a job."""
-    figures = summarize_classes(result)
+    figures = result.figures()
     period, rows = figures["period"], figures["classes"]
     unit = _milliseconds(period["measured"])
     columns = (
@@ -136,7 +133,7 @@ def _assumptions(figures: Json) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _warnings(result: xr.Dataset) -> tuple[str, ...]:
+def _warnings(result: ClassComparison) -> tuple[str, ...]:
     """Warn of a profile that can hardly be of the job."""
     found, wanted = (int(result.attrs[x]) for x in ("world_size", "job_world_size"))
     if found == wanted:

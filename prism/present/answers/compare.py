@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prism import plots
-from prism.analyses.compare import summarize_compare
+from prism.analyses.compare import Comparison
 from prism.common.text import format_count, format_like, format_share, percent_change
 from prism.engine import LANES
 from prism.present.answer import (
@@ -24,9 +24,6 @@ from prism.present.answer import (
 )
 from prism.present.answers.job import value_text
 from prism.present.answers.times import NOT_INCLUDED, TITLES
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 Json = Mapping[str, Any]
 
@@ -44,9 +41,9 @@ MOST_KEYS = 10
 LONGEST_VALUE = 40
 
 
-def compare_answer(result: xr.Dataset) -> Answer:
+def compare_answer(result: Comparison) -> Answer:
     """Make the answer of a comparison."""
-    numbers = summarize_compare(result)
+    numbers = result.figures()
     found = numbers["quantities"]
     a, b = (str(numbers[side]["name"]) for side in "ab")
     return Answer(
@@ -320,7 +317,7 @@ def _relative(row: Json) -> str:
     return percent_change(row["relative"], row["relative_ci"])
 
 
-def _pictures(numbers: Json, result: xr.Dataset) -> list[Picture]:
+def _pictures(numbers: Json, result: Comparison) -> list[Picture]:
     """Draw both distribution functions and their difference by quantile."""
     a, b = (str(numbers[side]["name"]) for side in "ab")
     drawn = [numbers[side]["source"] == "simulated" for side in "ab"]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from prism import plots
-from prism.analyses.placements.placed import (
+from prism.analyses.placements.placing import (
     MOST_SLACK,
     NO_SLACK,
-    Placed,
+    Placing,
     numbered,
     same_work,
     with_place,
@@ -56,7 +56,7 @@ LEAST_SURE = 0.9
 """Probability of a good selection below which there is a warning [1]."""
 
 
-def place_answer(result: Placed) -> Answer:
+def place_answer(result: Placing) -> Answer:
     """Make the answer of a placement."""
     job, p95 = str(result.attrs["job_name"]), result.objective_name
     of = "the time-to-train" if p95 == "time-to-train" else f"{p95} of the step time"
@@ -114,7 +114,7 @@ def _names(nodes: Sequence[Row]) -> str:
 
 
 # ------------------------------------------------------------------------------ in sentences
-def _cost(result: Placed) -> dict[str, Cell]:
+def _cost(result: Placing) -> dict[str, Cell]:
     """Give what the slow nodes cost where they are, over nodes that are as fast as the others."""
     numbers, now = result.figures(), result.entry("current")
     healthy, nodes = numbers["healthy"], numbers["slow_nodes"]
@@ -139,14 +139,14 @@ def _run(row: Row) -> Cell:
     return Figure(saved, "0" if abs(saved) <= half else format_duration(-saved, fine))
 
 
-def _two(result: Placed, *pair: Row) -> list[str]:
+def _two(result: Placing, *pair: Row) -> list[str]:
     """Write the objective of two rows for the same work, with digits that tell them apart."""
     values = [float(same_work(row, "objective") or 0.0) for row in pair]
     fine = max(abs(values[0] - values[1]) / 20.0, 1e-4 * values[0])
     return [format_like(value, values[0], fine) for value in values]
 
 
-def _moved(result: Placed) -> bool:
+def _moved(result: Placing) -> bool:
     """Whether the best placement is another one than now, by the tolerance or more."""
     best = result.entry("best")
     return bool(
@@ -154,7 +154,7 @@ def _moved(result: Placed) -> bool:
     )
 
 
-def _advice(result: Placed) -> dict[str, Cell]:
+def _advice(result: Placing) -> dict[str, Cell]:
     """Say which nodes to move, and what that brings; or why not."""
     best, tolerance = result.entry("best"), _tolerance(result)
     if best["name"] == result.attrs["current"]:
@@ -174,7 +174,7 @@ def _advice(result: Placed) -> dict[str, Cell]:
     return {"advice": text}
 
 
-def _tiers(result: Placed) -> dict[str, Cell]:
+def _tiers(result: Placing) -> dict[str, Cell]:
     """Say between which units of the network nodes move, the outermost first."""
     best = result.entry("best")
     tiers = list(best["moved_between"].items())[::-1]
@@ -185,7 +185,7 @@ def _tiers(result: Placed) -> dict[str, Cell]:
     }
 
 
-def _gain(result: Placed, best: Row) -> str:
+def _gain(result: Placing, best: Row) -> str:
     """Write both values of the objective and the change, with its interval."""
     text = " -> ".join(_two(result, result.entry("current"), best))
     return f"{result.objective_name} {text} ({words(_saved(best))})"
@@ -196,7 +196,7 @@ def _saved(row: Row, key: str = "saved") -> Figure:
     return Figure(row[key], percent_change(-float(row[key]), row.get(f"{key}_ci")))
 
 
-def _moves(result: Placed) -> list[str]:
+def _moves(result: Placing) -> list[str]:
     """List the moves of slow nodes, those to the same stages as one."""
     groups: dict[tuple[str, bool], list[Row]] = {}
     for node in result.figures()["slow_nodes"]:
@@ -226,11 +226,11 @@ def _at(word: str, places: Iterable[Row]) -> str:
     return numbered(word, (i for place in places for i in place[f"{word}s"]))
 
 
-def _tolerance(result: Placed) -> str:
+def _tolerance(result: Placing) -> str:
     return format_share(result["tolerance"].item(), 2)
 
 
-def _better(result: Placed) -> dict[str, Cell]:
+def _better(result: Placing) -> dict[str, Cell]:
     """Say which alternatives are better than any placement."""
     first, *others = result.better
     more = "; ".join(f"{row['label']} ({words(_saved(row))})" for row in others[: MOST_BETTER - 1])
@@ -240,19 +240,19 @@ def _better(result: Placed) -> dict[str, Cell]:
     }
 
 
-def _simulated(result: Placed) -> list[Row]:
+def _simulated(result: Placing) -> list[Row]:
     """Alternatives that were simulated and change more than places."""
     others = result.figures()["alternatives"]
     return [others[name] for name in DO if "saved" in others.get(name, {})]
 
 
-def _no_better(result: Placed) -> dict[str, Cell]:
+def _no_better(result: Placing) -> dict[str, Cell]:
     saved = result.entry("best")["saved"] + NO_CHANGE
     better = any(row["saved"] > saved for row in _simulated(result))
     return {"distinct": "statistically distinguishably " if better else ""}
 
 
-def _stages(result: Placed) -> dict[str, Cell]:
+def _stages(result: Placing) -> dict[str, Cell]:
     """Say where a slow node costs least and where most."""
     numbers = result.figures()
     costs = [row for row in numbers["stage_slack"] if row["cost"]]
@@ -266,7 +266,7 @@ def _stages(result: Placed) -> dict[str, Cell]:
     }
 
 
-def _selection(result: Placed) -> dict[str, Cell]:
+def _selection(result: Placing) -> dict[str, Cell]:
     """Say how the choice was made, and how sure it is."""
     numbers = result.figures()
     return {
@@ -321,7 +321,7 @@ RULES = (
 )  # fmt: skip
 
 
-def _warnings(result: Placed) -> list[str]:
+def _warnings(result: Placing) -> list[str]:
     """Say where the choice is not one."""
     sure = result["p_correct"].item()
     if sure >= LEAST_SURE:
@@ -333,7 +333,7 @@ def _warnings(result: Placed) -> list[str]:
     ]
 
 
-def _facts(result: Placed) -> list[tuple[str, Figure]]:
+def _facts(result: Placing) -> list[tuple[str, Figure]]:
     """Pick the figures that stand out."""
     now, name = result.entry("current"), result.objective_name
     first = result.better[0] if result.better else result.entry("best")
@@ -344,7 +344,7 @@ def _facts(result: Placed) -> list[tuple[str, Figure]]:
 
 
 # --------------------------------------------------------------------------------- in tables
-def _tables(result: Placed) -> list[Table]:
+def _tables(result: Placing) -> list[Table]:
     impossible: list[tuple[str, Cell]] = [
         (row["label"], str(row["impossible"])) for row in result.options if row.get("impossible")
     ]
@@ -355,7 +355,7 @@ def _tables(result: Placed) -> list[Table]:
     ]
 
 
-def _options_table(result: Placed, found: Sequence[Row]) -> Table:
+def _options_table(result: Placing, found: Sequence[Row]) -> Table:
     """Lay out placements and alternatives side by side, the best first."""
     now, name, key = found[0], result.objective_name, result.attrs["objective"]
     times, saved = {"p50": "p50", "p95": "p95"}, {"p50_saved": "p50", "p95_saved": "p95"}
@@ -403,7 +403,7 @@ def _notes(found: Sequence[Row], name: str, steps: int) -> list[str]:
         low, high = (float(random[f"{p}_of_objective"]) for p in ("p5", "p95"))
         fine = max(1e-3 * low, 0.1 * (high - low))
         ends = " to ".join(format_like(value, low, fine) for value in (low, high))
-        notes.append(f"Placed at random: the mean of placements; {name} of 90 % of them: {ends}.")
+        notes.append(f"Placing at random: the mean of placements; {name} of 90 % of them: {ends}.")
     return notes
 
 
@@ -431,7 +431,7 @@ def _slack(value: float) -> Figure:
 
 
 # ------------------------------------------------------------------------------- in pictures
-def _pictures(result: Placed, job: str) -> list[Picture]:
+def _pictures(result: Placing, job: str) -> list[Picture]:
     best = result.entry("best")
     half = half_width(best["p95_se"], result["replicates"].item() // LANES)
     text = f"p95 of the best ± {words(error(half, best['p95']))} (95 %); changes of the same draws"

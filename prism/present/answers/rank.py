@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prism import plots
-from prism.analyses.rank import STANDARD_ERRORS, summarize_rank
+from prism.analyses.rank import STANDARD_ERRORS, Ranking
 from prism.analyses.rankings.shares import HALF_WIDTH, WIDE_HALF_WIDTH
 from prism.common.labels import TARGETS, label, short_label
 from prism.common.text import format_share, percent_change
@@ -29,9 +29,6 @@ from prism.present.answers.remedies import cause_text, remedy_text
 from prism.present.answers.times import NOT_INCLUDED
 from prism.simulation.runs.parts import OF_STEPS
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 Json = Mapping[str, Any]
 Columns = Sequence[tuple[Column, Callable[[Json], Cell]]]
 
@@ -44,9 +41,9 @@ NOTABLE = 0.02
 """Difference of shares worth a sentence [1]."""
 
 
-def rank_answer(result: xr.Dataset) -> Answer:
+def rank_answer(result: Ranking) -> Answer:
     """Make the answer of a ranking."""
-    numbers = summarize_rank(result)
+    numbers = result.figures()
     rows, target = _causes(numbers), TARGETS[numbers["target"]]
     mean, p95, std = (words(cell) for _, cell in _spread(numbers)[:3])
     return Answer(
@@ -342,7 +339,7 @@ def _spread(numbers: Json) -> list[tuple[str, Cell]]:
 
 
 # ------------------------------------------------------------------------------- in pictures
-def _pictures(numbers: Json, rows: Sequence[Json], result: xr.Dataset) -> list[Picture]:
+def _pictures(numbers: Json, rows: Sequence[Json], result: Ranking) -> list[Picture]:
     job, target = numbers["job"], TARGETS[numbers["target"]]
     note = "Bars are total-order shares of the variance, diamonds first-order shares, lines 95 % "
     note += "intervals of the total order."

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prism import plots
-from prism.analyses.validate import summarize_validation
+from prism.analyses.validate import Validation
 from prism.common.errors import named
 from prism.common.text import format_count, format_share, percent_change
 from prism.present.answer import (
@@ -22,9 +22,6 @@ from prism.present.answer import (
     change,
     duration,
 )
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 Json = Mapping[str, Any]
 
@@ -45,9 +42,9 @@ DETAILS = (
 )  # fmt: skip
 
 
-def validation_answer(result: xr.Dataset) -> Answer:
+def validation_answer(result: Validation) -> Answer:
     """Make the answer of a validation."""
-    numbers = summarize_validation(result)
+    numbers = result.figures()
     what = "time-to-train" if numbers.get("quantity") == "time_to_train" else "step time"
     subject = str(numbers.get("job") or _name(numbers.get("trace") or numbers.get("measured")))
     return Answer(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism.cluster.nodemap import Placement
+from prism.common.errors import PrismError
 from prism.common.results import (
     Columns,
     Field,
@@ -114,18 +115,22 @@ FIGURES = (
 )
 
 
-class Placed(Result):
+class Placing(Result):
     """Placements of slow nodes, the alternatives, and what a slow node costs by its place.
 
     Examples
     --------
     >>> import prism
     >>> result = prism.place("pipeline-8x32", slow_nodes=1, slowdown=1.2, seed=1)
-    >>> result.placements.p95.idxmin(), result.alternatives.index[0]
-    ('current', 'healthy')
+    >>> result.placements.p95.idxmin(), result.alternatives.saved.idxmax()
+    ('current', 'random')
     >>> list(result.hosts.columns), list(result.host_files())
     (['node', 'host', 'first_rank', 'stages', 'replicas'], ['hosts.csv', 'hostfile.txt'])
     """
+
+    def is_whole(self) -> bool:
+        """See `Result.is_whole`."""
+        return "summary" not in self.attrs
 
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""
@@ -149,8 +154,9 @@ class Placed(Result):
 
     @property
     def alternatives(self) -> "pd.DataFrame":
-        """What else could be done, and what no slow node would bring; times in seconds."""
-        return ALTERNATIVES.frame(self._alternatives)
+        """What else could be done about the slow nodes, the largest gain first; in seconds."""
+        rows = [row for row in self._alternatives if row["name"] != "healthy"]
+        return ALTERNATIVES.frame(sorted(rows, key=lambda row: -row.get("saved", -np.inf)))
 
     @property
     def stages(self) -> "pd.DataFrame":
@@ -167,16 +173,16 @@ class Placed(Result):
         """The best placement: node, host name, first rank, stages and replicas of every slot."""
         import pandas as pd
 
-        rows = slot_rows(*self._slots("best"))
+        rows = slot_rows(*self._slots(None))
         return pd.DataFrame(rows, columns=list(COLUMNS)).set_index(COLUMNS[0])
 
-    def host_files(self, which: str = "best") -> dict[str, str]:
+    def host_files(self, placement: str | None = None) -> dict[str, str]:
         """Write a placement as files, text by name, as ``prism place -o`` does.
 
         Parameters
         ----------
-        which : str
-            ``best``, ``worst``, ``current``, or the name of a placement.
+        placement : str, optional
+            Its name, as in ``placements``; the best where None.
 
         Returns
         -------
@@ -185,7 +191,7 @@ class Placed(Result):
             have names those of launchers: ``slurm_hostfile.txt``, ``openmpi_hostfile.txt``,
             ``mpich_hostfile.txt``, ``rankfile.txt``.
         """
-        hosts, groups, per_node, names = self._slots(which)
+        hosts, groups, per_node, names = self._slots(placement)
         return {
             "hosts.csv": placement_csv(hosts, groups, per_node, names),
             "hostfile.txt": host_order(hosts, names),
@@ -193,16 +199,19 @@ class Placed(Result):
         }
 
     def _slots(
-        self, which: str
+        self, placement: str | None
     ) -> tuple[list[int], list[list[tuple[int, int]]], int, dict[int, str]]:
         """Node and (replica, stage) pairs of every slot, GPUs of a node, host names by node."""
         data = self.dataset
-        name = data.attrs.get(which, which)
+        name = self.attrs["best"] if placement is None else placement
+        if name not in data.placement.values:
+            known = ", ".join(map(str, data.placement.values))
+            raise PrismError(f"placement {name}: expected one of {known}")
         order = [int(node) for node in data["hosts"].sel(placement=name).values]
         listed = map(str, data["host"].values) if "host" in data.coords else ()
         names = {node: host for node, host in enumerate(listed) if host}
-        placement = Placement(job_of(data))
-        return order, placement.slot_groups(), placement.gpus_per_node, names
+        slots = Placement(job_of(data))
+        return order, slots.slot_groups(), slots.gpus_per_node, names
 
     # -------------------------------------------------------------------------------- rows
     @cached_property
@@ -296,9 +305,9 @@ class Placed(Result):
         return OBJECTIVES.get(name, name)
 
 
-def make_placed(
+def make_placing(
     found: Mapping[str, Any], attrs: Mapping[str, Any], names: Mapping[int, str]
-) -> Placed:
+) -> Placing:
     """Lay what `prism.analyses.placements.answer` found into a result."""
     import xarray as xr
 
@@ -345,7 +354,7 @@ def make_placed(
     if found["stage_slack"]:
         parts.append(STAGES.pack(found["stage_slack"]))
     named = {which: found[which] for which in ("best", "worst", "current", "objective")}
-    return Placed(xr.merge(parts).assign_attrs({**attrs, "kind": "placement", **named}))
+    return Placing(xr.merge(parts).assign_attrs({**attrs, "kind": "placement", **named}))
 
 
 def _words(numbers: Iterable[int]) -> str:
