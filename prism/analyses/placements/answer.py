@@ -226,11 +226,10 @@ class Comparison:
                 out[f"{name}_se"] = float(np.hypot(error, apart.error)) * one.work
         for name, measure in SAVED.items():
             apart = difference(one, self.current, measure or self.objective)
-            half = apart.half_widths[1]
-            out[name] = -apart.share
-            out[f"{name}_ci"] = [-apart.share - half, half - apart.share]
+            saved, half = 0.0 - apart.share, apart.half_widths[1]
+            out |= {name: saved, f"{name}_ci": [saved - half, saved + half]}
         apart = difference(one, self.current, "mean")
-        run, half = -self.n_steps * apart.mean, self.n_steps * apart.half_widths[0]
+        run, half = 0.0 - self.n_steps * apart.mean, self.n_steps * apart.half_widths[0]
         out |= {"run_saved": run, "run_saved_ci": [run - half, run + half]}
         if one.work != 1.0:
             out["work"] = one.work

@@ -403,7 +403,7 @@ def _notes(found: Sequence[Row], name: str, steps: int) -> list[str]:
         low, high = (float(random[f"{p}_of_objective"]) for p in ("p5", "p95"))
         fine = max(1e-3 * low, 0.1 * (high - low))
         ends = " to ".join(format_like(value, low, fine) for value in (low, high))
-        notes.append(f"Placing at random: the mean of placements; {name} of 90 % of them: {ends}.")
+        notes.append(f"Placed at random: the mean of placements; {name} of 90 % of them: {ends}.")
     return notes
 
 
