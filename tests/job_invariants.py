@@ -26,7 +26,7 @@ BUDGETS = {
     "prism.simulation.independent.POOL_SAMPLES": 1 << 12,
     "prism.analyses.placements.answer.SAMPLES": 120_000_000,
     "prism.analyses.placements.answer.MOST_BLOCKS": 16,
-    "prism.analyses.selection.QUIET_BATCHES": (1, 1),
+    "prism.analyses.differences.QUIET_BATCHES": (1, 1),
     "prism.analyses.placements.answer.RANDOM_PLACEMENTS": 8,
     "prism.analyses.placements.search.LIMIT": 200,
     "prism.analyses.placements.search.LEAST": 50,

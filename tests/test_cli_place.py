@@ -185,8 +185,7 @@ def test_findings_follow_from_what_is_best(moved):
 
 def test_a_choice_that_is_a_guess_is_warned_of(moved):
     """Of made-up sureness: the rest of the answer is that of a placement."""
-    unsure = prism.summary(moved) | {"p_correct": 0.33}
-    made = prism.answer(moved.to_xarray().assign_attrs(summary=json.dumps(unsure)))
+    made = prism.answer(moved.to_xarray().assign(p_correct=0.33))
     assert len(made.warnings) == 1
 
 
@@ -226,16 +225,17 @@ def test_costs_are_bars_by_stage_or_a_map(moved):
     shown = [bar.get_width() for bar in bars.patches]
     assert shown == pytest.approx(100 * cost[:, 0] / found["alike_step"])
     differ = cost + np.arange(4)
-    ax = plots.plot_slots(found | {"slot_cost": differ.tolist()})
+    data = moved.to_xarray()
+    ax = plots.plot_slots(data.assign(slot_cost=data.slot_cost + np.arange(4)))
     assert np.asarray(ax.images[0].get_array()) == pytest.approx(100 * differ / found["alike_step"])
     now, best = (line.get_xydata().tolist() for line in ax.lines)
     assert now == [[0.0, 3.0], [1.0, 3.0]]  # replica, stage
     assert sorted(best) != now
     # many replicas share columns, and the worst of each is shown
-    many = np.zeros((2, 300))
+    many = np.zeros((4, 300))
     many[1, 123] = 1.0
-    ax = plots.plot_slots(found | {"slot_cost": many.tolist(), "stage_slack": []})
+    ax = plots.plot_slots(data.drop_vars("slot_cost").assign(slot_cost=(("stage", "many"), many)))
     image = np.asarray(ax.images[0].get_array())
-    assert image.shape == (2, 60) and image[1, 24] > 0 and (image > 0).sum() == 1
+    assert image.shape == (4, 60) and image[1, 24] > 0 and (image > 0).sum() == 1
     for plot in (plots.plot_slots, plots.plot_alternatives):
         assert plot(moved, ax) is ax

@@ -125,7 +125,7 @@ INSIDE = {
     "test_components": "mean squares and their intervals, against the design matrix",
     "test_agreement": "distances, effective sample size: against scipy, on thousands of samples",
     "test_attribution": "estimators of shares, on made-up runs with known ones",
-    "test_selection": "stopping rules on made-up candidates with known differences",
+    "test_differences": "stopping rules on made-up candidates with known differences",
     "test_collectives": "times of single collectives, until a command shows them",
     "test_cluster": "groups and links of ranks, joules of kernels, until a command shows them",
     "test_wiring": "rings and hops of placed groups, counted by brute force",

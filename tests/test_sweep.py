@@ -485,7 +485,15 @@ def test_the_command_gives_what_python_does_and_keeps_it(run, pipeline, tmp_path
     }  # fmt: skip
     kept = prism.load(out / "result.nc")
     assert kept["p95"].to_numpy().tolist() == [r["p95"] for r in found["rows"]]
-    assert all(kept[name].attrs["units"] and kept[name].attrs["long_name"] for name in kept)
+    for variable in kept.to_xarray().data_vars.values():
+        words = variable.dtype.kind in "OUT"
+        assert variable.attrs["long_name"] and (words or variable.attrs["units"])
+    assert prism.summary(kept) == found
+    table = kept.settings
+    assert table.p95.tolist() == [r["p95"] for r in found["rows"]]
+    for key in grid:
+        assert table[key].tolist() == [r[key] for r in found["rows"]]
+    assert table.attrs["fields"]["p95"]["unit"] == "s" and len(kept.refused) == 0
     shown = json.loads(run("show", out / "result.nc", "--json")[1])
     assert (shown["kind"], shown["summary"]) == ("sweep", found)
 

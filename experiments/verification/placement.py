@@ -9,11 +9,11 @@ import time
 
 import numpy as np
 
+from prism.analyses.differences import LEAST_COST, Sampler, pseudo_values
 from prism.analyses.placements import answer
 from prism.analyses.placements.answer import choose, make_case
 from prism.analyses.placements.problem import Problem, make_problem
 from prism.analyses.placements.search import Found, find_placements
-from prism.analyses.selection import LEAST_COST, Runner, pseudo_values
 from prism.cluster.nodemap import NodeSlowdown, slow_node
 from prism.jobs.job import Job, job_from_dict, load_job
 from prism.simulation.prepare import prepare
@@ -88,7 +88,7 @@ def reference(problem: Problem, found: Found, q: float | None, seed: int, n: int
 
 def chosen_index(problem: Problem, found: Found, seed: int, objective: str) -> tuple[int, float]:
     """Which of all placements is chosen under a seed, and how probably it is good."""
-    case = make_case(problem, objective, TOLERANCE, Runner(seed, default_threads()))
+    case = make_case(problem, objective, TOLERANCE, Sampler(seed, default_threads()))
     _, best, p_correct = choose(case, found)
     return found.patterns.index(problem.pattern(best.hosts)), p_correct
 

@@ -8,13 +8,11 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from prism import engine
+from prism.analyses.differences import probability_best
 from prism.analyses.sweeps.grid import (
     Setting,
     check_values,
@@ -32,11 +30,18 @@ from prism.analyses.sweeps.layouts import (
     is_own,
     layouts,
 )
-from prism.analyses.sweeps.points import BUILT, Bench, Point, least_seconds, simulate_points
-from prism.analyses.sweeps.rows import MEASURES, choose, make_rows, plain_value
+from prism.analyses.sweeps.points import (
+    BUILT,
+    TOLERANCE,
+    Bench,
+    Point,
+    least_seconds,
+    simulate_points,
+)
+from prism.analyses.sweeps.rows import make_rows, ordered
+from prism.analyses.sweeps.swept import CHOICES, MEASURES, Sweep, choose, make_sweep
 from prism.common import sizes
 from prism.common.errors import PrismError, named
-from prism.common.results import Columns, Field, Result
 from prism.common.text import format_count, format_share
 from prism.distributions.library import load_library
 from prism.jobs.job import Job, given_values, load_job
@@ -44,34 +49,8 @@ from prism.simulation.results import job_of, provenance
 from prism.simulation.steps import Progress, settle_call
 from prism.workload.memory import LEAST_P_FITS, memory_figures
 
-if TYPE_CHECKING:
-    import pandas as pd
-    import xarray as xr
-
 REPLICATES = 4096
 """Steps of a setting that goes on to the end: 64 clusters."""
-
-VARIABLES: dict[str, tuple[str, str]] = {
-    "mean": ("s", "mean step"),
-    "p50": ("s", "p50 of the step"),
-    "p95": ("s", "p95 of the step"),
-    "mean_se": ("s", "standard error of the mean, by cluster"),
-    "p50_se": ("s", "standard error of p50, by cluster"),
-    "p95_se": ("s", "standard error of p95, by cluster"),
-    "ideal_step_time": ("s", "step time with every effect at 1"),
-    "at_least": ("s", "time that a step takes at least, for the tokens of one step of the job"),
-    "work": ("1", "tokens of a step over those of the job's"),
-    "memory_gib": ("GiB", "memory of the busiest GPU, estimated"),
-    "p_fits": ("1", "probability that it fits the GPU, by the error of the estimate"),
-    "exposed_communication": ("1", "share of the step that free communication would save"),
-    "exposed_communication_se": ("1", "its standard error, by cluster"),
-    "mfu": ("1", "model flop per second and GPU over the device's peak"),
-    "tokens_per_second": ("1/s", "tokens of the whole job per second, in the mean"),
-    "gpu_power_w": ("W", "mean power of a GPU"),
-    "gpu_kwh": ("kWh", "energy of the GPUs in a step, without hosts or cooling"),
-    "clusters": ("1", "clusters simulated"),
-    "world_size": ("1", "GPUs"),
-}
 
 
 def sweep(
@@ -85,7 +64,7 @@ def sweep(
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
-) -> "Sweep":
+) -> Sweep:
     """Simulate settings of a job side by side.
 
     Parameters
@@ -111,7 +90,8 @@ def sweep(
     Returns
     -------
     Sweep
-        Table ``settings``, the best first.
+        Tables ``settings`` and ``refused``; `prism.summary` gives the figures the command
+        prints.
 
     Raises
     ------
@@ -122,9 +102,9 @@ def sweep(
     --------
     >>> import prism
     >>> vary = {"parallelism.microbatches": [16, 32]}
-    >>> settings = prism.sweep("pipeline-8x32", vary, replicates=128, seed=1).settings
-    >>> settings[["parallelism.microbatches", "p50"]].round().values.tolist()
-    [[32.0, 121.0], [16.0, 71.0]]
+    >>> rows = prism.sweep("pipeline-8x32", vary, replicates=128, seed=1).settings
+    >>> rows["parallelism.microbatches"].tolist(), rows.p50.round().tolist()  # s
+    ([32, 16], [121.0, 71.0])
     """
     begin, cpu = time.perf_counter(), time.process_time()
     job = job if isinstance(job, Job) else load_job(job)
@@ -160,42 +140,21 @@ def sweep(
         warnings = [
             f"refused: {len(refused):,} of {format_count(asked, 'setting')}; the answer says why"
         ]
-    found: dict[str, Any] = {
-        "job": job.name, "seed": seed, "objective": objective, "layouts": layouts,
-        "min_p_fits": min_p_fits, "varied": list(points[0].setting), "world_size": job.world_size,
-        "tokens_per_step": job.tokens_per_step, "rows": rows, "refused": refused,
-        **choose(points, objective), "notes": _followed(points, grid) + _notes(points, rows),
-        "warnings": warnings,
+    figures = {
+        "objective": objective, "layouts": layouts, "min_p_fits": min_p_fits,
+        "world_size": job.world_size, "tokens_per_step": job.tokens_per_step,
         "clusters": bench.done, "rank_clusters": bench.n_quiet,
         "wall_seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu,
+        **_how_sure(points, rows, objective),
     }  # fmt: skip
-    by_hand = [key for key in grid if key not in LAYOUT_KEYS]
-    if layouts and by_hand:
-        found["by_setting"] = _by_setting(points, by_hand, objective)
+    texts = {
+        "varied": list(points[0].setting), "warnings": warnings,
+        "by_hand": [key for key in grid if layouts and key not in LAYOUT_KEYS],
+        "notes": _followed(points, grid) + _notes(points, rows),
+    }  # fmt: skip
     call = {"vary": grid, "layouts": layouts, "replicates": replicates, "objective": objective,
             "min_p_fits": min_p_fits}  # fmt: skip
-    return Sweep(_dataset(found, provenance(job, {**call, "seed": seed})))
-
-
-class Sweep(Result):
-    """Settings of a job side by side."""
-
-    def figures(self) -> dict[str, Any]:
-        """Give all figures, see `Result.figures`."""
-        found: dict[str, Any] = json.loads(self.attrs["summary"])
-        return found
-
-    @cached_property
-    def settings(self) -> "pd.DataFrame":
-        """Settings with their times, the best by the objective first."""
-        found = self.figures()
-        keys = tuple(Field(key, "") for key in found["varied"])
-        fields = (*keys, *(Field(name, units, text) for name, (units, text) in VARIABLES.items()))
-        rows = [
-            {**row, **{name: _value(row, name) for name in ("memory_gib", "p_fits")}}
-            for row in found["rows"]
-        ]
-        return Columns("setting", fields, numbered=True).frame(rows)
+    return make_sweep(rows, refused, figures, texts, provenance(job, {**call, "seed": seed}))
 
 
 def reproduce(result: Sweep, threads: int | None = None) -> Sweep:
@@ -322,43 +281,15 @@ def _followed(points: Sequence[Point], grid: Mapping[str, Sequence[str]]) -> lis
     return [f"{' and '.join(keys)} follow, for all GPUs and the job's global batch"]
 
 
-def _by_setting(points: Sequence[Point], keys: Sequence[str], objective: str) -> list[Any]:
-    """Give the best layouts of every setting varied by hand."""
-    out = []
-    for group in dict.fromkeys(point.group for point in points):
-        chosen = choose(points, objective, group)
-        row = {key: plain_value(value) for key, value in zip(keys, group, strict=True)}
-        out.append(row | {name: chosen[name] for name in ("fastest", "robust", "frontier")})
-    return out
-
-
-def _dataset(found: dict[str, Any], attrs: dict[str, Any]) -> "xr.Dataset":
-    """Lay the rows into a dataset; the summary goes along."""
-    import xarray as xr
-
-    rows = found["rows"]
-    data: dict[str, Any] = {}
-    for name, (units, text) in VARIABLES.items():
-        values = np.array([_value(row, name) for row in rows], float)  # None: nan
-        if not np.isnan(values).all():
-            data[name] = ("setting", values, {"units": units, "long_name": text})
-    coords: dict[str, Any] = {
-        key.replace(".", "_"): ("setting", _column([row[key] for row in rows]))
-        for key in found["varied"]
-    }
-    coords["figures"] = ("setting", _column([row["figures"] for row in rows]))
-    attrs |= {"kind": "sweep", "summary": json.dumps(found), "objective": found["objective"]}
-    return xr.Dataset(data, coords=coords, attrs=attrs)
-
-
-def _value(row: Mapping[str, Any], name: str) -> Any:
-    memory = row["memory"] or {}
-    return {"memory_gib": memory.get("gib"), "p_fits": memory.get("p_fits")}.get(
-        name, row.get(name)
-    )
-
-
-def _column(values: list[Any]) -> list[Any]:
-    """Numbers as such, a mixture as text."""
-    numbers = all(isinstance(value, int | float) for value in values)
-    return values if numbers else [str(value) for value in values]
+def _how_sure(
+    points: Sequence[Point], rows: Sequence[dict[str, Any]], objective: str
+) -> dict[str, float]:
+    """Probability that no setting is better than a chosen one by more than the tolerance."""
+    found, in_order = choose(rows, objective), ordered(points, objective)
+    rivals = [point for point in in_order if point.n and point.fits]
+    return {
+        f"p_correct_{name}": probability_best(
+            in_order[found[name]], rivals, measure, TOLERANCE
+        )
+        for name, measure in {**CHOICES, "best": objective}.items() if found[name] is not None
+    }  # fmt: skip

@@ -68,8 +68,8 @@ KINDS = {
     "steps_estimate": Kind(
         "estimate", "estimate:estimate_answer", "models.steptimes.estimate:StepsEstimate"),
     "ranking": Kind("rank", "rank:rank_answer", "analyses.rank:Ranking"),
-    "placement": Kind("place", "place:place_answer", "analyses.place:Placing"),
-    "sweep": Kind("sweep", "sweep:sweep_answer", "analyses.sweep:Sweep"),
+    "placement": Kind("place", "place:place_answer", "analyses.placements.placing:Placing"),
+    "sweep": Kind("sweep", "sweep:sweep_answer", "analyses.sweeps.swept:Sweep"),
     "timeline": Kind("timeline", "timeline:timeline_answer", "analyses.timeline:Timeline"),
     "trace": _MODEL,
     "calibrated": _MODEL,

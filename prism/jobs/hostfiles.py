@@ -41,11 +41,23 @@ def placement_csv(
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     table.writerow(COLUMNS)
+    table.writerows(slot_rows(hosts, groups, gpus_per_node, names))
+    return out.getvalue()
+
+
+def slot_rows(
+    hosts: Sequence[int],
+    groups: Sequence[Iterable[tuple[int, int]]],
+    gpus_per_node: int,
+    names: Mapping[int, str] | None = None,
+) -> list[tuple[int, int, str, int, str, str]]:
+    """Give the rows of `placement_csv`."""
+    rows = []
     for slot, (node, pairs) in enumerate(zip(hosts, groups, strict=True)):
         replicas, stages = map(as_ranges, zip(*pairs, strict=True))
         host = (names or {}).get(node, "")
-        table.writerow([slot, node, host, slot * gpus_per_node, stages, replicas])
-    return out.getvalue()
+        rows.append((slot, node, host, slot * gpus_per_node, stages, replicas))
+    return rows
 
 
 def host_order(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,12 +10,10 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from prism.analyses.placements.rows import (
+from prism.analyses.placements.placing import (
     MOST_SLACK,
     NO_SLACK,
-    entry,
-    objective_name,
-    rows,
+    Placing,
     same_work,
 )
 from prism.common.text import format_share, percent_change, time_unit
@@ -44,13 +41,13 @@ COST = "increase of the step, all else at its mean [%]"
 
 
 @styled
-def plot_slots(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
+def plot_slots(data: Placing | xr.Dataset, ax: Axes | None = None) -> Axes:
     """Cost of one slow node by where it is, and the slack of each stage.
 
     Parameters
     ----------
-    data : xarray.Dataset or mapping
-        What ``place`` or ``prism.summary`` returns.
+    data : Placing or xarray.Dataset
+        What ``place`` returns.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
 
@@ -65,9 +62,8 @@ def plot_slots(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     >>> placed = prism.place("pipeline-8x32", slow_nodes=1, slowdown=1.2, seed=1)
     >>> ax = prism.plots.plot_slots(placed)
     """
-    numbers = _numbers(data)
-    now = entry(numbers, "current")
-    step = float(numbers.get("alike_step") or now.get("p50") or 1.0)
+    numbers = _placed(data).figures()
+    step = float(numbers["alike_step"])
     cost = 100.0 * np.atleast_2d(np.asarray(numbers["slot_cost"], float)) / step
     title = f"{numbers['job']}: cost of one slow node, by place"
     largest = float(np.max(np.abs(cost), initial=0.0))
@@ -141,13 +137,13 @@ def _draw_map(numbers: Json, cost: Array, ax: Axes | None) -> Axes:
 
 
 @styled
-def plot_alternatives(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
+def plot_alternatives(data: Placing | xr.Dataset, ax: Axes | None = None) -> Axes:
     """Median and p95 of the step as is, at best, at worst and under the alternatives.
 
     Parameters
     ----------
-    data : xarray.Dataset or mapping
-        What ``place`` or ``prism.summary`` returns.
+    data : Placing or xarray.Dataset
+        What ``place`` returns.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
 
@@ -164,11 +160,11 @@ def plot_alternatives(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     >>> placed = prism.place("pipeline-8x32", slow_nodes=1, slowdown=1.2, seed=1)
     >>> ax = prism.plots.plot_alternatives(placed)
     """
-    numbers = _numbers(data)
-    found = [row for row in rows(numbers) if same_work(row, "p95") is not None]
+    result = _placed(data)
+    found = [row for row in result.options if same_work(row, "p95") is not None]
     ax = new_axes(ax, 8.4, 1.7 + 0.36 * len(found))
     unit, scale = time_unit(float(same_work(found[0], "p95") or 1.0))
-    now, objective = entry(numbers, "current"), str(numbers.get("objective"))
+    now, objective = found[0], str(result.attrs["objective"])
     at = np.arange(len(found))
     p50, p95 = (
         np.array([same_work(row, key) or np.nan for row in found], float) / scale
@@ -183,29 +179,25 @@ def plot_alternatives(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
         if np.isfinite(high):
             ax.hlines(i, low / scale, high / scale, color=ink(), linewidth=1.2, zorder=4)
         ax.annotate(
-            _change(row, now, objective), (np.nanmax([p95[i], high / scale]), i), xytext=(8, 0),
+            _change(row, now), (np.nanmax([p95[i], high / scale]), i), xytext=(8, 0),
             textcoords="offset points", va="center", fontsize=8, color=GREY,
         )  # fmt: skip
-    if now:
-        ax.axvline(float(now["p95"]) / scale, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
+    ax.axvline(float(now["p95"]) / scale, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
     name_rows(ax, [shorten(str(row["label"])) for row in found])
     low, high = ax.get_xlim()
     widen = max(0.0, 2e-4 * abs(high) - (high - low)) / 2.0
     ax.set_xlim(low - widen, high + widen + 0.12 * (high - low))
     ax.set_xlabel(f"step time, for the same work [{unit}]")
-    name = objective_name(numbers)
-    legend_above(ax, f"{numbers['job']}: slow nodes placed for the least {name}", ncols=2)
+    job, name = result.attrs["job_name"], result.objective_name
+    legend_above(ax, f"{job}: slow nodes placed for the least {name}", ncols=2)
     return ax
 
 
-def _change(row: Json, now: Json, objective: str) -> str:
+def _change(row: Json, now: Json) -> str:
     """Change of p95 against as is, where there is one."""
-    before, after = same_work(now, "p95"), same_work(row, "p95")
-    if before is None or after is None or row.get("name") == now.get("name"):
+    if row["name"] == now["name"] or row.get("p95_saved") is None:
         return ""
-    if objective == "p95" and row.get("saved") is not None:  # the paired one, as the table has it
-        return percent_change(-float(row["saved"]))
-    return percent_change(after / before - 1.0)
+    return percent_change(-float(row["p95_saved"]))  # the paired one, as the table has it
 
 
 def _band(row: Json, now: Json, objective: str) -> tuple[float, float]:
@@ -222,6 +214,5 @@ def _band(row: Json, now: Json, objective: str) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def _numbers(data: xr.Dataset | Json) -> Json:
-    """Return the summary of a result, or the summary itself."""
-    return json.loads(data.attrs["summary"]) if isinstance(data, xr.Dataset) else data
+def _placed(data: Placing | xr.Dataset) -> Placing:
+    return data if isinstance(data, Placing) else Placing(data)

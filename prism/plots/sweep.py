@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from prism.analyses.sweeps.rows import label, same_work_differs
+from prism.analyses.sweeps.swept import Sweep, label
 from prism.common.text import format_count, time_unit
 from prism.plots.base import (
     BLUE,
@@ -31,13 +30,13 @@ FARTHEST = 1.25
 
 
 @styled
-def plot_sweep(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
+def plot_sweep(data: Sweep | xr.Dataset, ax: Axes | None = None) -> Axes:
     """p50 against p95 of the settings of a sweep.
 
     Parameters
     ----------
-    data : xarray.Dataset or mapping
-        What ``sweep`` or ``prism.summary`` returns.
+    data : Sweep or xarray.Dataset
+        What ``sweep`` returns.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
 
@@ -54,7 +53,8 @@ def plot_sweep(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     >>> swept = prism.sweep("pipeline-8x32", vary, replicates=64, seed=1)
     >>> ax = prism.plots.plot_sweep(swept)
     """
-    numbers = json.loads(data.attrs["summary"]) if isinstance(data, xr.Dataset) else data
+    result = data if isinstance(data, Sweep) else Sweep(data)
+    numbers = result.figures()
     rows = numbers["rows"]
     run = [i for i, row in enumerate(rows) if row["p50"] is not None]
     named = _named(numbers)
@@ -74,7 +74,7 @@ def plot_sweep(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
         ax.plot(*frontier.T, color=BLUE, linewidth=1.4, zorder=2, label="frontier")
     if any(rows[i]["figures"] == "screen" for i in shown):
         ax.plot([], [], "o", mfc="none", color=GREY, label="screened on a few cluster draws")
-    same = ", same tokens" if same_work_differs(numbers) else ""
+    same = ", same tokens" if result.same_work_differs else ""
     ax.set_xlabel(f"p50 of the step{same} [{unit}]")
     ax.set_ylabel(f"p95 of the step{same} [{unit}]")
     if far := len(run) - len(shown):

@@ -33,8 +33,10 @@ def site_nodes(
         _by_gpu(slowdowns, role, loading, n, gpus)
         for role, loading in zip(origin.roles, origin.loadings, strict=True)
     ]
-    fixed = {role: _by_gpu(slowdowns, role, 0.0, n, gpus) for role in FIXED_ROLES}
-    fixed = {role: x for role, x in fixed.items() if (x != 1.0).any()}
+    fixed = {
+        role: _by_gpu(slowdowns, role, 0.0, n, gpus) for role in FIXED_ROLES
+        if any(getattr(slow, role) not in (None, 1.0) for slow in slowdowns.values())
+    }  # fmt: skip
     low, typical = _stretch(origin, placement, fixed)
     ranks = program.ranks._replace(
         n_gpus=placement.n_gpus, factor=np.ascontiguousarray(np.stack(factor), np.float32)

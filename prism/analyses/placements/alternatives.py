@@ -77,9 +77,10 @@ def drop_nodes(problem: Problem, seed: int) -> Alternative:
     if reason:
         return Alternative("drop_nodes", label, impossible=reason)
     n = count_replicas(job)
+    fewer, kept = _without(problem, kept)
+    step = prepare(fewer, seed)
     lost = (n - kept) * shard_size(job)
     label += f", {format_count(lost, 'replica')} fewer, smaller batch"
-    step = _without(problem, kept, seed)
     _check_memory(problem, step.job)
     return Alternative("drop_nodes", label, step.program, kept / n)
 
@@ -111,8 +112,18 @@ def _replicas_without(problem: Problem) -> tuple[int, str]:
     return kept, ""
 
 
-def _without(problem: Problem, n: int, seed: int) -> Prepared:
-    """Build the job with n replicas (with hsdp shard groups) on the healthy nodes.
+def _without(problem: Problem, n: int) -> tuple[Job, int]:
+    """Return the job with n replicas on the healthy nodes, or as many as keep its segments."""
+    try:
+        return _with_replicas(problem, n), n
+    except PrismError:
+        if not problem.segment or n == 1:
+            raise
+    return _without(problem, n - 1)
+
+
+def _with_replicas(problem: Problem, n: int) -> Job:
+    """Return the job with n replicas (with hsdp shard groups) on the healthy nodes.
 
     The replicas with most slow nodes go; their healthy nodes take the places of slow ones.
     """
@@ -144,9 +155,10 @@ def _without(problem: Problem, n: int, seed: int) -> Prepared:
     for slot in np.flatnonzero(hosts < 0).tolist():
         hosts[slot] = next(pool)
     others_slow = {n: x for n, x in problem.slowdowns.items() if n not in problem.slow}
+    problem.check_whole(hosts)
     cluster |= {"nodes": job.n_nodes, "hosts": hosts.tolist()}
     cluster["node_slowdowns"] = slowdown_keys(others_slow)
-    return prepare(changed_job(job, parallelism=keys, cluster=cluster), seed)
+    return changed_job(job, parallelism=keys, cluster=cluster)
 
 
 def _drop_trace_replicas(problem: Problem) -> Alternative:
@@ -225,7 +237,18 @@ def use_spares(problem: Problem) -> Alternative:
               for n in range(Placement(problem.step.job).n_nodes)}  # fmt: skip
     free = sorted(set(factor) - used, key=lambda n: (factor[n], n))
     slow = sorted(problem.slow & used, key=lambda n: (-factor[n], n))
-    pairs = [(n, x) for n, x in zip(slow, free, strict=False) if factor[x] < factor[n]]
+    pairs = []
+    for n in slow:
+        rack = problem.rack_nodes if problem.segment else Placement(problem.step.job).n_nodes
+        near = (x for x in free if x // rack == n // rack)
+        x = next(near, None)
+        if x is not None and factor[x] < factor[n]:
+            pairs.append((n, x))
+            free.remove(x)
+    if free and problem.segment and not pairs:
+        return Alternative(
+            name, "spare nodes in their places", impossible="no spare node in a slow node's rack"
+        )
     if not pairs:
         text = f"no spare nodes; {named('spares')} N says what they would bring"
         return Alternative(name, "spare nodes in their places", impossible=text)
@@ -236,7 +259,7 @@ def use_spares(problem: Problem) -> Alternative:
     left = tuple(n for n in problem.placed if n in used and n not in slowest)
     if left:
         classes = {n: problem.classes[n] for n in left}
-        rest = replace(problem, hosts=hosts, placed=left, classes=classes, _known={})
+        rest = replace(problem, hosts=hosts, placed=left, classes=classes, _known={}, _whole={})
         hosts = rest.realise(find_placements(rest, 0).patterns[0])
     label = f"spare nodes in the places of {format_count(len(slowest), 'slow node')}"
     if len(slow) > len(slowest):

@@ -11,25 +11,24 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from prism import engine
+from prism.analyses.differences import (
+    FIRST_BLOCKS,
+    LEAST_COST,
+    Candidate,
+    Sampler,
+    difference,
+    probability_best,
+    select,
+    standard_error,
+)
 from prism.analyses.placements.alternatives import list_alternatives
 from prism.analyses.placements.problem import Problem, slowest_of, slowness, worst_factor
 from prism.analyses.placements.search import Found, exchange, find_placements, random_hosts
 from prism.analyses.placements.slack import level, slot_cost, stage_slack
 from prism.analyses.placements.slots import Pattern
 from prism.analyses.rankings.target import Target
-from prism.analyses.selection import (
-    FIRST_BLOCKS,
-    LEAST_COST,
-    Arm,
-    Runner,
-    difference,
-    probability_best,
-    select,
-    standard_error,
-)
 from prism.simulation.program import Program
 
 Array = NDArray[np.float64]
@@ -40,17 +39,16 @@ LEAST_ARMS, MOST_ARMS = 6, 40
 MARGIN = 0.003  # of the deterministic step, within which noise may bring a placement to the front
 RANDOM_PLACEMENTS = 256
 FIGURES = ("mean", "p50", "p95", "p99")
-LEVEL = 0.95
+SAVED = {"saved": "", "p50_saved": "p50", "p95_saved": "p95"}  # of which measure; the objective's
 METHOD = "all placements up to symmetry"
 
 
-@dataclass(frozen=True, eq=False)
-class Candidate:
+@dataclass(eq=False, kw_only=True)
+class Placed(Candidate):
     """A placement that is simulated: its hosts, its deterministic time [s], its steps."""
 
     hosts: Int
     nominal: float
-    arm: Arm
 
 
 @dataclass
@@ -60,51 +58,54 @@ class Case:
     problem: Problem
     objective: str
     tolerance: float
-    runner: Runner
+    sampler: Sampler
     target: Target
-    slope: float = 0.0  # see `Arm`
+    slope: float = 0.0  # see `Candidate`
 
-    def candidate(self, hosts: Int) -> Candidate:
+    def placed(self, hosts: Int) -> Placed:
         """Make a placement ready to be simulated."""
         nominal = float(self.problem.times([hosts])[0])
-        return Candidate(hosts, nominal, self.arm(self.problem.program(hosts)))
+        program = self.problem.program(hosts)
+        return Placed(
+            hosts=hosts, nominal=nominal, program=program, runs=self.target.times, slope=self.slope
+        )
 
-    def arm(self, program: Program, work: float = 1.0) -> Arm:
-        """Make a program ready to be simulated."""
-        return Arm(program=program, work=work, target=self.target, slope=self.slope)
+    def other(self, program: Program, work: float = 1.0) -> Candidate:
+        """Make another program ready to be simulated."""
+        return Candidate(program=program, work=work, runs=self.target.times, slope=self.slope)
 
 
-def make_case(problem: Problem, objective: str, tolerance: float, runner: Runner) -> Case:
+def make_case(problem: Problem, objective: str, tolerance: float, sampler: Sampler) -> Case:
     """Pose a question of placement with what answering it shares."""
     job = problem.step.job
     v = problem.step.effects
-    target = Target("time_to_train", job.n_steps, v.step.std, v.correlation_time_s, runner.seed)
-    return Case(problem, objective, tolerance, runner, target)
+    target = Target("time_to_train", job.n_steps, v.step.std, v.correlation_time_s, sampler.seed)
+    return Case(problem, objective, tolerance, sampler, target)
 
 
 def answer(case: Case) -> dict[str, Any]:
     """Find the best placement and compare it with everything else; times in seconds."""
-    problem, runner = case.problem, case.runner
-    found = find_placements(problem, runner.seed)
+    problem, sampler = case.problem, case.sampler
+    found = find_placements(problem, sampler.seed)
     n = int(np.clip(ROW_SAMPLES // _block_cost(problem), FIRST_BLOCKS, MOST_BLOCKS))
-    runner.planned = LEAST_ARMS * FIRST_BLOCKS + 8 * n  # about as many rows are there
+    sampler.planned = LEAST_ARMS * FIRST_BLOCKS + 8 * n  # about as many rows are there
     candidates, best, p_correct = choose(case, found)
-    case.slope = candidates[0].arm.slope
-    worst = max(candidates, key=lambda c: c.arm.values(case.objective, FIRST_BLOCKS).mean())
+    case.slope = candidates[0].slope
+    worst = max(candidates, key=lambda c: c.values(case.objective, FIRST_BLOCKS).mean())
     named = {"current": candidates[0], "best": best, "worst": worst}
     packed = problem.realise(min(found.patterns, key=len))  # in as few blocks as hold them
     together = _known(case, candidates, packed)
-    most = max(n, best.arm.n, candidates[0].arm.n)
+    most = max(n, best.n, candidates[0].n)
     for candidate, draws in ((best, most), (candidates[0], most), (worst, n), (together, n)):
-        runner.extend(candidate.arm, draws)
-    healthy = case.arm(level(problem, problem.slow).program(problem.hosts))
-    runner.extend(healthy, n)
-    comparison = Comparison(case.objective, best.arm, candidates[0].arm)
+        sampler.extend(candidate, draws)
+    healthy = case.other(level(problem, problem.slow).program(problem.hosts))
+    sampler.extend(healthy, n)
+    comparison = Comparison(case.objective, problem.step.job.n_steps, best, candidates[0])
     placements = _names(named, candidates)
     names = {which: next(n for n, c in placements.items() if c is named[which]) for which in named}
     rows = [
         {"name": name, **describe(problem, c.hosts), "nominal": c.nominal,
-         **comparison.figures(c.arm)}
+         **comparison.figures(c)}
         for name, c in placements.items()
     ]  # fmt: skip
     rows.sort(key=lambda row: (row["name"] != names["best"], row["objective"]))
@@ -116,11 +117,12 @@ def answer(case: Case) -> dict[str, Any]:
         "worst_over_best_p50": last["p50"] / first["p50"],
         "worst_over_best_p95": last["p95"] / first["p95"],
         "alternatives": {
-            "all_in_one_replica": comparison.figures(together.arm),
+            "all_in_one_replica": comparison.figures(together),
             "random": _at_random(case, [*candidates, together], comparison),
             **_alternatives(case, comparison, found, n),
         },
-        **_explain(problem),
+        **_explain(problem), "steps": problem.step.job.n_steps,
+        **({"keep_segments": problem.segment} if problem.segment else {}),
         "slow_nodes": _slow_nodes(problem, best.hosts),
         "n_candidates": len(candidates), "n_screened": len(found.patterns),
         "method": METHOD if found.complete else "search",
@@ -135,26 +137,26 @@ def _block_cost(problem: Problem) -> int:
     return max(LEAST_COST, problem.step.program.n_draws * engine.LANES)
 
 
-def choose(case: Case, found: Found) -> tuple[list[Candidate], Candidate, float]:
+def choose(case: Case, found: Found) -> tuple[list[Placed], Placed, float]:
     """Simulate what may be best until one is left; the current placement is the first.
 
     The longest deterministic step is among them: it tells how unequally noise adds to steps.
     Returns the candidates, the chosen one, and the probability that none of them is better by more
     than the tolerance.
     """
-    problem, runner = case.problem, case.runner
+    problem, sampler = case.problem, case.sampler
     most = int(np.clip(SAMPLES // _block_cost(problem) // 20, LEAST_ARMS, MOST_ARMS))
-    candidates, seen = [case.candidate(problem.hosts)], {problem.pattern(problem.hosts)}
+    candidates, seen = [case.placed(problem.hosts)], {problem.pattern(problem.hosts)}
     if problem.differ:
         start = problem.realise(found.patterns[0])
-        candidates.append(case.candidate(exchange(problem, start, runner.seed)))
+        candidates.append(case.placed(exchange(problem, start, sampler.seed)))
     margin, more = MARGIN, [p for p in found.patterns[-1:] if p not in seen]
     while True:
         more += promising(found, margin, most - len(candidates) - len(more), {*seen, *more})
         seen.update(more)
-        candidates += [case.candidate(problem.realise(pattern)) for pattern in more]
+        candidates += [case.placed(problem.realise(pattern)) for pattern in more]
         chosen = _choose(case, candidates)
-        draws = [c.arm.values(case.objective, FIRST_BLOCKS).mean() for c in candidates]
+        draws = [c.values(case.objective, FIRST_BLOCKS).mean() for c in candidates]
         excess = np.array(draws) / [c.nominal for c in candidates]
         spread = float(np.ptp(excess) / min(excess))
         if spread <= margin or len(candidates) >= most or margin > MARGIN:
@@ -162,16 +164,15 @@ def choose(case: Case, found: Found) -> tuple[list[Candidate], Candidate, float]
         margin, more = spread, []
 
 
-def _choose(case: Case, candidates: Sequence[Candidate]) -> tuple[Candidate, float]:
+def _choose(case: Case, candidates: Sequence[Placed]) -> tuple[Placed, float]:
     """Select the best; nodes stay where they are where moving them gains next to nothing."""
-    arms, measure = [c.arm for c in candidates], case.objective
-    budget = SAMPLES - sum(arm.n * arm.cost for arm in arms)
-    best = select(arms, [measure], case.tolerance, case.runner, budget=budget)[0]
-    gain = difference(arms[0], best, measure)
+    measure = case.objective
+    budget = SAMPLES - sum(c.n * c.cost for c in candidates)
+    best = select(candidates, [measure], case.tolerance, case.sampler, budget=budget)[0]
+    gain = difference(candidates[0], best, measure)
     if gain.mean <= 0.5 * case.tolerance * best.figure(measure):
-        best = arms[0]
-    p_correct = probability_best(best, arms, measure, case.tolerance)
-    return candidates[arms.index(best)], p_correct
+        best = candidates[0]
+    return best, probability_best(best, candidates, measure, case.tolerance)
 
 
 def promising(found: Found, margin: float, most: int, seen: set[Pattern]) -> list[Pattern]:
@@ -193,76 +194,75 @@ def promising(found: Found, margin: float, most: int, seen: set[Pattern]) -> lis
     return list(dict.fromkeys([*first, *patterns]))[: max(0, most)]
 
 
-def _known(case: Case, candidates: Sequence[Candidate], hosts: Int) -> Candidate:
+def _known(case: Case, candidates: Sequence[Placed], hosts: Int) -> Placed:
     """Return the candidate of that pattern, or a new one."""
     pattern = case.problem.pattern(hosts)
     same = (c for c in candidates if case.problem.pattern(c.hosts) == pattern)
-    return next(same, None) or case.candidate(hosts)
+    return next(same, None) or case.placed(hosts)
 
 
 # ---------------------------------------------------------------------------------------- comparing
 @dataclass(frozen=True)
 class Comparison:
-    """Figures of arms [s]: those of a reference, which ran longest, plus a paired difference.
+    """Figures of candidates [s]: those of a reference, which ran longest, plus a difference.
 
     So rows of a table can be subtracted. Savings are relative to the current placement.
     """
 
     objective: str
-    reference: Arm
-    current: Arm
+    n_steps: int
+    reference: Candidate
+    current: Candidate
 
-    def figures(self, arm: Arm) -> dict[str, Any]:
+    def figures(self, one: Candidate) -> dict[str, Any]:
         """Return mean and quantiles of the step, the objective and what is saved."""
         out: dict[str, Any] = {}
         for name in (*FIGURES, "objective"):
             measure = self.objective if name == "objective" else name
-            apart = difference(arm, self.reference, measure)
-            out[name] = (self.reference.figure(measure) + apart.mean) * arm.work
+            apart = difference(one, self.reference, measure)
+            out[name] = (self.reference.figure(measure) + apart.mean) * one.work
             if name in ("p95", "objective"):
                 error = standard_error(self.reference.values(measure))
-                out[f"{name}_se"] = float(np.hypot(error, apart.error)) * arm.work
-        out |= self._saving(arm)
-        if arm.work != 1.0:
-            out["work"] = arm.work
-            out |= {f"{name}_same_work": out[name] / arm.work for name in (*FIGURES, "objective")}
+                out[f"{name}_se"] = float(np.hypot(error, apart.error)) * one.work
+        for name, measure in SAVED.items():
+            apart = difference(one, self.current, measure or self.objective)
+            saved, half = 0.0 - apart.share, apart.half_widths[1]
+            out |= {name: saved, f"{name}_ci": [saved - half, saved + half]}
+        apart = difference(one, self.current, "mean")
+        run, half = 0.0 - self.n_steps * apart.mean, self.n_steps * apart.half_widths[0]
+        out |= {"run_saved": run, "run_saved_ci": [run - half, run + half]}
+        if one.work != 1.0:
+            out["work"] = one.work
+            out |= {f"{name}_same_work": out[name] / one.work for name in (*FIGURES, "objective")}
         return out
 
-    def _saving(self, arm: Arm) -> dict[str, Any]:
-        """Share of the current objective that is saved for the same work, and its interval."""
-        n = min(arm.n, self.current.n)
-        now, then = (a.values(self.objective, n) for a in (self.current, arm))
-        saved = float(1.0 - then.mean() / now.mean())
-        # of a ratio, to first order
-        error = standard_error(then - (1.0 - saved) * now) / now.mean()
-        wide = float(stdtrit(n - 1, 0.5 + LEVEL / 2.0)) * error
-        return {"saved": saved, "saved_ci": [float(saved - wide), float(saved + wide)]}
 
-
-def _names(named: dict[str, Candidate], candidates: list[Candidate]) -> dict[str, Candidate]:
+def _names(named: dict[str, Placed], candidates: list[Placed]) -> dict[str, Placed]:
     """Give every placement one name, though it may be current, best and worst at once."""
-    out: dict[str, Candidate] = {}
+    out: dict[str, Placed] = {}
     for name, c in [*named.items(), *(("", c) for c in candidates)]:
         if c not in out.values():
             out[name or f"candidate_{len(out)}"] = c
     return out
 
 
-def _at_random(case: Case, known: Sequence[Candidate], comparison: Comparison) -> dict[str, Any]:
+def _at_random(case: Case, known: Sequence[Placed], comparison: Comparison) -> dict[str, Any]:
     """Figures of slow nodes at random, by the deterministic times of the simulated placements."""
-    rng, problem = np.random.default_rng([case.runner.seed, 9]), case.problem
+    rng, problem = np.random.default_rng([case.sampler.seed, 9]), case.problem
     drawn = [problem.pattern(random_hosts(problem, rng)) for _ in range(RANDOM_PLACEMENTS)]
     times = problem.pattern_times(drawn)
     times = times[np.isfinite(times)]
     known = sorted(known, key=lambda c: c.nominal)
-    rows = [comparison.figures(c.arm) for c in known]
+    rows = [comparison.figures(c) for c in known]
     out: dict[str, Any] = {"n_placements": int(times.size)}
     for name in (*FIGURES, "objective"):
         found = np.interp(times, [c.nominal for c in known], [row[name] for row in rows])
         out[name] = float(found.mean())
     out["p5_of_objective"], out["p95_of_objective"] = np.quantile(found, [0.05, 0.95]).tolist()
-    now = comparison.figures(comparison.current)["objective"]
-    return out | {"saved": 1.0 - out["objective"] / now}
+    now = comparison.figures(comparison.current)
+    for name, measure in SAVED.items():
+        out[name] = 1.0 - out[measure or "objective"] / now[measure or "objective"]
+    return out | {"run_saved": comparison.n_steps * (now["mean"] - out["mean"])}
 
 
 def _alternatives(case: Case, comparison: Comparison, found: Found, n: int) -> dict[str, Any]:
@@ -270,13 +270,13 @@ def _alternatives(case: Case, comparison: Comparison, found: Found, n: int) -> d
     problem, out = case.problem, {}
     at_one = (p for p in found.patterns if len({at for _, held in p for at, _ in held}) == 1)
     one_stage = problem.realise(next(at_one, found.patterns[0]))
-    for other in list_alternatives(problem, one_stage, case.runner.seed):
+    for other in list_alternatives(problem, one_stage, case.sampler.seed):
         if other.program is None:
             out[other.name] = {"label": other.label, "impossible": other.impossible}
             continue
-        arm = case.arm(other.program, other.work)
-        case.runner.extend(arm, n)
-        out[other.name] = {"label": other.label, **comparison.figures(arm)}
+        candidate = case.other(other.program, other.work)
+        case.sampler.extend(candidate, n)
+        out[other.name] = {"label": other.label, **comparison.figures(candidate)}
     return out
 
 

@@ -5,7 +5,7 @@ trace) only the slow ones are placed, and the others count as alike until nodes 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from prism.analyses.placements.screen import Screen
 from prism.analyses.placements.slots import Layout, Pattern, make_layout
 from prism.cluster.nodemap import NodeSlowdown, Placement
-from prism.common.errors import PrismError
+from prism.common.errors import PrismError, named
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
@@ -39,7 +39,9 @@ class Problem:
     slow: frozenset[int]  # all slow nodes; where most are, the others are fewer to place
     threads: int = 1
     differ: bool = False  # whether the nodes that are not placed differ too
+    segment: int = 0  # slots in a row that stay on nodes of one rack; 0: each node for itself
     _known: dict[bytes, float] = field(default_factory=dict, repr=False)
+    _whole: dict[Pattern, Int] = field(default_factory=dict, repr=False)  # with segments kept
 
     @cached_property
     def layout(self) -> Layout:
@@ -54,12 +56,42 @@ class Problem:
         return {node: self.classes[node] for node in self.placed if node in used}
 
     @cached_property
+    def _quiet(self) -> "Problem":
+        """The same without what congests links, which no deterministic step meets."""
+        program = self.step.program
+        if not program.links.n_leaves:
+            return self
+        quiet = replace(program, links=program.links._replace(n_leaves=0))
+        return replace(self, step=replace(self.step, program=quiet))
+
+    @cached_property
     def _screen(self) -> Screen:
         return Screen(self.step.program, self.threads)
 
     def program(self, hosts: Int, slowdowns: Mapping[int, NodeSlowdown] | None = None) -> Program:
         """Return the step's program with nodes elsewhere, and as slow as known or as given."""
+        self.check_whole(hosts)
         return relocate(self.step, hosts, self.slowdowns if slowdowns is None else slowdowns)
+
+    @property
+    def rack_nodes(self) -> int:
+        """Nodes of a rack: of an NVLink domain, or as many as a segment has where that is more."""
+        cluster = self.step.job.cluster
+        return max(self.segment, cluster.nvlink_domain_gpus // cluster.gpus_per_node)
+
+    def check_whole(self, hosts: Int) -> None:
+        """Refuse a placement that puts a segment on nodes of several racks."""
+        if not self.segment:
+            return
+        racks, segments = hosts // self.rack_nodes, np.arange(hosts.size) // self.segment
+        torn = segments[1:][(segments[1:] == segments[:-1]) & (racks[1:] != racks[:-1])]
+        if torn.size:
+            first = int(torn[0]) * self.segment
+            last = min(first + self.segment, hosts.size) - 1
+            raise PrismError(
+                f"{named('keep_segments')}: slots {first} to {last} would be on nodes of several "
+                "racks; give a size that divides those that the job has"
+            )
 
     def times(self, placements: Sequence[Int]) -> Array:
         """Deterministic step times of placements [s]; infinite where the job allows none."""
@@ -70,7 +102,7 @@ class Problem:
         def programs() -> Iterator[Program]:
             for key, hosts in new.items():
                 try:
-                    program = self.program(hosts)
+                    program = self._quiet.program(hosts)
                 except PrismError:  # a group of ranks would leave its NVLink domain
                     continue
                 allowed.append(key)
@@ -82,7 +114,7 @@ class Problem:
 
     def slowed_times(self, cases: Iterable[tuple[Int, Mapping[int, NodeSlowdown]]]) -> Array:
         """Deterministic step times under other slownesses [s]."""
-        return self._screen.times(self.program(hosts, slow) for hosts, slow in cases)
+        return self._screen.times(self._quiet.program(hosts, slow) for hosts, slow in cases)
 
     def alone_times(self, patterns: Sequence[Pattern]) -> Array:
         """Step times with one slow node alone, at each of some patterns of one node [s]."""
@@ -94,11 +126,16 @@ class Problem:
 
     def realise(self, pattern: Pattern) -> Int:
         """Hosts of a pattern, with as few nodes as may be going far."""
+        if pattern in self._whole:
+            return self._whole[pattern]
         return self.layout.realise(pattern, self.hosts, self.classes)
 
     def pattern(self, hosts: Int) -> Pattern:
-        """Pattern of a placement."""
-        return self.layout.pattern(hosts, self.classes)
+        """Pattern of a placement; the first one that keeps its segments stands for it."""
+        pattern = self.layout.pattern(hosts, self.classes)
+        if self.segment:
+            self._whole.setdefault(pattern, hosts)
+        return pattern
 
     def pattern_times(self, patterns: Sequence[Pattern]) -> Array:
         """Deterministic step times of patterns [s]."""
@@ -117,7 +154,9 @@ def measured_speeds(step: Prepared) -> Array:
     return out
 
 
-def make_problem(step: Prepared, slowdowns: Mapping[int, NodeSlowdown], threads: int) -> Problem:
+def make_problem(
+    step: Prepared, slowdowns: Mapping[int, NodeSlowdown], threads: int, segment: int = 0
+) -> Problem:
     """Pose the question for a job's known slow nodes, or for a fitted trace's workers.
 
     Those nodes are placed that are known to be slow; of many, or of workers, those that are slow
@@ -151,7 +190,11 @@ def make_problem(step: Prepared, slowdowns: Mapping[int, NodeSlowdown], threads:
     classes = {node: labels[keys[node]] for node in placed}
     others = np.delete(speed, list(placed))
     differ = bool(others.size and np.ptp(others) > 0.0)
-    return Problem(step, placement.slots, slowdowns, placed, classes, slow_ones, threads, differ)
+    problem = Problem(
+        step, placement.slots, slowdowns, placed, classes, slow_ones, threads, differ, segment
+    )
+    problem.check_whole(placement.slots)
+    return problem
 
 
 def _outliers(speed: Array) -> list[int]:

@@ -6,6 +6,7 @@ pairs.
 """
 
 from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +39,8 @@ def find_placements(problem: Problem, seed: int, limit: int | None = None) -> Fo
     if limit is None:
         limit = LIMIT_GPUS // max(1, problem.step.program.low.member.size)
         limit = int(np.clip(limit // (DIFFERENT if problem.differ else 1), LEAST, LIMIT))
+    if problem.segment:
+        return _whole_segments(problem, limit)
     every = problem.layout.enumerate(problem.labels.values(), limit)
     if every is not None:
         return _sorted(every, problem.pattern_times(every), True)
@@ -52,6 +55,48 @@ def _sorted(patterns: list[Pattern], times: Array, complete: bool) -> Found:
     order = np.argsort(times, kind="stable")
     order = order[np.isfinite(times[order])]
     return Found([patterns[i] for i in order], times[order], complete)
+
+
+def _whole_segments(problem: Problem, limit: int) -> Found:
+    """Go from placement to placement, the shortest step first, by exchanges that tear no segment.
+
+    A slow node takes another slot of its segment, or a segment with slow nodes all of another
+    one's. All are reached so up to a limit, but for some in which blocks alike share segments.
+    """
+    start = problem.pattern(problem.hosts)
+    times = {start: float(problem.times([problem.hosts])[0])}
+    queue = [(times[start], start)]
+    while queue and len(times) < limit:
+        _, pattern = heappop(queue)
+        options = (_exchanged(problem.realise(pattern), *pair)
+                   for pair in _segment_pairs(problem, problem.realise(pattern)))  # fmt: skip
+        new = {p: hosts for hosts in options if (p := problem.pattern(hosts)) not in times}
+        found = problem.times([problem.realise(p) for p in new]).tolist()
+        times |= zip(new, found, strict=True)
+        for time, p in zip(found, new, strict=True):
+            heappush(queue, (time, p))
+    return _sorted(list(times), np.array(list(times.values())), False)
+
+
+def _segment_pairs(problem: Problem, hosts: Int) -> Iterator[tuple[Int | int, Int | int]]:
+    """Slots of each exchange: two of a segment, or two segments."""
+    size, slots = problem.segment, np.arange(hosts.size)
+    segments = [slots[i : i + size] for i in range(0, hosts.size, size)]
+    slow = np.flatnonzero(np.isin(hosts, list(problem.classes))).tolist()
+    for slot in slow:
+        yield from ((slot, other) for other in segments[slot // size].tolist() if other != slot)
+    for one in sorted({slot // size for slot in slow}):
+        yield from (
+            (segments[one], other) for i, other in enumerate(segments)
+            if i != one and other.size == segments[one].size
+        )  # fmt: skip
+
+
+def _exchanged(hosts: Int, a: Int | int, b: Int | int) -> Int:
+    """Exchange the nodes of some slots with those of others."""
+    out = hosts.copy()
+    out[a], out[b] = hosts[b], hosts[a]
+    return out
 
 
 class _Search:
@@ -155,6 +200,18 @@ def _times_alone(problem: Problem, label: int) -> dict[tuple[int, int], float]:
 def random_hosts(problem: Problem, rng: np.random.Generator) -> Int:
     """Hosts with the slow nodes at random slots."""
     hosts = problem.hosts.copy()
+    size = problem.segment
+    if size:
+        for node in problem.placed:
+            for slot in np.flatnonzero(hosts == node).tolist():
+                if slot < hosts.size // size * size:  # all segments but a short last one
+                    own = slot // size * size + np.arange(size)
+                    new = rng.integers(hosts.size // size) * size + np.arange(size)
+                    hosts, slot = _exchanged(hosts, own, new), int(new[slot % size])
+                first = slot // size * size
+                last = min(first + size, hosts.size)
+                hosts = _exchanged(hosts, slot, int(rng.integers(first, last)))
+        return hosts
     slots = rng.choice(hosts.size, len(problem.placed), replace=False)
     for node, slot in zip(problem.placed, slots, strict=True):
         here = np.flatnonzero(hosts == node)

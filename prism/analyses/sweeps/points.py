@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from prism.analyses.differences import FIRST_BLOCKS, Candidate, Sampler, select
 from prism.analyses.placements.screen import Screen
-from prism.analyses.selection import FIRST_BLOCKS, Arm, Runner, select
 from prism.cluster.devices import DEVICES
 from prism.common.errors import PrismError
 from prism.distributions.library import load_library
@@ -36,7 +36,7 @@ KEPT_STEPS = 48
 
 
 @dataclass(eq=False, kw_only=True)
-class Point(Arm):
+class Point(Candidate):
     """A setting: its job, its step without noise, its simulated steps."""
 
     setting: dict[str, str]  # values of the keys that differ
@@ -69,19 +69,19 @@ class Point(Arm):
 
 
 @dataclass
-class Bench(Runner):
+class Bench(Sampler):
     """Where settings are run: the latest of them are kept ready."""
 
     def __post_init__(self) -> None:
         self._prepared = lru_cache(KEPT_STEPS)(lambda point: prepare(point.job, self.seed))
 
-    def step(self, point: Arm) -> Prepared:
+    def step(self, point: Candidate) -> Prepared:
         """Return a setting ready to run."""
         return self._prepared(point)
 
-    def program(self, arm: Arm) -> Program:
+    def program(self, candidate: Candidate) -> Program:
         """Return what a setting runs."""
-        return self.step(arm).program
+        return self.step(candidate).program
 
     def find_ideal(self, point: Point) -> None:
         """Find a setting's step with every effect at 1."""

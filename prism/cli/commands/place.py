@@ -61,6 +61,12 @@ OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
     show_default=True,
     help="Indifference zone: differences of the objective below it are ignored.",
 )
+@click.option(
+    "--keep-segments",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Keep every N nodes in rank order within one rack (NVLink domain), as Slurm's --segment.",
+)
 @set_option
 @output_option("Result, summary, plots, host lists.")
 @details_option
@@ -76,6 +82,7 @@ def place(
     objective: str,
     tolerance: float,
     spares: int,
+    keep_segments: int | None,
     seed: int | None,
     threads: int | None,
     **named: Any,
@@ -112,6 +119,7 @@ def place(
             spares=spares,
             objective=objective,
             tolerance=tolerance,
+            keep_segments=keep_segments,
             seed=seed,
             threads=threads,
             progress=report,

@@ -1,4 +1,4 @@
-"""The answer of a placement: which slow nodes to move or leave, what that brings, what else."""
+"""The answer of a placement: what slow nodes cost, what to do about them, what else could be."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from prism import plots
-from prism.analyses.place import Placing
-from prism.analyses.placements.rows import (
+from prism.analyses.placements.placing import (
     MOST_SLACK,
     NO_SLACK,
-    SAME_NODES,
-    better_alternatives,
-    entry,
+    Placing,
     numbered,
-    objective_name,
-    rows,
     same_work,
     with_place,
 )
 from prism.common.text import (
     NO_CHANGE,
     format_count,
+    format_duration,
     format_like,
     format_share,
     percent_change,
@@ -36,9 +34,9 @@ from prism.present.answer import (
     Column,
     Errors,
     Figure,
-    Finding,
     Picture,
     Table,
+    delay,
     duration,
     error,
     half_width,
@@ -46,8 +44,9 @@ from prism.present.answer import (
     words,
 )
 from prism.present.answers.times import NOT_INCLUDED
+from prism.present.tables import Rule, find
 
-Json = Mapping[str, Any]
+Row = Mapping[str, Any]
 
 MOST_MOVES, MOST_NODES, MOST_ALIKE, MOST_BETTER = 6, 8, 3, 3
 """Moves, nodes, kinds of slowness and better alternatives that are named one by one."""
@@ -59,30 +58,27 @@ LEAST_SURE = 0.9
 
 def place_answer(result: Placing) -> Answer:
     """Make the answer of a placement."""
-    numbers = result.figures()
-    job, found = str(numbers["job"]), rows(numbers)
-    quantity = "time-to-train" if numbers["objective"] == "time_to_train" else "step time"
-    p95 = "p95" if quantity == "time-to-train" else objective_name(numbers)
+    job, p95 = str(result.attrs["job_name"]), result.objective_name
+    of = "the time-to-train" if p95 == "time-to-train" else f"{p95} of the step time"
     return Answer(
         title="Where slow nodes should go",
         subject=job,
-        head=f": {_slow_nodes(numbers)}; seed {numbers['seed']}",
-        question=f"Where should the slow nodes of {job} go for the least {p95} of the {quantity}?",
-        findings=tuple(_findings(numbers, found)),
-        tables=tuple(table for table in _tables(numbers, found) if table.rows),
-        figures=numbers,
-        warnings=(*_warnings(numbers), *(numbers.get("warnings") or ())),
-        assumptions=tuple(numbers["notes"]),
-        facts=tuple(_facts(numbers)),
-        pictures=tuple(_pictures(numbers, result)),
+        head=f": {_slow_nodes(result.figures()['slow_nodes'])}; seed {result.attrs['seed']}",
+        question=f"Where should the slow nodes of {job} go for the least {of}?",
+        findings=find(result, RULES),
+        tables=tuple(table for table in _tables(result) if table.rows),
+        figures=result.figures(),
+        warnings=tuple(_warnings(result)),
+        assumptions=tuple(result.figures()["notes"]),
+        facts=tuple(_facts(result)),
+        pictures=tuple(_pictures(result, job)),
     )
 
 
 # ------------------------------------------------------------------------------------- nodes
-def _slow_nodes(numbers: Json) -> str:
+def _slow_nodes(nodes: Sequence[Row]) -> str:
     """Say which nodes are slow, and by how much."""
-    nodes = numbers["slow_nodes"]
-    alike: dict[str, list[Json]] = {}
+    alike: dict[str, list[Row]] = {}
     for node in nodes:
         alike.setdefault(_slowness(node), []).append(node)
     if len(alike) <= MOST_ALIKE:
@@ -92,7 +88,7 @@ def _slow_nodes(numbers: Json) -> str:
     return f"{format_count(len(nodes), 'node')} of known speed, the slowest: {listed}"
 
 
-def _slowness(node: Json) -> str:
+def _slowness(node: Row) -> str:
     """Write a node's slowness by kind."""
     factors = _factors(node)
     if len(set(factors.values())) == 1 and factors["compute"] != 1.0:
@@ -101,15 +97,15 @@ def _slowness(node: Json) -> str:
     return ", ".join(slow) or "not slowed"
 
 
-def _factors(node: Json) -> dict[str, float]:
+def _factors(node: Row) -> dict[str, float]:
     return {key: float(node.get(key) or 1.0) for key in ("compute", "memory", "network", "other")}
 
 
-def _name(node: Json) -> str:
+def _name(node: Row) -> str:
     return str(node.get("host") or node["node"])
 
 
-def _names(nodes: Sequence[Json]) -> str:
+def _names(nodes: Sequence[Row]) -> str:
     """Name some nodes, by host where that is known."""
     listed = ", ".join(map(_name, nodes[:MOST_NODES]))
     more = len(nodes) - MOST_NODES
@@ -118,88 +114,93 @@ def _names(nodes: Sequence[Json]) -> str:
 
 
 # ------------------------------------------------------------------------------ in sentences
-def _findings(numbers: Json, found: Sequence[Json]) -> list[Finding]:
-    """Say the best that can be done, what the slow nodes cost now, then what explains it."""
-    best, now = entry(numbers, "best"), entry(numbers, "current")
-    moves = _advice(numbers, best, now)
-    first, others = _alternatives(numbers, found, now), _cost_now(numbers, now)
-    if first and first[0].severity == "answer":
-        moves[0] = moves[0]._replace(text=f"With all nodes kept: {_lower(moves[0].text)}")
-        return [*first, *others, *moves, *_stages(numbers), _selection(numbers)]
-    return [*moves, *others, *first, *_stages(numbers), _selection(numbers)]
-
-
-def _lower(text: str) -> str:
-    return text[0].lower() + text[1:]
-
-
-def _cost_now(numbers: Json, now: Json) -> list[Finding]:
-    """Say what the slow nodes cost where they are, over nodes that are as fast as the others."""
-    healthy = numbers.get("healthy")
-    if not healthy:
-        return []
+def _cost(result: Placing) -> dict[str, Cell]:
+    """Give what the slow nodes cost where they are, over nodes that are as fast as the others."""
+    numbers, now = result.figures(), result.entry("current")
+    healthy, nodes = numbers["healthy"], numbers["slow_nodes"]
     low, high = (1.0 / (1.0 - x) - 1.0 for x in healthy["saved_ci"])
-    cost = percent_change(1.0 / (1.0 - healthy["saved"]) - 1.0, (low, high))
-    before, after = _two(numbers, healthy, now)
-    text = f"{_names(numbers['slow_nodes'])} cost{'s' * (len(numbers['slow_nodes']) == 1)} {cost} "
-    text += f"of {objective_name(numbers)} as placed now{with_place('', now)}: {after} instead of "
-    return [Finding("cost_now", f"{text[0].upper()}{text[1:]}{before}.")]
+    before, after = _two(result, healthy, now)
+    return {
+        "nodes": f"{_names(nodes)} cost{'s' * (len(nodes) == 1)}",
+        "cost": percent_change(1.0 / (1.0 - healthy["saved"]) - 1.0, (low, high)),
+        "place": with_place("", now), "before": before, "after": after,
+
+        "run": words(delay(healthy["run_saved"], float(np.ptp(healthy["run_saved_ci"])) / 2.0)),
+        "steps": format_count(numbers["steps"], "step"),
+    }  # fmt: skip
 
 
-def _two(numbers: Json, *pair: Json) -> list[str]:
+def _run(row: Row) -> Cell:
+    """Write the change of the run's steps, in the mean, to the digits of its interval."""
+    saved = float(row["run_saved"])
+    low, high = row.get("run_saved_ci") or (saved, saved)
+    half = 0.5 * (high - low)
+    fine = max(0.0999 * half, 0.01 * abs(saved))
+    return Figure(saved, "0" if abs(saved) <= half else format_duration(-saved, fine))
+
+
+def _two(result: Placing, *pair: Row) -> list[str]:
     """Write the objective of two rows for the same work, with digits that tell them apart."""
     values = [float(same_work(row, "objective") or 0.0) for row in pair]
     fine = max(abs(values[0] - values[1]) / 20.0, 1e-4 * values[0])
     return [format_like(value, values[0], fine) for value in values]
 
 
-def _advice(numbers: Json, best: Json, now: Json) -> list[Finding]:
-    """Say which nodes to move, and what that brings."""
-    leave = "Leave the nodes where they are: "
-    if best["name"] == now["name"]:
-        why = f"no placement reduces {objective_name(numbers)} by {_tolerance(numbers)} or more."
-        if numbers["n_screened"] == 1:
-            why = "all placements are equivalent for this job."
-        return [Finding("leave", leave + why, "answer")]
-    gain = _gain(numbers, best, now)
-    if best["saved"] < numbers["tolerance"]:
-        text = f"{leave}the best placement ({with_place('', best)[2:]}) saves less than the "
-        return [Finding("leave", f"{text}tolerance of {_tolerance(numbers)}: {gain}.", "answer")]
-    moves = _moves(numbers)
-    if not moves:
-        text = f"The best placement is {with_place('', best)[2:]}: {gain}."
-        return [Finding("move", text, "answer")]
+def _moved(result: Placing) -> bool:
+    """Whether the best placement is another one than now, by the tolerance or more."""
+    best = result.entry("best")
+    return bool(
+        best["name"] != result.attrs["current"] and best["saved"] >= result["tolerance"].item()
+    )
+
+
+def _advice(result: Placing) -> dict[str, Cell]:
+    """Say which nodes to move, and what that brings; or why not."""
+    best, tolerance = result.entry("best"), _tolerance(result)
+    if best["name"] == result.attrs["current"]:
+        why = f"no placement reduces {result.objective_name} by {tolerance} or more"
+        if result["n_screened"].item() == 1:
+            why = "all placements are equivalent for this job"
+    else:
+        why = f"the best placement ({with_place('', best)[2:]}) saves less than the tolerance of "
+        why += f"{tolerance}: {_gain(result, best)}"
+    moves = _moves(result) or [f"the best placement is {with_place('', best)[2:]}"]
     if len(moves) > MOST_MOVES:
         left = len(moves) - MOST_MOVES
         moves = [*moves[:MOST_MOVES], f"{left} more moves (-o writes all to hosts.csv)"]
-    text = "; ".join(moves)
-    out = [Finding("move", f"{text[0].upper()}{text[1:]}: {gain}.", "answer")]
-    tiers = list((best.get("moved_between") or {}).items())[::-1]  # the outermost first
-    if tiers:
-        text = ", ".join(f"{n} from another {tier}" for tier, n in tiers)
-        moved = best["hosts_changed"]
-        get = plural(moved, "gets", "get")
-        text = f"{format_count(moved, 'slot')} {get} another node: {text}."
-        out.append(Finding("moved_between", text))
-    return out
+    text = f"leave the nodes where they are: {why}"
+    if _moved(result):
+        text = f"{'; '.join(moves)}: {_gain(result, best)}"
+    return {"advice": text}
 
 
-def _gain(numbers: Json, best: Json, now: Json) -> str:
+def _tiers(result: Placing) -> dict[str, Cell]:
+    """Say between which units of the network nodes move, the outermost first."""
+    best = result.entry("best")
+    tiers = list(best["moved_between"].items())[::-1]
+    moved = best["hosts_changed"]
+    return {
+        "slots": f"{format_count(moved, 'slot')} {plural(moved, 'gets', 'get')}",
+        "tiers": ", ".join(f"{n} from another {tier}" for tier, n in tiers),
+    }
+
+
+def _gain(result: Placing, best: Row) -> str:
     """Write both values of the objective and the change, with its interval."""
-    text = " -> ".join(_two(numbers, now, best))
-    return f"{objective_name(numbers)} {text} ({words(_saved(best))})"
+    text = " -> ".join(_two(result, result.entry("current"), best))
+    return f"{result.objective_name} {text} ({words(_saved(best))})"
 
 
-def _saved(row: Json) -> Figure:
-    """Write what a row saves as a change of the objective, with half of its 95 % interval."""
-    return Figure(row["saved"], percent_change(-float(row["saved"]), row.get("saved_ci")))
+def _saved(row: Row, key: str = "saved") -> Figure:
+    """Write what a row saves as a change, with half of its 95 % interval."""
+    return Figure(row[key], percent_change(-float(row[key]), row.get(f"{key}_ci")))
 
 
-def _moves(numbers: Json) -> list[str]:
+def _moves(result: Placing) -> list[str]:
     """List the moves of slow nodes, those to the same stages as one."""
-    groups: dict[tuple[str, bool], list[Json]] = {}
-    for node in numbers["slow_nodes"]:
-        before, after = node.get("before"), node.get("after")
+    groups: dict[tuple[str, bool], list[Row]] = {}
+    for node in result.figures()["slow_nodes"]:
+        before, after = node["before"], node["after"]
         if before != after:
             same = bool(before and after and before["replicas"] == after["replicas"])
             stages = as_ranges(after["stages"]) if after else ""
@@ -207,7 +208,7 @@ def _moves(numbers: Json) -> list[str]:
     return [_move(group, same) for (_, same), group in groups.items()]
 
 
-def _move(nodes: Sequence[Json], same_replicas: bool) -> str:
+def _move(nodes: Sequence[Row], same_replicas: bool) -> str:
     """Say where some nodes go from where."""
     before, after = ([n[key] for n in nodes if n.get(key)] for key in ("before", "after"))
     if not after:
@@ -221,120 +222,163 @@ def _move(nodes: Sequence[Json], same_replicas: bool) -> str:
     return f"move {_names(nodes)} from {start} to {to}"
 
 
-def _at(word: str, places: Iterable[Json]) -> str:
+def _at(word: str, places: Iterable[Row]) -> str:
     return numbered(word, (i for place in places for i in place[f"{word}s"]))
 
 
-def _tolerance(numbers: Json) -> str:
-    return format_share(numbers["tolerance"], 2)
+def _tolerance(result: Placing) -> str:
+    return format_share(result["tolerance"].item(), 2)
 
 
-def _alternatives(numbers: Json, found: Sequence[Json], now: Json) -> list[Finding]:
-    """Say whether something else than moving nodes is better still, for the same work."""
-    sure = better_alternatives(numbers)
-    if sure:
-        first = sure[0]
-        text = f"{DO.get(first['name'], '')}{first['label']}: {_gain(numbers, first, now)} for the "
-        text = f"{text[0].upper()}{text[1:]}same work, better than any placement."
-        more = "; ".join(f"{row['label']} ({words(_saved(row))})" for row in sure[1:MOST_BETTER])
-        text += f" Also better than any placement: {more}." if more else ""
-        return [Finding("better_alternative", text, "answer")]
-    names = set(numbers.get("alternatives") or {}) - set(SAME_NODES)
-    others = [row for row in found if row["name"] in names and "saved" in row]
-    better = any(row["saved"] > entry(numbers, "best")["saved"] + NO_CHANGE for row in others)
-    distinct = "statistically distinguishably " if better else ""
-    text = f"No alternative that was simulated is {distinct}better for the same work."
-    return [Finding("no_better_alternative", text)] if others else []
+def _better(result: Placing) -> dict[str, Cell]:
+    """Say which alternatives are better than any placement."""
+    first, *others = result.better
+    more = "; ".join(f"{row['label']} ({words(_saved(row))})" for row in others[: MOST_BETTER - 1])
+    return {
+        "do": f"{DO.get(first['name'], '')}{first['label']}: {_gain(result, first)}",
+        "more": f" Also better than any placement: {more}." if more else "",
+    }
 
 
-def _stages(numbers: Json) -> list[Finding]:
+def _simulated(result: Placing) -> list[Row]:
+    """Alternatives that were simulated and change more than places."""
+    others = result.figures()["alternatives"]
+    return [others[name] for name in DO if "saved" in others.get(name, {})]
+
+
+def _no_better(result: Placing) -> dict[str, Cell]:
+    saved = result.entry("best")["saved"] + NO_CHANGE
+    better = any(row["saved"] > saved for row in _simulated(result))
+    return {"distinct": "statistically distinguishably " if better else ""}
+
+
+def _stages(result: Placing) -> dict[str, Cell]:
     """Say where a slow node costs least and where most."""
+    numbers = result.figures()
     costs = [row for row in numbers["stage_slack"] if row["cost"]]
-    if len(costs) < 2:
-        return []
     least, most = (pick(costs, key=lambda row: row["cost"]) for pick in (min, max))
     low, high = (format_share(row["cost"] / numbers["alike_step"]) for row in (least, most))
     text = f"{low} to the step on stage {least['stage']}, {high} on stage {most['stage']}"
-    if low == high:
-        text = f"{low} to the step on any stage"
     slowest = max(numbers["slow_nodes"], key=lambda node: max(_factors(node).values()))
-    text = f"A node as slow as {_names([slowest])} ({_slowness(slowest)}), alone, adds {text}"
-    return [Finding("stage_cost", f"{text} (deterministic step).")]
+    return {
+        "node": f"{_names([slowest])} ({_slowness(slowest)})",
+        "costs": f"{low} to the step on any stage" if low == high else text,
+    }
 
 
-def _selection(numbers: Json) -> Finding:
+def _selection(result: Placing) -> dict[str, Cell]:
     """Say how the choice was made, and how sure it is."""
-    screened = numbers["n_screened"]
-    text = f"{format_count(screened, 'placement')} screened on the "
-    text += f"deterministic step ({numbers['method']}), {format_count(numbers['n_candidates'])} "
-    text += f"simulated; P(no placement beats the best one by more than {_tolerance(numbers)} of "
-    text += f"{objective_name(numbers)}) is {_probability(numbers['p_correct'])}."
-    return Finding("selection", text)
+    numbers = result.figures()
+    return {
+        "screened": format_count(numbers["n_screened"], "placement"), "method": numbers["method"],
+        "run": format_count(numbers["n_candidates"]), "tolerance": _tolerance(result),
+        "p95": result.objective_name, "sure": _probability(numbers["p_correct"]),
+    }  # fmt: skip
 
 
 def _probability(p: float) -> str:
     return "above 99.9 %" if p > 0.999 else f"{100.0 * p:.{1 if p > 0.99 else 0}f} %"
 
 
-def _warnings(numbers: Json) -> list[str]:
+RULES = (
+    Rule(
+        "better_alternative", "answer", lambda r: bool(r.better),
+        "{do} for the same work, better than any placement.{more}", _better,
+    ),
+    Rule("move", "answer", lambda r: not r.better and _moved(r), "{advice}.", _advice),
+    Rule("leave", "answer", lambda r: not r.better and not _moved(r), "{advice}.", _advice),
+    Rule(
+        "cost_now", "info", lambda r: True,
+        "{nodes} {cost} of {p95} as placed now{place}: {after} instead of {before}, and {run} "
+        "over {steps} of the run.", lambda r: _cost(r) | {"p95": r.objective_name},
+    ),
+    Rule(
+        "move", "answer", lambda r: bool(r.better) and _moved(r), "With all nodes kept: {advice}.",
+        _advice,
+    ),
+    Rule(
+        "leave", "answer", lambda r: bool(r.better) and not _moved(r),
+        "With all nodes kept: {advice}.", _advice,
+    ),
+    Rule(
+        "moved_between", "info", lambda r: _moved(r) and bool(r.entry("best")["moved_between"]),
+        "{slots} another node: {tiers}.", _tiers,
+    ),
+    Rule(
+        "no_better_alternative", "info", lambda r: not r.better and bool(_simulated(r)),
+        "No alternative that was simulated is {distinct}better for the same work.", _no_better,
+    ),
+    Rule(
+        "stage_cost", "info",
+        lambda r: sum(row["cost"] > 0.0 for row in r.figures()["stage_slack"]) > 1,
+        "A node as slow as {node}, alone, adds {costs} (deterministic step).", _stages,
+    ),
+    Rule(
+        "selection", "info", lambda r: True,
+        "{screened} screened on the deterministic step ({method}), {run} simulated; P(no placement "
+        "beats the best one by more than {tolerance} of {p95}) is {sure}.", _selection,
+    ),
+)  # fmt: skip
+
+
+def _warnings(result: Placing) -> list[str]:
     """Say where the choice is not one."""
-    if numbers["p_correct"] >= LEAST_SURE:
+    sure = result["p_correct"].item()
+    if sure >= LEAST_SURE:
         return []
     return [
-        f"P(the best placement is within {_tolerance(numbers)} of the best simulated) is only "
-        f"{_probability(numbers['p_correct'])}: those simulated are statistically "
-        "indistinguishable within this budget; raise --tolerance"
+        f"P(the best placement is within {_tolerance(result)} of the best simulated) is only "
+        f"{_probability(sure)}: those simulated are statistically indistinguishable within this "
+        "budget; raise --tolerance"
     ]
 
 
-def _facts(numbers: Json) -> list[tuple[str, Figure]]:
+def _facts(result: Placing) -> list[tuple[str, Figure]]:
     """Pick the figures that stand out."""
-    now, name = entry(numbers, "current"), objective_name(numbers)
-    better = better_alternatives(numbers)
-    first = better[0] if better else entry(numbers, "best")
-    texts = zip((now, first), _two(numbers, now, first), strict=True)
+    now, name = result.entry("current"), result.objective_name
+    first = result.better[0] if result.better else result.entry("best")
+    texts = zip((now, first), _two(result, now, first), strict=True)
     before, after = (Figure(same_work(row, "objective"), text) for row, text in texts)
-    label = first.get("label") if first["name"] in numbers["alternatives"] else "best placement"
+    label = first["label"] if result.better else "best placement"
     return [(f"{name}, as is", before), (f"{name}, {label}", after), ("change", _saved(first))]
 
 
 # --------------------------------------------------------------------------------- in tables
-def _tables(numbers: Json, found: Sequence[Json]) -> list[Table]:
+def _tables(result: Placing) -> list[Table]:
     impossible: list[tuple[str, Cell]] = [
-        (row["label"], str(row["impossible"])) for row in found if row.get("impossible")
+        (row["label"], str(row["impossible"])) for row in result.options if row.get("impossible")
     ]
-    possible = [row for row in found if not row.get("impossible")]
     return [
-        _rows_table(numbers, possible),
-        _slack_table(numbers),
+        _options_table(result, [row for row in result.options if not row.get("impossible")]),
+        _slack_table(result.figures()),
         pairs_table("Impossible for this job", impossible, details=True),
     ]
 
 
-def _rows_table(numbers: Json, found: Sequence[Json]) -> Table:
-    """Lay out placements and alternatives side by side."""
-    now, name = entry(numbers, "current"), objective_name(numbers)
-    key = numbers["objective"]
-    columns = [(k, Column(k, "step time")) for k in ("p50", "p95")]
-    if key in ("mean", "p99"):
-        columns.append((key, Column(key, "step time")))
-    elif key not in ("p50", "p95"):
-        columns.append(("objective", Column("p95", name)))
-    fine = {k: _resolution(found, k) for k, _ in columns}
+def _options_table(result: Placing, found: Sequence[Row]) -> Table:
+    """Lay out placements and alternatives side by side, the best first."""
+    now, name, key = found[0], result.objective_name, result.attrs["objective"]
+    times, saved = {"p50": "p50", "p95": "p95"}, {"p50_saved": "p50", "p95_saved": "p95"}
+    if key not in times:
+        times["objective"], saved = name, {"saved": name}
+    fine = {k: _resolution(found, k) for k in times}
     cells = tuple(
         (
             str(row["label"]),
-            *(_time(row, k, fine[k], now) for k, _ in columns),
-            None if row["name"] == now["name"] else _saved(row),
+            *(_time(row, k, fine[k], now) for k in times),
+            *(_saved(row, k) if row is not now and k in row else None for k in saved),
+            _run(row) if row is not now and "run_saved" in row else None,
         )
         for row in found
     )
-    heads = (Column(right=False), *(column for _, column in columns))
-    heads += (Column("same work", "vs as is"),)
-    return Table("", heads, cells, tuple(_notes(found, name)))
+    heads = [Column(right=False), Column("p50", "step time"), Column("p95", "step time")]
+    if len(times) > 2:
+        heads += [Column("p95", name) if key == "time_to_train" else Column(name, "step time")]
+    heads += [Column(head, "vs as is, same work") for head in (*saved.values(), "run")]
+    return Table("", tuple(heads), cells, tuple(_notes(found, name, result["steps"].item())))
 
 
-def _resolution(found: Sequence[Json], key: str) -> float:
+def _resolution(found: Sequence[Row], key: str) -> float:
     """Choose the smallest difference worth showing in a column [s]."""
     values = [float(row[key]) for row in found if row.get(key) is not None]
     # others than p95 are known no worse
@@ -342,17 +386,17 @@ def _resolution(found: Sequence[Json], key: str) -> float:
     return max(2e-3 * max(values, default=0.0), 0.2 * min(errors, default=0.0))
 
 
-def _time(row: Json, key: str, fine: float, now: Json) -> Cell:
+def _time(row: Row, key: str, fine: float, now: Row) -> Cell:
     """Write a time with the digits of its column, in the unit of its row as is."""
     value = row.get(key)
     return None if value is None else duration(float(value), fine, float(now.get(key) or value))
 
 
-def _notes(found: Sequence[Json], name: str) -> list[str]:
+def _notes(found: Sequence[Row], name: str, steps: int) -> list[str]:
     """Explain what is not plain."""
     notes = [
-        f"Vs as is: change of {name} for the same work, per token where the batch differs; ± half "
-        "of the 95 % interval."
+        "Vs as is: change for the same work, per token where the batch differs; ± half of the 95 % "
+        f"interval. Run: {format_count(steps, 'step')} in the mean, without failures and pauses."
     ]
     random = next((row for row in found if row.get("name") == "random"), {})
     if random:
@@ -363,11 +407,11 @@ def _notes(found: Sequence[Json], name: str) -> list[str]:
     return notes
 
 
-def _slack_table(numbers: Json) -> Table:
+def _slack_table(numbers: Row) -> Table:
     """Lay out how slow a node may be at each stage, and what one slow node costs there."""
     cells = [
-        (row["stage"], _slack(row["slack"]), None if row["cost"] is None
-         else Figure(row["cost"], format_share(row["cost"] / numbers["alike_step"])))
+        (row["stage"], _slack(row["slack"]),
+         Figure(row["cost"], format_share(row["cost"] / numbers["alike_step"])))
         for row in numbers["stage_slack"]
     ]  # fmt: skip
     merged = []
@@ -387,26 +431,21 @@ def _slack(value: float) -> Figure:
 
 
 # ------------------------------------------------------------------------------- in pictures
-def _pictures(numbers: Json, result: Placing) -> list[Picture]:
-    job, errors = numbers["job"], _errors(numbers)
+def _pictures(result: Placing, job: str) -> list[Picture]:
+    best = result.entry("best")
+    half = half_width(best["p95_se"], result["replicates"].item() // LANES)
+    text = f"p95 of the best ± {words(error(half, best['p95']))} (95 %); changes of the same draws"
     pictures = [Picture(
         "alternatives", f"Placements of slow nodes of {job} and alternatives",
         lambda: plots.plot_alternatives(result),
-        "Points are p50 and p95 of the step, for the work of one step as is.", errors,
+        "Points are p50 and p95 of the step, for the work of one step as is.",
+        Errors(text, NOT_INCLUDED),
     )]  # fmt: skip
-    if numbers["slot_cost"]:  # what a node costs that is slower than the others
+    if "slot_cost" in result:  # what a node costs that is slower than the others
         pictures.append(Picture(
             "slots", f"Cost of one slow node of {job} by its place",
             lambda: plots.plot_slots(result),
             "What one slow node adds to the deterministic step; slack is how much slower it may be "
-            "at no cost.", Errors("none: a deterministic step", errors.data),
+            "at no cost.", Errors("none: a deterministic step", NOT_INCLUDED),
         ))  # fmt: skip
     return pictures
-
-
-def _errors(numbers: Json) -> Errors:
-    """Write the error of the best placement's p95, and that of its gain."""
-    best = entry(numbers, "best")
-    half = half_width(best["p95_se"], numbers["replicates"] // LANES)
-    text = f"p95 of the best ± {words(error(half, best['p95']))} (95 %); changes of the same draws"
-    return Errors(text, NOT_INCLUDED)

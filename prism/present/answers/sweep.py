@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from prism import plots
-from prism.analyses.sweep import Sweep
-from prism.analyses.sweeps.rows import TOLERANCE, key_name, label, same_work_differs
+from prism.analyses.sweeps.swept import CHOICES, Sweep, key_name, label
 from prism.common.text import format_count, format_like, format_share
 from prism.present.answer import (
     Answer,
@@ -41,7 +40,8 @@ LEAST_SURE = 0.9
 """Probability of a right choice below which there is a warning [1]."""
 KEY = "varied"
 """Group of the columns of varied keys, until they stand in a table."""
-CHOICES = {"fastest": "p50", "robust": "p95"}
+TOLERANCE = 0.001
+"""Share of a figure that does not matter."""
 POWER_KEYS = {
     f"cluster.{key}"
     for key in ("power_limit_w", "clock_mhz", "throttled_share", "throttled_power_w")
@@ -286,7 +286,7 @@ def _notes(numbers: Json) -> tuple[str, ...]:
         )
     if any("frontier" in _marks(i, row, numbers) for i, row in enumerate(rows)):
         notes.append("frontier: no setting is better in both p50 and p95")
-    if same_work_differs(numbers):
+    if any(abs(row["work"] - 1.0) > 1e-9 for row in rows):
         notes.append("times are for the tokens of one step of the job")
     if any(not _fits(row) for row in rows):
         notes.append(

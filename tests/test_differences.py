@@ -8,8 +8,8 @@ import pytest
 from campaign import examples
 from scipy import stats
 
-from prism.analyses import selection
-from prism.analyses.selection import Arm, probability_best, select, spread
+from prism.analyses import differences
+from prism.analyses.differences import Candidate, probability_best, select, spread
 
 LANES = 64
 
@@ -21,7 +21,7 @@ class MadeUp:
         self.means, self.own, self.shared, self.seed, self.done = means, own, shared, seed, 0
 
     def arms(self):
-        return [Arm(program=i, cost=1) for i in range(len(self.means))]
+        return [Candidate(program=i, cost=1) for i in range(len(self.means))]
 
     def choose(self, measure, budget):
         """Which arm is selected, and how probably it is good."""
@@ -47,7 +47,7 @@ def test_pseudo_values_tell_the_error_of_a_quantile():
     found, errors = [], []
     for _ in range(400):
         z = rng.standard_normal((60, 1)) + rng.standard_normal((60, LANES))
-        values = selection.pseudo_values(z, 0.95)
+        values = differences.pseudo_values(z, 0.95)
         found.append(values.mean())
         errors.append(values.std(ddof=1) / np.sqrt(60))
     assert np.mean(found) == pytest.approx(np.sqrt(2) * stats.norm.ppf(0.95), rel=0.03)
@@ -58,11 +58,11 @@ def test_pseudo_values_of_paired_runs_differ_as_little_as_they_do():
     rng = np.random.default_rng(2)
     a = rng.standard_normal((40, LANES))
     b = a + 0.01 * rng.standard_normal(a.shape)
-    apart = selection.pseudo_values(a, 0.95) - selection.pseudo_values(b, 0.95)
+    apart = differences.pseudo_values(a, 0.95) - differences.pseudo_values(b, 0.95)
     indicator = (a > np.quantile(a, 0.95)).mean(axis=1) - (b > np.quantile(b, 0.95)).mean(axis=1)
     density = stats.norm.pdf(stats.norm.ppf(0.95))
     assert apart.std() < 0.2 * (indicator / density).std()
-    shifted = selection.pseudo_values(a + 0.3, 0.95) - selection.pseudo_values(a, 0.95)
+    shifted = differences.pseudo_values(a + 0.3, 0.95) - differences.pseudo_values(a, 0.95)
     np.testing.assert_allclose(shifted, 0.3, atol=1e-12)
 
 
@@ -89,7 +89,7 @@ def test_stated_probability_holds_where_the_budget_is_short():
         best, p_correct = runner.choose("mean", 0)
         good.append(means[best] - means.min() <= 0.001 * means.min())
         stated.append(p_correct)
-        assert runner.done == 8 * selection.FIRST_BLOCKS
+        assert runner.done == 8 * differences.FIRST_BLOCKS
     assert 0.2 < np.mean(good) < 0.8
     assert np.mean(stated) < np.mean(good) + 2.0 * np.sqrt(0.25 / len(good))
     assert np.mean(stated) > 0.5 * np.mean(good)
@@ -100,7 +100,7 @@ def test_what_is_surely_worse_is_left_behind():
     arms = runner.arms()
     left = select(arms, ["p50", "p95"], 1e-5, runner, budget=1e9, most=40)
     assert set(left) == {arms[0], arms[2]}
-    assert [arm.n for arm in arms] == [40, selection.FIRST_BLOCKS, 40, selection.FIRST_BLOCKS]
+    assert [arm.n for arm in arms] == [40, differences.FIRST_BLOCKS, 40, differences.FIRST_BLOCKS]
 
 
 def test_worse_in_one_measure_alone_stays():
@@ -122,7 +122,7 @@ def test_worse_in_one_measure_alone_stays():
 def test_equal_arms_do_not_go_on_for_ever():
     runner = MadeUp([1.0] * 3, own=0.0)
     assert runner.choose("p95", 10_000) == (0, 1.0)
-    assert runner.done == 3 * selection.FIRST_BLOCKS
+    assert runner.done == 3 * differences.FIRST_BLOCKS
 
 
 def test_spread_keeps_clusters_apart_and_adds_theirs():
@@ -135,5 +135,5 @@ def test_spread_keeps_clusters_apart_and_adds_theirs():
     assert wide.std() == pytest.approx(np.hypot(quiet.std(), 0.1), rel=0.02)
     assert spread(times, quiet[:20], 1.0) is times
     # stalls in a few clusters make any slope: what no cluster can follow is not believed
-    assert np.array_equal(spread(times, quiet, 40.0), spread(times, quiet, selection.MOST_SLOPE))
+    assert np.array_equal(spread(times, quiet, 40.0), spread(times, quiet, differences.MOST_SLOPE))
     assert spread(times, quiet, -3.0) is times

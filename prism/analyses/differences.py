@@ -1,7 +1,14 @@
-"""Selecting the best of several programs by paired differences on common random numbers.
+"""Which of several candidates is better, and by how much: paired differences on the same draws.
 
-Programs run under the same seed, block by block: a block is one cluster draw and 64 steps, drawn
-alike for all of them, so that differences vary far less than times do.
+All run under one seed, block by block: a block is one cluster draw and 64 steps, drawn alike for
+all of them, so that differences vary far less than times do::
+
+    sampler = Sampler(seed, threads)
+    a, b = Candidate(program=program), Candidate(program=smaller, work=0.75)
+    left = select([a, b], ["p50", "p95"], 0.001, sampler, budget=8e9)  # until the order is clear
+    difference(b, a, "p95").share, difference(b, a, "p95").is_clear
+
+A candidate without a program takes what else `Sampler.extend` of a subclass puts into its times.
 
 References
 ----------
@@ -14,22 +21,22 @@ References
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr
+from scipy.special import stdtr, stdtrit
 
 from prism import engine
-from prism.analyses.rankings.target import Target
 from prism.common.attribution import ClusterControl, control_slope
 from prism.simulation.draws import Lowered, cluster_times
 from prism.simulation.program import Program
 from prism.simulation.steps import Progress, run_blocks
 
 Array = NDArray[np.float64]
+C = TypeVar("C", bound="Candidate")
 QUANTILES: dict[str, float | None] = {
     "p50": 0.5,
     "p95": 0.95,
@@ -37,6 +44,8 @@ QUANTILES: dict[str, float | None] = {
     "mean": None,
     "time_to_train": 0.95,
 }
+"""Measures of a candidate, and their quantiles; those of steps but for the last one."""
+LEVEL = 0.95  # of intervals
 ERROR = 0.05  # probability that a rival of the best is left behind
 WINDOW, MOST_WINDOW = 0.5, 0.05  # of probability, on both sides of a quantile
 FIRST_BLOCKS = 8  # cluster draws that every program is run on
@@ -47,8 +56,8 @@ MOST_SLOPE = 1.25  # of a cluster draw's mean step over its quiet time
 
 
 @dataclass(eq=False, kw_only=True)
-class Arm:
-    """A candidate: its simulated steps, and its quiet times on many more cluster draws.
+class Candidate:
+    """A program: its simulated steps, and its quiet times on many more cluster draws.
 
     In a quiet step nothing is random but the ranks: rare slow GPUs, which few cluster draws hardly
     meet, are met there at little cost.
@@ -56,12 +65,13 @@ class Arm:
 
     program: Program | None = None
     work: float = 1.0  # tokens of a step over those of the job's
-    target: Target | None = None  # of ``time_to_train``
+    runs: Callable[[Array, Array], Array] | None = None  # steps, step effects [s, 1] -> runs [s]
     slope: float = 0.0  # of the draws' mean steps over their quiet times
     cost: int = 0  # op-samples of a block, once it has run
     quiet: Array = field(default_factory=lambda: np.empty(0))  # [many cluster draws] s
     times: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))  # [draw, lane] s
     effects: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))
+    _known: dict[tuple[str, int, float], Array] = field(default_factory=dict, repr=False)
 
     @property
     def n(self) -> int:
@@ -72,14 +82,17 @@ class Arm:
         """Return steps, or runs, on the first n cluster draws, for the same work [draw, lane]."""
         steps = spread(self.times[:n], self.quiet, self.slope)
         if measure == "time_to_train":
-            assert self.target is not None
+            assert self.runs is not None
             effects = np.tile(self.effects[:n], steps.shape[1] // self.effects.shape[1])
-            steps = self.target.times(steps, effects)
+            steps = self.runs(steps, effects)
         return steps / self.work
 
     def values(self, measure: str, n: int | None = None) -> Array:
         """Return one value per cluster draw, whose mean is the figure for the same work [s]."""
-        return pseudo_values(self.samples(measure, n), QUANTILES[measure])
+        key = measure, self.n if n is None else n, self.slope
+        if key not in self._known:
+            self._known[key] = pseudo_values(self.samples(measure, n), QUANTILES[measure])
+        return self._known[key]
 
     def figure(self, measure: str) -> float:
         """Return the figure of all samples, for the same work [s]."""
@@ -103,15 +116,15 @@ def spread(times: Array, quiet: Array, slope: float) -> Array:
     return np.ascontiguousarray(moved.reshape(n, -1))
 
 
-def fit_slope(arms: Sequence[Arm]) -> float:
-    """Find how far the draws' mean steps follow their quiet times, alike for all arms."""
-    known = [arm for arm in arms if arm.n > 1 and arm.quiet.size and np.ptp(arm.quiet) > 0.0]
+def fit_slope(candidates: Sequence[Candidate]) -> float:
+    """Find how far the draws' mean steps follow their quiet times, alike for all candidates."""
+    known = [c for c in candidates if c.n > 1 and c.quiet.size and np.ptp(c.quiet) > 0.0]
     if not known:
         return 0.0
-    n = min(min(arm.n, arm.quiet.size) for arm in known)
-    known.sort(key=lambda arm: arm.times[:n].tobytes())  # in any order the same bits
-    quiet = tuple(arm.quiet / arm.work for arm in known)
-    return control_slope([arm.times[:n] / arm.work for arm in known], ClusterControl(quiet))
+    n = min(min(c.n, c.quiet.size) for c in known)
+    known.sort(key=lambda c: c.times[:n].tobytes())  # in any order the same bits
+    quiet = tuple(c.quiet / c.work for c in known)
+    return control_slope([c.times[:n] / c.work for c in known], ClusterControl(quiet))
 
 
 def pseudo_values(samples: Array, q: float | None) -> Array:
@@ -135,11 +148,24 @@ def pseudo_values(samples: Array, q: float | None) -> Array:
 
 
 class Difference(NamedTuple):
-    """Paired difference of two arms' figures: mean, its standard error, cluster draws."""
+    """Paired difference of two candidates' figures, for the same work."""
 
-    mean: float
-    error: float  # NaN for one draw
-    n: int
+    mean: float  # [s]
+    error: float  # standard error of the mean [s]; NaN for one draw
+    share: float  # of the figure that is subtracted [1]
+    share_error: float  # its standard error
+    n: int  # cluster draws
+
+    @property
+    def half_widths(self) -> tuple[float, float]:
+        """Half of the 95 % intervals [s] and of the share, by Student's t; NaN for one draw."""
+        t = float(stdtrit(self.n - 1, 0.5 + LEVEL / 2.0)) if self.n > 1 else math.nan
+        return t * self.error, t * self.share_error
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the 95 % interval leaves zero out."""
+        return abs(self.share) > self.half_widths[1]
 
     def probability_below(self, delta: float) -> float:
         """Return the probability that it is at most delta, by Student's t about the mean."""
@@ -148,11 +174,15 @@ class Difference(NamedTuple):
         return float(stdtr(self.n - 1, (delta - self.mean) / self.error))
 
 
-def difference(a: Arm, b: Arm, measure: str) -> Difference:
-    """Figure of a less that of b for the same work [s], over the draws that both have run on."""
+def difference(a: Candidate, b: Candidate, measure: str) -> Difference:
+    """Figure of a less that of b for the same work, over the draws that both have run on."""
     n = min(a.n, b.n)
-    d = a.values(measure, n) - b.values(measure, n)
-    return Difference(float(d.mean()), standard_error(d), n)
+    mine, base = a.values(measure, n), b.values(measure, n)
+    d, level = mine - base, float(base.mean())
+    share = float(d.mean()) / level
+    # of a ratio, to first order
+    share_error = standard_error(d - share * base) / level
+    return Difference(float(d.mean()), standard_error(d), share, share_error, n)
 
 
 def standard_error(values: Array) -> float:
@@ -160,58 +190,60 @@ def standard_error(values: Array) -> float:
     return float(values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else math.nan
 
 
-def probability_best(best: Arm, arms: Sequence[Arm], measure: str, tolerance: float) -> float:
-    """Probability that no arm is better than one by more than a share of its figure, or less.
+def probability_best(
+    best: Candidate, candidates: Sequence[Candidate], measure: str, tolerance: float
+) -> float:
+    """Probability that none is better than the best one by more than a share of its figure.
 
-    The product over arms of the probability that the paired difference, which has Student's t
+    The product over candidates of the probability that the paired difference, which has Student's t
     distribution, is at most that: a lower bound where differences are positively correlated, as
-    those to one arm are (Slepian's inequality, PGS_Slep of [1]_).
+    those to one candidate are (Slepian's inequality, PGS_Slep of [1]_).
     """
     delta = tolerance * best.figure(measure)
-    rivals = (arm for arm in arms if arm is not best and min(arm.n, best.n) > 1)
-    each = (difference(best, arm, measure).probability_below(delta) for arm in rivals)
+    rivals = (c for c in candidates if c is not best and min(c.n, best.n) > 1)
+    each = (difference(best, rival, measure).probability_below(delta) for rival in rivals)
     return math.prod(each, start=1.0)
 
 
 @dataclass
-class Runner:
-    """Runs arms under one seed, and counts."""
+class Sampler:
+    """Runs candidates under one seed, and counts."""
 
     seed: int
     threads: int
     progress: Progress | None = None
-    n_quiet: int = 0  # cluster draws whose quiet times are found, once an arm has run
-    done: int = 0  # cluster draws over all arms
+    n_quiet: int = 0  # cluster draws whose quiet times are found, once a candidate has run
+    done: int = 0  # cluster draws over all candidates
     planned: int = 0  # about
     lowered: Lowered = field(default_factory=Lowered)
 
-    def program(self, arm: Arm) -> Program:
-        """Return what an arm runs."""
-        assert arm.program is not None
-        return arm.program
+    def program(self, candidate: Candidate) -> Program:
+        """Return what a candidate runs."""
+        assert candidate.program is not None
+        return candidate.program
 
-    def extend(self, arm: Arm, n: int) -> None:
-        """Bring an arm to n cluster draws."""
-        if n <= arm.n:
+    def extend(self, candidate: Candidate, n: int) -> None:
+        """Bring a candidate to n cluster draws."""
+        if n <= candidate.n:
             return
-        program, more = self.program(arm), range(arm.n, n)
+        program, more = self.program(candidate), range(candidate.n, n)
         times, effects = run_blocks(program, more, self.seed, self.threads)[:2]
-        if arm.n == 0:
-            self._begin(arm, program)
-        arm.times = np.concatenate([arm.times, times.astype(np.float64)])
-        arm.effects = np.concatenate([arm.effects, effects.astype(np.float64)])
+        if candidate.n == 0:
+            self._begin(candidate, program)
+        candidate.times = np.concatenate([candidate.times, times.astype(np.float64)])
+        candidate.effects = np.concatenate([candidate.effects, effects.astype(np.float64)])
         self.done += len(more)
         self.tell()
 
-    def _begin(self, arm: Arm, program: Program) -> None:
-        """Find what a block of an arm costs, and its quiet times."""
-        arm.cost = max(LEAST_COST, program.n_draws * engine.LANES)
-        batches = int(np.clip(QUIET_SAMPLES // arm.cost, *QUIET_BATCHES))
+    def _begin(self, candidate: Candidate, program: Program) -> None:
+        """Find what a block of a candidate costs, and its quiet times."""
+        candidate.cost = max(LEAST_COST, program.n_draws * engine.LANES)
+        batches = int(np.clip(QUIET_SAMPLES // candidate.cost, *QUIET_BATCHES))
         self.n_quiet = self.n_quiet or batches * engine.LANES
         if (program.ranks.tables >= 0).any():
             clusters = range(self.n_quiet)
             quiet = cluster_times(program, clusters, self.seed, self.threads, self.lowered)
-            arm.quiet = quiet.astype(np.float64)
+            candidate.quiet = quiet.astype(np.float64)
 
     def tell(self) -> None:
         """Report what is done, and about how much there is to do."""
@@ -220,67 +252,58 @@ class Runner:
 
 
 def select(
-    arms: Sequence[Arm], measures: Sequence[str], tolerance: float, runner: Runner, *,
+    candidates: Sequence[C], measures: Sequence[str], tolerance: float, sampler: Sampler, *,
     budget: float, most: int = sys.maxsize,
-) -> list[Arm]:  # fmt: skip
-    """Run arms on more and more cluster draws, those alone that may yet be the best.
+) -> list[C]:  # fmt: skip
+    """Run candidates on more and more cluster draws, those alone that may yet be the best.
 
-    An arm is left behind while another one, the best or on the frontier of the measures, is
-    as good but for the tolerance with probability 1 - `ERROR` over the number of arms, by every
+    One is left behind while another one, the best or on the frontier of the measures, is as good
+    but for the tolerance with probability 1 - `ERROR` over the number of candidates, by every
     measure; see [1]_.
 
     Parameters
     ----------
     budget, most : float, int
-        Op-samples of all arms beyond the first draws, and cluster draws of an arm, at most.
+        Op-samples of all beyond the first draws, and cluster draws of a candidate, at most.
 
     Returns
     -------
-    list of Arm
+    list of Candidate
         The best by each measure, the frontier between them, and those that may yet be better.
     """
-    for arm in arms:
-        runner.extend(arm, min(FIRST_BLOCKS, most))
-    slope = fit_slope(arms)
-    for arm in arms:
-        arm.slope = slope
+    for candidate in candidates:
+        sampler.extend(candidate, min(FIRST_BLOCKS, most))
+    slope = fit_slope(candidates)
+    for candidate in candidates:
+        candidate.slope = slope
     while True:
-        front, rivals = _contenders(arms, measures, tolerance)
+        front, rivals = _contenders(candidates, measures, tolerance)
         left = [*front, *rivals]
-        n = min(arm.n for arm in left)
+        n = min(candidate.n for candidate in left)
         n = min(most, n + max(n // 2, 4))
-        cost = sum(max(0, n - arm.n) * arm.cost for arm in left)
+        cost = sum(max(0, n - candidate.n) * candidate.cost for candidate in left)
         if not rivals or cost == 0 or cost > budget:
             return left
         budget -= cost
-        for arm in left:
-            runner.extend(arm, n)
+        for candidate in left:
+            sampler.extend(candidate, n)
 
 
 def _contenders(
-    arms: Sequence[Arm], measures: Sequence[str], tolerance: float
-) -> tuple[list[Arm], list[Arm]]:
-    """Find the arms that no other beats in every measure, and those that may yet belong there."""
-    longest = max(arms, key=lambda arm: arm.n)
-    known: dict[tuple[Arm, str, int], Array] = {}
-
-    def apart(a: Arm, b: Arm, measure: str) -> Difference:
-        n = min(a.n, b.n)
-        for arm in (a, b):
-            if (arm, measure, n) not in known:
-                known[arm, measure, n] = arm.values(measure, n)
-        d = known[a, measure, n] - known[b, measure, n]
-        return Difference(float(d.mean()), standard_error(d), n)
-
-    figures = np.array([[apart(arm, longest, m).mean for m in measures] for arm in arms])
-    front = [arms[i] for i in pareto(figures)]
+    candidates: Sequence[C], measures: Sequence[str], tolerance: float
+) -> tuple[list[C], list[C]]:
+    """Find those that no other beats in every measure, and those that may yet belong there."""
+    longest = max(candidates, key=lambda c: c.n)
+    figures = np.array([[difference(c, longest, m).mean for m in measures] for c in candidates])
+    front = [candidates[i] for i in pareto(figures)]
     delta = {m: tolerance * longest.figure(m) for m in measures}
-    sure = 1.0 - ERROR / max(1, len(arms) - 1)
+    sure = 1.0 - ERROR / max(1, len(candidates) - 1)
 
-    def behind(arm: Arm, best: Arm) -> bool:
-        return all(apart(best, arm, m).probability_below(delta[m]) >= sure for m in measures)
+    def behind(one: C, best: C) -> bool:
+        return all(difference(best, one, m).probability_below(delta[m]) >= sure for m in measures)
 
-    return front, [a for a in arms if a not in front and not any(behind(a, b) for b in front)]
+    rest = (c for c in candidates if c not in front)
+    return front, [c for c in rest if not any(behind(c, best) for best in front)]
 
 
 def pareto(figures: Array) -> list[int]:
