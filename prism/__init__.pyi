@@ -8,6 +8,7 @@ from .analyses.rank import rank as rank
 from .analyses.replay import replay as replay
 from .analyses.sweep import sweep as sweep
 from .analyses.timeline import timeline as timeline
+from .analyses.timelines.perfetto import to_perfetto as to_perfetto
 from .analyses.validate import validate as validate
 from .analyses.watch import Watch as Watch
 from .cluster.nodemap import NodeSlowdown as NodeSlowdown
@@ -18,13 +19,12 @@ from .common.resultfiles import answer as answer
 from .common.resultfiles import load as load
 from .common.resultfiles import save as save
 from .common.resultfiles import summary as summary
+from .common.results import Result as Result
 from .distributions.library import load_library as load_library
 from .jobs.job import Job as Job
 from .jobs.job import load_job as load_job
 from .jobs.schedule import make_schedule as make_schedule
 from .measuring.command import measure as measure
-from .measuring.step import StepJob as StepJob
-from .measuring.step import measure_step as measure_step
 from .models.fit import fit as fit
 from .models.fit import fit_calibrated as fit_calibrated
 from .present.reports.page import report as report

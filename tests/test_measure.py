@@ -13,7 +13,7 @@ import xarray as xr
 from click.testing import CliRunner
 
 import prism
-from prism import PrismError, answer, load_job, load_library, measure
+from prism import PrismError, load_job, load_library, measure
 from prism.cli.app import prism as command_line
 from prism.measuring import figures, torchlib
 from prism.measuring.collectives import collective_cases, parse_size
@@ -22,9 +22,7 @@ from prism.measuring.entries import CARRIED, entry_name, pooled_law
 from prism.measuring.kernels import attention_cases, gemm_cases, memory_cases, parse_sizes
 from prism.measuring.samples import Samples, load_samples, save_samples, to_dataset
 from prism.measuring.session import Plan, is_settled, run_session
-from prism.measuring.steptrace import read_ops, step_times
 from prism.measuring.timers import Block, CpuTimer
-from prism.measuring.training import Op, write_ops
 from prism.plots import plot_measurement
 from prism.present.answers.measure import measurement_answer
 
@@ -346,24 +344,6 @@ def test_sizes_and_classes():
         parse_size("big")
 
 
-def test_trace_of_ranks(tmp_path):
-    for rank in (0, 1):
-        ops = [
-            Op(s, name, m, 10**9 * s + a + 1_000 * rank, 10**9 * s + b, float("nan"))
-            for s in (0, 1, 2)[: 3 - rank]
-            for name, m, a, b in (
-                ("forward-compute", 0, 0, 10**6),
-                ("backward-compute", 0, 10**6, 3 * 10**6),
-                ("grads-all-reduce", -1, 3 * 10**6, 4 * 10**6),
-            )
-        ]
-        write_ops(ops, tmp_path / f"rank{rank}.npz")
-    table = read_ops(tmp_path, 2, pipeline=False)
-    assert set(table["step"]) == {0, 1}  # the third is not on both ranks
-    assert step_times(table)["step_s"].tolist() == pytest.approx([4e-3, 4e-3])
-    assert set(table.loc[table["op_kind"] == "all_reduce", "group"]) == {"dp0"}
-
-
 def test_without_torch_it_says_how_to_get_it(monkeypatch):
     def missing(name):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
@@ -429,27 +409,6 @@ def test_one_gpu_experiment_runs_on_a_processor(tmp_path):
     assert load_job(str(tmp_path / "1.1b-eager.yaml")).parallelism.framework == "eager"
 
 
-@pytest.mark.slow
-@needs_torch
-@pytest.mark.parametrize("parallel", ["ddp", "pipeline"])
-def test_step_command_writes_a_trace_that_replays(tmp_path, parallel):
-    command = ["measure", "step", "-o", str(tmp_path / "out"), "--parallel", parallel, "--steps",
-               "12", "--warm-up", "2", "--layers", "2", "--hidden", "32", "--seq", "16", "--vocab",
-               "64", "--seed", "1", "--device", "cpu", "--json", "-q"]  # fmt: skip
-    done = CliRunner().invoke(command_line, command, catch_exceptions=False)
-    numbers = json.loads(done.stdout)
-    trace = str(tmp_path / "out" / "trace.csv")
-    replay = CliRunner().invoke(
-        command_line, ["replay", trace, "--json", "-q"], catch_exceptions=False
-    )
-    replayed = json.loads(replay.stdout)
-    assert replayed["steps"] == numbers["step_time"]["n"] == 12
-    # every wait of the job is in the graph, so that nothing is added; what is missing are pauses
-    # between two ops, which a busy machine makes
-    assert -0.01 < replayed["mean_error"] < 1e-6
-    assert replayed["measured_mean"] == pytest.approx(numbers["step_time"]["mean"])
-
-
 def test_the_seed_of_the_order_is_fresh_and_kept_when_gone_on_with(monkeypatch, tmp_path):
     def no_calls(samples, plan, threads, flush_l2, file, *rest):
         samples.attrs["timer_overhead_s"] = 0.0
@@ -477,15 +436,20 @@ def test_what_was_measured_is_told_with_the_numbers_of_the_json():
     assert answer.pictures[0].draw().lines
 
 
-def test_a_measured_step_is_told_with_the_numbers_of_the_json():
-    job = {"ranks": 2, "parallel": "pipeline", "schedule": "1f1b", "microbatches": 4}
-    about = {"machine": MACHINE, "threads": 1, "seed": 3, "states": [{"load_average": 0.1}],
-             "job": {**job, "parameters": 12_345}}  # fmt: skip
-    op = {"name": "forward", "op_kind": "forward", "n": 80, "mean": 0.1, "p50": 0.1, "p99": 0.2}
-    ops = [op | {"cv": 0.2, "step_share": 0.3}]
-    attrs = {"kind": "measured_step", "about": json.dumps(about), "ops": json.dumps(ops)}
-    seconds = np.random.default_rng(1).lognormal(0.0, 0.1, 200)
-    found = answer(xr.Dataset({"step_time": ("step", seconds)}, attrs=attrs))
-    times, table, _ = found.tables
-    assert dict(times.rows)["p95"].value == found.figures["step_time"]["p95"]
-    assert [row[:1] + (row[-1].value,) for row in table.rows] == [("forward", 0.3)]
+def test_a_measured_step_of_an_earlier_version_is_told_the_way(tmp_path, run):
+    file = tmp_path / "result.nc"
+    dataset = xr.Dataset({"step_time": ("step", np.ones(3))}, attrs={"kind": "measured_step"})
+    prism.save(dataset, file)
+    for command in (
+        ["show", file], ["report", file, "-o", tmp_path / "r.html"], ["timeline", file],
+        ["measure", "step", "--parallel", "pipeline", "-o", tmp_path],
+        ["measure", "step", "--help"],
+    ):  # fmt: skip
+        status, _, told = run(*map(str, command))
+        assert status == 2 and "torch.profiler" in told and "prism fit TRACE" in told
+        assert command[0] == "measure" or str(file) in told
+    for look in (prism.summary, prism.answer):
+        with pytest.raises(PrismError, match="prism fit TRACE"):
+            look(dataset)
+    with pytest.raises(PrismError, match="result.nc: prism measure step"):
+        prism.load(file)

@@ -87,12 +87,26 @@ def check_timeline(made):
     """What holds of every timeline: rows are covered, and no two events of a track overlap."""
     found = prism.summary(made)
     assert sum(len(step["rows"]) for step in found["steps"]) == made.sizes["row"]
+    table = made[["wait_row", "wait_cause", "wait_for", "wait_seconds"]].to_dataframe()
+    assert not table.duplicated(["wait_row", "wait_cause", "wait_for"]).any()
+    assert (table["wait_seconds"] > 0.0).all()
     for k, step in enumerate(found["steps"]):
         events, total = events_of(made, k), step["step_time"]
+        rows, waits = [row["label"] for row in step["rows"]], pd.DataFrame(step["waits"])
+        assert len(waits) == (made.row_step.values[table["wait_row"]] == k).sum()
         for about, (_, mine) in zip(step["rows"], events.groupby("row"), strict=True):
             waited = sum(w["seconds"] for w in about["waits"].values())
             assert about["busy"] + waited == pytest.approx(total, rel=1e-6)
             assert sum(w["share"] for w in about["waits"].values()) == pytest.approx(waited / total)
+            listed = waits[waits["row"] == about["label"]] if len(waits) else waits
+            for cause, wait in about["waits"].items():
+                of_cause = listed[listed["cause"] == cause]
+                assert of_cause["seconds"].sum() == pytest.approx(wait["seconds"])
+                if cause in ("bubble", "replica", "rank", "group"):
+                    others = set(of_cause["for"].dropna())
+                    assert about["label"] not in others
+                    if not step["left_out"]:
+                        assert others <= set(rows)
             waiting = mine[mine["stream"] == "waiting"]
             assert waiting["duration"].sum() == pytest.approx(waited, rel=1e-6, abs=1e-9)
             assert mine["start"].min() >= -1e-9
@@ -199,6 +213,9 @@ def test_a_slow_replica_is_what_the_other_waits_for():
     # replica 0 is done after (m + p - 1)(t_f + t_b), and waits from then on
     for row in step["rows"]:
         assert ("replica" in row["waits"]) == (row["replica"] == 0)
+        others = {w["for"] for w in step["waits"] if w["row"] == row["label"] and
+                  w["cause"] == "replica"}  # fmt: skip
+        assert all(other.startswith("replica 1 ") for other in others)
         if row["stage"] == 0 and row["replica"] == 0:
             assert row["waits"]["replica"]["seconds"] == pytest.approx(step["step_time"] - 33.0)
     slow = events_of(made).query("replica == 1 and stage == 2 and stream == 'compute'")
@@ -232,7 +249,7 @@ def test_what_is_shown_can_be_chosen():
     assert prism.summary(few)["notes"]
     wrong = (
         {"ranks": [8]}, {"replicas": [2]}, {"stages": [-1]}, {"ranks": [0], "stages": [1]},
-        {"step": 3}, {"window": (60, 50)}, {"window": (50,)}, {"window": (-1, 50)},
+        {"step": 3},
     )  # fmt: skip
     for chosen in wrong:
         with pytest.raises(PrismError):
@@ -266,7 +283,7 @@ def test_the_command_and_a_result_give_the_same_steps(run, tmp_path):
     status, text, _ = run("timeline", job, *size, "--json", "-o", out)
     first = json.loads(text)
     assert status == 0 and {f.name for f in out.iterdir()} == {
-        "result.nc", "summary.json", "timeline.json.gz", "timeline.png", "timeline.svg",
+        "result.nc", "summary.json", "timeline.json.gz",
     }  # fmt: skip
     prism.save(prism.simulate(str(job), 256, seed=4), result)
     assert json.loads(run("timeline", result, "--json", "-q")[1])["steps"] == first["steps"]
@@ -278,6 +295,7 @@ def test_the_command_and_a_result_give_the_same_steps(run, tmp_path):
     assert status == 0 and text
     # the file holds what the result does, in microseconds
     slices, made = opened(out / "timeline.json.gz"), prism.load(out / "result.nc")
+    assert (out / "timeline.json.gz").read_bytes() == prism.to_perfetto(made)
     flat = [event for track in slices.values() for event in track]
     assert len(flat) == made.sizes["event"] and len(slices) == 2 * 16
     for name, key in (("start", "ts"), ("duration", "dur")):
@@ -309,7 +327,7 @@ def test_what_cannot_be_shown_is_refused(run, tmp_path, monkeypatch, arguments):
     assert (status, out) == (2, "") and (arguments[0] in err or arguments[1] in err)
 
 
-def test_the_checker_fails_what_is_wrong(run, tmp_path, empty_pictures):
+def test_the_checker_fails_what_is_wrong(run, tmp_path):
     """Negative controls."""
     run("timeline", "pipeline-8x32", "--replicates", 64, "--percentiles", 50, "-o", tmp_path)
     content = gzip.decompress((tmp_path / "timeline.json.gz").read_bytes())
@@ -320,21 +338,6 @@ def test_the_checker_fails_what_is_wrong(run, tmp_path, empty_pictures):
         event[key] *= factor
         with pytest.raises(BadTrace):
             check_trace(trace)
-
-
-def test_the_picture_has_a_line_a_row_and_shows_a_part():
-    whole, part = (
-        prism.timeline(JOBS["1f1b"], replicates=64, seed=3, **window)
-        for window in ({}, {"window": (50, 60)})
-    )
-    longest = max(step["step_time"] for step in prism.summary(whole)["steps"])
-    axes = [prism.plots.plot_gantt(made) for made in (whole, part)]
-    assert len(axes[0].get_yticks()) == whole.sizes["row"] == 16
-    assert axes[1].get_xlim() == pytest.approx((0.5 * longest, 0.6 * longest))
-    drawn = [sum(len(group.get_paths()) for group in ax.collections) for ax in axes]
-    assert 0 < drawn[1] < 0.4 * drawn[0]
-    many = prism.timeline(JOBS["1f1b"], replicates=64, seed=3, percentiles=range(0, 100, 10))
-    assert len(prism.plots.plot_gantt(many).get_yticks()) < many.sizes["row"]
 
 
 # ----------------------------------------------------------------------------------------- traces

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import prism
 import prism.plots
+from prism.common.resultfiles import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "api.md"
@@ -24,8 +25,8 @@ ROOMS = {
 
 HEAD = """# Python API
 
-What the commands call; times are in seconds, probabilities in [0, 1]. Results are
-`xarray.Dataset`s with units in their attributes. [Commands](../README.md#commands),
+What the commands call; times are in seconds, probabilities in [0, 1]. Results have
+labelled arrays and tables with units. [Commands](../README.md#commands),
 [glossary](glossary.md). Made from the docstrings by `experiments/verification/api.py`; the tests
 run the examples, in a checkout, but for those that need torch or take long.
 """
@@ -74,7 +75,7 @@ def section(title, body):
 
 def describe(name, thing):
     """Write one function, class or method."""
-    call = name + signature(thing)
+    call = name + ("" if thing is prism.Result else signature(thing))
     text = inspect.getdoc(thing)
     first, *rest = re.split(r"\n\n(?=\w+\n-+\n)", text)
     parts = [re.match(r"(\w+)\n-+\n(.*)", part, re.S).groups() for part in rest]
@@ -89,6 +90,26 @@ def describe(name, thing):
                 fields.append(f"* `{member}`: {plain(inspect.getdoc(value))}")
         yield "**Attributes**\n\n" + "\n".join(fields)
         yield from describe(f"{name}.replace", thing.replace)
+    if thing is prism.Result:
+        yield "**Attributes**\n\n" + "\n".join(members(thing))
+        yield "**Kinds of results**"
+        kinds = dict.fromkeys(kind.result_class() for kind in KINDS.values() if kind.result)
+        for kind in kinds:
+            own = [line for line in members(kind) if not line.startswith("* `figures")]
+            if own:
+                yield f"`{kind.__name__}`: {inspect.getdoc(kind).splitlines()[0]}\n\n" + "\n".join(
+                    own
+                )
+
+
+def members(kind):
+    """List what a class of results has itself: tables and methods."""
+    for member, value in vars(kind).items():
+        if member.startswith("_") or member == "is_whole" or not inspect.getdoc(value):
+            continue
+        called = f"{member}{signature(value)}" if inspect.isfunction(value) else member
+        called = called.replace("(self, ", "(").replace("(self)", "()")
+        yield f"* `{called}`: {plain(inspect.getdoc(value).splitlines()[0])}"
 
 
 def page():

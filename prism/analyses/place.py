@@ -98,8 +98,8 @@ def place(
     --------
     >>> import prism
     >>> placed = prism.place("pipeline-8x32", slow_nodes=1, slowdown=1.2, seed=1)
-    >>> placed.attrs["best"], round(placed.placements.p95["current"], 1)  # s
-    ('current', 144.3)
+    >>> placed.attrs["best"], placed.placements.p95.round().to_dict()  # s
+    ('current', {'current': 146.0})
     """
     begin = time.perf_counter()
     job = job if isinstance(job, Job) else load_job(job)

@@ -129,8 +129,9 @@ class Replay(Result):
     --------
     >>> import prism
     >>> result = prism.replay("experiments/samples/trace.csv")
-    >>> result.slowdowns.slowdown.idxmax(), result.steps.item()
-    ('replica 2, stage 1', 8)
+    >>> slowdowns = result.slowdowns[result.slowdowns.kind == "worker"].slowdown
+    >>> slowdowns.idxmax(), result.steps.item()
+    ('replica 1, stage 0', 8)
     """
 
     def is_whole(self) -> bool:

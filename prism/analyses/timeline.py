@@ -2,13 +2,14 @@
 
 Of a simulated job the replicates nearest the percentiles are run again with the same keys, so that
 their step times are the sampled ones; of a trace the median measured step replays through its
-graph. Left out: the pictures and files (`prism.plots.gantt`, `prism.analyses.timelines.chrome`).
+graph. Left out: the file for Perfetto (`prism.analyses.timelines.perfetto`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from prism.cluster.nodemap import Placement
 from prism.common.errors import PrismError, named
 from prism.common.netcdf import told_broken
 from prism.common.resultfiles import load_dataset
+from prism.common.results import Columns, Field, Result
 from prism.common.text import time_unit
 from prism.engine import LANES
 from prism.jobs.job import Job, load_job
@@ -37,6 +39,7 @@ from prism.simulation.steps import Progress, run_blocks, settle_call
 from prism.traces import Trace, find_recording, read_trace
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
 
 REPLICATES = 4096
@@ -64,10 +67,9 @@ def timeline(
     ranks: Sequence[int] | None = None,
     replicas: Sequence[int] | None = None,
     stages: Sequence[int] | None = None,
-    window: Sequence[float] | None = None,
     overrides: Sequence[str] = (),
     progress: Progress | None = None,
-) -> xr.Dataset:
+) -> Timeline:
     """Say when every op of some steps starts and ends, and what ranks wait for meanwhile.
 
     Parameters
@@ -90,8 +92,6 @@ def timeline(
         Of a job as in ``simulate``; 4,096 replicates, of a result those that it has of them.
     ranks, replicas, stages : sequence of int, optional
         Which to show; all where they are few, else some replicas.
-    window : pair of float, optional
-        What its picture shows: from where to where of the longest step [percent].
     overrides : sequence of str
         ``key=value`` settings of a job.
     progress : callable, optional
@@ -99,9 +99,9 @@ def timeline(
 
     Returns
     -------
-    xarray.Dataset
-        ``start``, ``duration``, ``nominal`` [event] in s, ``busy`` [row] and ``wait`` [row, cause]
-        in s, and more; `prism.summary` gives the figures the command prints.
+    Timeline
+        ``start``, ``duration``, ``nominal`` [event] in s, ``busy`` [row] in s, and more; table
+        ``waits``. `prism.to_perfetto` gives the file.
 
     Raises
     ------
@@ -115,12 +115,6 @@ def timeline(
     >>> steps.start.dims, steps.start.attrs["units"]
     (('event',), 's')
     """
-    if window is not None and not (len(window) == 2 and 0.0 <= window[0] < window[1] <= 100.0):
-        raise PrismError(
-            f"{named('window')} {', '.join(f'{x:g}' for x in window)}: expected where the picture "
-            "begins and ends, in percent of the longest step, such as 40,60"
-        )
-    shown = {} if window is None else {"window": json.dumps(list(window))}
     wanted = Wanted(*(None if x is None else tuple(x) for x in (replicas, stages, ranks)))
     if not isinstance(what, Job | str | Path) and len(what) == 1:
         what = what[0]
@@ -132,8 +126,8 @@ def timeline(
         }  # fmt: skip
         _refuse(trace.source, "a trace, whose steps were measured", given)
         played = play_trace(choose_steps(trace, skip, steps), step)
-        about = {"source": trace.source, "prism_version": prism.__version__} | shown
-        return _lay_out(played, wanted, about, trace.notes)
+        about = {"source": trace.source, "prism_version": prism.__version__}
+        return Timeline(_lay_out(played, wanted, about, trace.notes))
     of_trace = {"step": step, "step_range": step_range, "skip": skip, "steps": steps}
     _refuse(str(what), "a job, whose steps are simulated", of_trace)
     job, n, seed = _job(what, replicates, seed, overrides)
@@ -147,36 +141,68 @@ def timeline(
         PERCENTILES if percentiles is None else percentiles, ideal,
     )  # fmt: skip
     attrs = provenance(job, {"replicates": n, "seed": seed}) | {"replicates": n, "source": job.name}
-    return _lay_out(shown_steps, wanted, attrs | shown, (), _rank_rows(prepared))
+    return Timeline(_lay_out(shown_steps, wanted, attrs, (), _rank_rows(prepared)))
 
 
-def summarize_timeline(timeline: xr.Dataset) -> dict[str, Any]:
-    """Give a timeline's figures, as `prism timeline --json` prints them; times in seconds."""
-    steps = []
-    of_event = timeline["row_step"].values[timeline["event_row"].values]
-    for i, about in enumerate(json.loads(timeline.attrs["steps"])):
-        total, rows = about["step_time"], []
-        for k in np.flatnonzero(timeline["row_step"].values == i):
-            waits = {
-                str(cause): {"seconds": float(s), "share": float(s) / total}
-                for cause, s in zip(
-                    timeline["cause"].values, timeline["wait"].values[k], strict=True
-                )
-                if s > 0.0
-            }
-            rows.append({
-                "label": str(timeline["row_label"].values[k]),
-                "role": str(timeline["role"].values[k]) or None,
-                **{n: int(timeline[n].values[k]) for n in ("replica", "stage", "member")},
-                "busy": float(timeline["busy"].values[k]),
-                "busy_share": float(timeline["busy"].values[k]) / total, "waits": waits,
-            })  # fmt: skip
-        steps.append({**about, "events": int((of_event == i).sum()), "rows": rows})
-    out: dict[str, Any] = {"source": timeline.attrs["source"]}
-    for name in ("seed", "replicates"):
-        if name in timeline.attrs:
-            out[name] = int(timeline.attrs[name])
-    return out | {
+WAITS = Columns("wait", (
+    Field("step", "text", "title of the step"),
+    Field("row", "text", "who waits"),
+    Field("cause", "text", "why"),
+    Field("for", "text", "for whom, or for which kind of op"),
+    Field("seconds", "s", "how long"),
+    Field("share", "1", "share of the step"),
+), numbered=True)  # fmt: skip
+
+
+class Timeline(Result):
+    """When every op of some steps starts and ends, and who waits for whom."""
+
+    def is_whole(self) -> bool:
+        """See `Result.is_whole`."""
+        return "wait_seconds" in self
+
+    def figures(self) -> dict[str, Any]:
+        """Give all figures, see `Result.figures`."""
+        return _figures(self.dataset)
+
+    @cached_property
+    def waits(self) -> pd.DataFrame:
+        """Who waits for whom, why and how long [s], the longest of each step first."""
+        rows = [
+            {"step": step["title"], **wait}
+            for step in self.figures()["steps"]
+            for wait in sorted(step["waits"], key=lambda wait: -wait["seconds"])
+        ]
+        return WAITS.frame(rows)
+
+
+def _figures(timeline: xr.Dataset) -> dict[str, Any]:
+    def columns(*names: str) -> Iterator[tuple[Any, ...]]:
+        return zip(*(timeline[name].values.tolist() for name in names), strict=True)
+
+    steps, rows = json.loads(timeline.attrs["steps"]), list[dict[str, Any]]()
+    events = np.bincount(timeline["row_step"].values[timeline["event_row"].values])
+    for about, n in zip(steps, events.tolist(), strict=True):
+        about |= {"events": n, "rows": [], "waits": []}
+    places = columns("row_step", "row_label", "role", "replica", "stage", "member", "busy")
+    for i, label, role, replica, stage, member, busy in places:
+        rows.append({
+            "label": label, "role": role or None, "replica": replica, "stage": stage,
+            "member": member, "busy": busy, "busy_share": busy / steps[i]["step_time"], "waits": {},
+        })  # fmt: skip
+        steps[i]["rows"].append(rows[-1])
+    of_row = timeline["row_step"].values
+    for k, cause, whom, seconds in columns("wait_row", "wait_cause", "wait_for", "wait_seconds"):
+        about = steps[of_row[k]]
+        length = {"seconds": seconds, "share": seconds / about["step_time"]}
+        of_cause = rows[k]["waits"].setdefault(cause, dict.fromkeys(length, 0.0))
+        of_cause.update({name: of_cause[name] + value for name, value in length.items()})
+        wait = {"row": rows[k]["label"], "cause": cause, "for": whom or None}
+        about["waits"].append(wait | length)
+    numbers = ("seed", "replicates")
+    return {
+        "source": timeline.attrs["source"],
+        **{name: int(timeline.attrs[name]) for name in numbers if name in timeline.attrs},
         "events": int(timeline.sizes["event"]), "flows": int(timeline.sizes["message"]),
         "steps": steps, "notes": json.loads(timeline.attrs["notes"]),
     }  # fmt: skip
@@ -234,11 +260,6 @@ def _job(
         return job_of(result), min(result.sizes["replicate"], REPLICATES), int(call["seed"])
 
 
-def nearest_replicate(step_time: NDArray[np.float64], percentile: float) -> int:
-    """Return the replicate whose step time is nearest a percentile, the first of equals."""
-    return int(np.argmin(np.abs(step_time - np.quantile(step_time, percentile / 100.0))))
-
-
 def _play(
     player: JobPlayer, times: NDArray[np.float64], percentiles: Sequence[float], ideal: bool
 ) -> Iterator[PlayedStep]:
@@ -246,14 +267,11 @@ def _play(
     for percentile in dict.fromkeys(percentiles):
         if not 0.0 <= percentile <= 100.0:
             raise PrismError(f"percentile {percentile:g}, expected between 0 and 100")
-        replicate = nearest_replicate(times, percentile)
-        played = player.play(replicate)
-        played.label.update(kind="replicate", percentile=percentile, replicate=replicate)
-        yield played
+        away = np.abs(times - np.quantile(times, percentile / 100.0))
+        replicate = int(np.argmin(away))  # the first of equals
+        yield player.play(replicate, kind="replicate", percentile=percentile, replicate=replicate)
     if ideal:
-        played = player.play(None)
-        played.label.update(kind="ideal")
-        yield played
+        yield player.play(None, kind="ideal")
 
 
 def _rank_rows(step: Prepared) -> dict[int, Row] | None:
@@ -275,8 +293,8 @@ def _lay_out(
     """
     sheets, chosen = Sheets(), None
     for step in steps:
-        if step.between == "rank":
-            of_rank = {rank: Row(0, i, 0) for i, rank in enumerate(step.label["ranks"])}
+        if step.ranks:
+            of_rank = {rank: Row(0, i, 0) for i, rank in enumerate(step.ranks)}
         if chosen is None or step.label["kind"] != "ideal":
             chosen = choose_rows(step, wanted, of_rank)
         else:
@@ -300,7 +318,7 @@ def _titles(step: PlayedStep) -> tuple[str, str]:
     if about["kind"] == "replayed":
         measured = _seconds(about["measured_step_time"])
         return short, f"{short} as measured, replayed: {seconds} (measured {measured})"
-    mean = "with every op at its mean" if step.between == "rank" else "ideal"
+    mean = "with every op at its mean" if step.ranks else "ideal"
     return "ideal", f"{short} {mean}: {seconds}"
 
 

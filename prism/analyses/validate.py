@@ -103,7 +103,7 @@ def validate(
     --------
     >>> import prism
     >>> found = prism.validate(trace="experiments/samples/trace.csv", bootstrap=19, seed=1)
-    >>> found.measured.size, round(found.errors.p50_error["prediction"], 2)
+    >>> found.measured.size, float(found.errors.p50_error["prediction"].round(2))
     (4, 0.0)
     """
     target = job if job is not None else model

@@ -111,6 +111,7 @@ def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
             values = np.asarray(values)
             if values.dtype.kind == "f" and (np.abs(values) > LARGEST).any():
                 raise ValueError(f"{name} holds a value beyond {LARGEST:g}")
+        dataset.encoding["source"] = str(path)
         return dataset
 
 

@@ -38,11 +38,16 @@ class Kind(NamedTuple):
         """Make the `prism.present.answer.Answer` of a result."""
         return _imported(f"present.answers.{self.maker}")(self.typed(dataset))
 
+    def result_class(self) -> "type[Result]":
+        """Import the class of its results."""
+        found: type[Result] = _imported(self.result)
+        return found
+
     def typed(self, dataset: "xr.Dataset") -> "Result | xr.Dataset":
         """Make the typed result of a Dataset."""
         if not self.result:
             return dataset
-        result: Result = _imported(self.result)(dataset)
+        result = self.result_class()(dataset)
         if not result.is_whole():
             raise PrismError(
                 f"a result of an earlier version; make it anew with `prism {self.command}`"
@@ -65,14 +70,13 @@ KINDS = {
     "ranking": Kind("rank", "rank:rank_answer", "analyses.rank:Ranking"),
     "placement": Kind("place", "place:place_answer", "analyses.place:Placing"),
     "sweep": Kind("sweep", "sweep:sweep_answer", "analyses.sweep:Sweep"),
-    "timeline": Kind("timeline", "timeline:timeline_answer"),
+    "timeline": Kind("timeline", "timeline:timeline_answer", "analyses.timeline:Timeline"),
     "trace": _MODEL,
     "calibrated": _MODEL,
     "steps": _MODEL,
     "replay": Kind("replay", "replay:replay_answer", "analyses.replay:Replay"),
     "validation": Kind("validate", "validate:validation_answer", "analyses.validate:Validation"),
     "measurement": Kind("measure", "measure:measurement_answer"),
-    "measured_step": Kind("measure", "measure:step_answer"),
     "comparison": Kind("compare", "compare:compare_answer", "analyses.compare:Comparison"),
     "class_comparison": Kind(
         "compare", "classes:classes_answer", "analyses.comparisons.profile:ClassComparison"),
@@ -81,10 +85,26 @@ KINDS = {
 }  # fmt: skip
 """Every kind of result and model, by the ``kind`` of its dataset, in the order of work."""
 
+GONE = {
+    "measured_step": "prism measure step, which trained a model of its own, is gone; record steps "
+    "of your job with torch.profiler (docs/own-trace.md has the lines) and give the traces to "
+    "prism fit TRACE",
+}
+"""Kinds of earlier versions, and what there is in their place."""
+
 
 def kind_of(dataset: "xr.Dataset") -> str | None:
-    """Tell the kind of a result or model; None where it is none of `KINDS`."""
+    """Tell the kind of a result or model; None where it is none of `KINDS`.
+
+    Raises
+    ------
+    PrismError
+        It is of a kind that is gone.
+    """
     kind = dataset.attrs.get("kind")
+    if kind in GONE:
+        file = dataset.encoding.get("source")
+        raise PrismError(f"{f'{file}: ' if file else ''}{GONE[kind]}")
     if kind is None and "job" in dataset.attrs:  # a file of the first versions, without a kind
         of_variable = ("total_order", "ranking"), ("time_to_train", "estimate"), (
             "step_time", "simulation")  # fmt: skip

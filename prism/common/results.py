@@ -189,6 +189,13 @@ class Result:
     Variables of the Dataset are attributes, as labelled arrays (``result.step_time``); the tables
     of a kind of result are DataFrames (``result.causes``), their columns with units in
     ``table.attrs["fields"]``.
+
+    Examples
+    --------
+    >>> import prism
+    >>> result = prism.simulate("pipeline-8x32", replicates=64, seed=1)
+    >>> result.step_time.size, result.parts.attrs["fields"]["mean_share"]["about"]
+    (64, 'share of the mean step')
     """
 
     dataset: xr.Dataset
@@ -201,6 +208,11 @@ class Result:
     def attrs(self) -> dict[Any, Any]:
         """What says how it was made: job, call, seed, versions."""
         return self.dataset.attrs
+
+    @property
+    def sizes(self) -> Mapping[Any, int]:
+        """Lengths of the dimensions of its arrays."""
+        return self.dataset.sizes
 
     def is_whole(self) -> bool:
         """Tell whether its Dataset has what its tables are made of, not one of an old version."""

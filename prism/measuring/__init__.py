@@ -6,5 +6,5 @@
 
 # modules that rooms above may import
 FACE = (
-    "collectives", "command", "step", "tinymodel",
+    "collectives", "command",
 )  # fmt: skip

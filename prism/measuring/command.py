@@ -1,9 +1,9 @@
 """`prism measure`: distributions measured on the machine at hand, into a library with its sources.
 
-Matrix products, attention and memory-bound kernels on one device, collectives between ranks, and a
-small real training step whose ops become a trace. Returned are the samples themselves;
-`prism.summary` gives the figures that the command prints. Left out: effects between
-GPUs and over days, which need traces of the job itself (`prism fit`).
+Matrix products, attention and memory-bound kernels on one device, and collectives between ranks.
+Returned are the samples themselves; `prism.summary` gives the figures that the command prints.
+Left out: whole steps, effects between GPUs and over days, which need traces of the job itself
+(`prism fit`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["gemm", "attention", "memory", "collective"]
 
-KINDS = ("gemm", "attention", "memory", "collective", "step")
-"""What can be measured; a step is `prism.measuring.step.measure_step`."""
+KINDS = ("gemm", "attention", "memory", "collective")
 
 SAMPLES = ".samples.nc"
 """Ending of the file with every call's duration, beside the library."""
@@ -158,8 +157,8 @@ def measure(
     >>> import prism
     >>> measured = prism.measure("gemm", "mine.nc", shapes=["512x512x512"])  # doctest: +SKIP
     """
-    if kind not in KINDS[:-1]:
-        raise PrismError(f"measure: kind {kind!r}; expected one of {', '.join(KINDS[:-1])}")
+    if kind not in KINDS:
+        raise PrismError(f"measure: kind {kind!r}; expected one of {', '.join(KINDS)}")
     where = choose_device(device)
     number = dtype or ("bfloat16" if where == "cuda" else "float32")
     from prism.simulation.steps import fresh_seed
@@ -399,7 +398,7 @@ def _run_ranks(
         if any(samples.counts()):
             save_samples(samples, target)
         spec = {
-            "task": "collective", "ranks": world, "backend": backend, "device": plan.device,
+            "ranks": world, "backend": backend, "device": plan.device,
             "threads": threads, "plan": asdict(plan), "attrs": samples.attrs, "file": str(target),
             "resume": any(samples.counts()),
             "cases": [[c.label, c.family, c.flop, c.bytes, dict(c.settings)]

@@ -145,14 +145,9 @@ def run_rank(spec: Spec, rank: int, progress: Progress | None) -> None:
         **given,
     )  # fmt: skip
     try:
-        if spec["task"] == "collective":
-            from prism.measuring.collectives import measure_rank
+        from prism.measuring.collectives import measure_rank
 
-            measure_rank(spec, rank, torch, progress)
-        else:
-            from prism.measuring.training import train_rank
-
-            train_rank(spec, rank, torch, progress)
+        measure_rank(spec, rank, torch, progress)
     finally:
         torch.distributed.destroy_process_group()
 

@@ -36,8 +36,8 @@ class Model(Result):
     --------
     >>> import prism
     >>> model = prism.fit("experiments/samples/trace.csv", seed=1)
-    >>> model.kernels.loc["backward stage 0", ["n", "distribution"]].tolist()
-    [64, 'empirical']
+    >>> model.kernels.n.to_dict()
+    {'backward stage 0': 64, 'forward stage 0': 64}
     >>> model.effects.share.idxmax()
     'rank'
     """

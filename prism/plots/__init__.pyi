@@ -6,7 +6,6 @@ from .compare import plot_shift as plot_shift
 from .estimate import plot_dependence as plot_dependence
 from .estimate import plot_step_time as plot_step_time
 from .estimate import plot_time_to_train as plot_time_to_train
-from .gantt import plot_gantt as plot_gantt
 from .kernel import plot_kernel as plot_kernel
 from .library import plot_library as plot_library
 from .measure import plot_measurement as plot_measurement

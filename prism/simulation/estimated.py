@@ -42,7 +42,7 @@ class Estimate(Result):
     --------
     >>> import prism
     >>> result = prism.estimate("pipeline-8x32", replicates=256, steps=1000, seed=1)
-    >>> result.step_time.sizes["replicate"], round(result.quantities.p95["step_time"], 1)  # s
+    >>> result.step_time.size, float(result.quantities.p95["step_time"].round(1))  # s
     (256, 121.5)
     >>> result.parts.mean_share.idxmax()
     'compute'

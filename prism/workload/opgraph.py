@@ -39,6 +39,7 @@ class Node(NamedTuple):
     stage: int
     microbatch: int
     call: int  # which call effect it shares, -1: none
+    chunk: int = -1  # of the model, -1: none
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class StepGraph:
     stage: np.ndarray
     microbatch: np.ndarray
     call: np.ndarray  # -1: none
+    chunk: np.ndarray  # -1: none
     draw: np.ndarray
     phase_global: np.ndarray  # [phase] whether its ops run once for all replicas, or once for each
     phase_lo: np.ndarray
@@ -97,6 +99,7 @@ class Builder:
         stage: int = 0,
         microbatch: int = -1,
         call: int = -1,
+        chunk: int = -1,
     ) -> int:
         """Add an op of a type (-1: a join); joins of more than two become binary joins."""
         preds, nodes = _unique(preds), self.nodes
@@ -106,7 +109,7 @@ class Builder:
         if is_global:
             local = self._at_most(1, local, False, stage)
         pair = tuple(self._at_most(2, local + other, is_global, stage))
-        return self._append(Node(pair, is_global, op_type, stage, microbatch, call))
+        return self._append(Node(pair, is_global, op_type, stage, microbatch, call, chunk))
 
     def join(self, preds: list[int], *, is_global: bool = False, stage: int = 0) -> int:
         """Return a node that ends when all predecessors have."""
@@ -198,7 +201,8 @@ class _Slots:
 def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -> StepGraph:
     """Lay nodes into arrays, in execution order; `final`, a global one, has the step's end."""
     op_types = tuple(builder.types)
-    preds, is_global, type_of, stage_of, microbatches, calls = zip(*builder.nodes, strict=True)
+    columns = zip(*builder.nodes, strict=True)
+    preds, is_global, type_of, stage_of, microbatches, calls, chunks = columns
     nominal = [*map(nominal_duration, op_types), 0.0]  # the last one is a join's
     order, phase, nominal_s = _execution_order(preds, is_global, [nominal[t] for t in type_of])
     # draws are counted within a stage, in the order of the schedule (not of durations)
@@ -231,9 +235,9 @@ def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -
     ends, node = table[:, :3], table[:, 3]
     pred0, pred1, out_slot = np.where(ends < 0, slots.n_local - 1 - ends, ends).T.astype(np.int32)
     exports, node = node < 0, np.where(node < 0, ~node, node)
-    columns = np.array([type_of, microbatches, calls, draws], np.int32)[:, node]
-    columns[:, exports] = -1
-    op_type, microbatch, call, draw = columns
+    found = np.array([type_of, microbatches, calls, chunks, draws], np.int32)[:, node]
+    found[:, exports] = -1
+    op_type, microbatch, call, chunk, draw = found
     kind = np.where(exports, EXPORT, np.where(op_type >= 0, DRAW, JOIN))
     return StepGraph(
         kind=kind.astype(np.int8),
@@ -244,6 +248,7 @@ def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -
         stage=np.array(stage_of, np.int32)[node],
         microbatch=microbatch,
         call=call,
+        chunk=chunk,
         draw=draw,
         phase_global=np.array([p % 2 for p, _, _ in phases], np.uint8),
         phase_lo=np.array([lo for _, lo, _ in phases], np.int64),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -156,10 +157,10 @@ class _StepBuilder:
         if op_types is None:
             op_types = self._op_types(s, action, split)
         if self.options.resolution == "kernel":
-            self._lay_kernels(s, op_types, waits, microbatch)
+            self._lay_kernels(s, op_types, waits, action)
         else:
             ((number,),) = op_types
-            stage.last = [self.b.add(begin, number, stage=s, microbatch=microbatch)]
+            stage.last = [self.b.add(begin, number, stage=s, microbatch=microbatch, chunk=chunk)]
         if beside != before:
             stage.last = [self.b.join([last, beside], stage=s) for last in stage.last]
         if kind != "W":
@@ -188,18 +189,21 @@ class _StepBuilder:
         return found
 
     def _lay_kernels(
-        self, s: int, op_types: list[list[int]], waits: list[int], microbatch: int
+        self, s: int, op_types: list[list[int]], waits: list[int], action: Action
     ) -> None:
         """Lay every kernel on every rank of the group; a collective joins the group."""
-        call, self.n_calls = self.n_calls, self.n_calls + 1
+        add = partial(
+            self.b.add, stage=s, microbatch=action.microbatch, chunk=action.chunk, call=self.n_calls
+        )
+        self.n_calls += 1
         last = [self.b.join([p, *waits], stage=s) for p in self.stages[s].last]
         for numbers in op_types:
             if len(numbers) == 1:
-                node = self.b.add(last, numbers[0], stage=s, microbatch=microbatch, call=call)
+                node = add(last, numbers[0])
                 last = [node] * len(last)
                 continue
             for g, number in enumerate(numbers):
-                last[g] = self.b.add([last[g]], number, stage=s, microbatch=microbatch, call=call)
+                last[g] = add([last[g]], number)
         self.stages[s].last = last
 
     def _send(self, s: int, action: Action, route: _Route) -> None:

@@ -131,22 +131,22 @@ FAULTS = [
     ),
     (
         "a timeline shows the replicate beside the one nearest the percentile",
-        "        played = player.play(replicate)",
-        "        played = player.play(replicate ^ 1)",
+        "        replicate = int(np.argmin(away))  # the first of equals",
+        "        replicate = int(np.argmin(away)) ^ 1",
     ),
     (
         "a timeline's critical path follows the earliest of what an op waited for, not the latest",
-        "            if end + lag > best.start or best.op < 0:",
-        "            if end + lag < best.start or best.op < 0:",
+        "            if start > best.start or best.op < 0:",
+        "            if start < best.start or best.op < 0:",
     ),
     (
         "a timeline counts what one row waits for another replica as the pipeline's bubble",
-        '            parts.append(Wait(begin, now, "replica", before.op, before.replica))',
-        '            parts.append(Wait(begin, now, "bubble", before.op, before.replica))',
+        '            add(begin, "replica", ran.op, ran.replica)',
+        '            add(begin, "bubble", ran.op, ran.replica)',
     ),
     (
         "slices of a timeline's file last a thousand times too short",
-        '"dur": (end[i] - start[i]) / 1e3, "args": args,',
-        '"dur": (end[i] - start[i]) / 1e6, "args": args,',
+        '"dur": (event.end - event.begin) / 1e3,',
+        '"dur": (event.end - event.begin) / 1e6,',
     ),
 ]

@@ -6,13 +6,13 @@ fastest; or what is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.analyses.timelines.played import COMPUTE, JOIN, TRANSFER, PlayedStep, Row
+from prism.analyses.timelines.played import PlayedStep, Row, Stream, durations
 from prism.common.errors import PrismError, named
 
 MOST_ROWS = 64
@@ -38,44 +38,43 @@ class Chosen(NamedTuple):
 
 
 def choose_rows(step: PlayedStep, wanted: Wanted, of_rank: dict[int, Row] | None) -> Chosen:
-    """Choose the rows of a step."""
-    roles = find_roles(step)
-    rows = step.rows()
+    """Choose the rows of a step; those of replicas with a role come first."""
+    roles, everyone = find_roles(step), step.rows()
+    rows = everyone
     if wanted.ranks is not None:
         if of_rank is None:
             raise PrismError(
                 f"a trace without numbers of ranks; choose with {named('replicas')} and "
                 f"{named('stages')}"
             )
-        _check("ranks", wanted.ranks, max(of_rank, default=-1) + 1, set(of_rank))
+        _check("ranks", wanted.ranks, of_rank)
         asked = {of_rank[rank] for rank in wanted.ranks}
         rows = [row for row in rows if row in asked]
     if wanted.stages is not None:
-        _check("stages", wanted.stages, step.n_stages)
+        _check("stages", wanted.stages, range(step.n_stages))
         rows = [row for row in rows if row.stage in wanted.stages]
     if wanted.replicas is not None:
-        _check("replicas", wanted.replicas, step.n_replicas)
+        _check("replicas", wanted.replicas, range(step.n_replicas))
         rows = [row for row in rows if row.replica in wanted.replicas]
     elif wanted.ranks is None:
         keep = _few_replicas(step, roles, rows)
         rows = [row for row in rows if row.replica in keep]
-    place = {replica: i for i, replica in enumerate(roles)}  # those with a role come first
-    rows.sort(key=lambda row: (place.get(row.replica, len(place)), row))
+    place = {replica: i for i, replica in enumerate(roles)}
+    rows = sorted(rows, key=lambda row: (place.get(row.replica, len(place)), row))
     if not rows:
         raise PrismError(
             f"no rank is in all of {named('ranks')}, {named('replicas')} and "
             f"{named('stages')}; widen one of them"
         )
-    left = len(step.rows()) - len(rows)
-    of = "ranks" if step.between == "rank" else "rows"
-    note = f"{left:,} of {left + len(rows):,} {of} are left out" if left else ""
+    left, of = len(everyone) - len(rows), "ranks" if step.ranks else "rows"
+    note = f"{left:,} of {len(everyone):,} {of} are left out" if left else ""
     return Chosen(rows, roles, note)
 
 
-def _check(name: str, asked: Sequence[int], n: int, there: set[int] | None = None) -> None:
-    for number in asked:
-        if not (number in there if there is not None else 0 <= number < n):
-            raise PrismError(f"--{name} {number}: there are {n:,}, 0 to {n - 1:,}")
+def _check(name: str, asked: Sequence[int], there: Collection[int]) -> None:
+    for number in set(asked) - set(there):
+        n = max(there, default=-1) + 1
+        raise PrismError(f"--{name} {number}: there are {n:,}, 0 to {n - 1:,}")
 
 
 def find_roles(step: PlayedStep) -> dict[int, str]:
@@ -86,8 +85,7 @@ def find_roles(step: PlayedStep) -> dict[int, str]:
     """
     if step.n_replicas == 1:
         return {}
-    busy = busiest(step)
-    order = np.argsort(busy, kind="stable")
+    order = np.argsort(_busiest(step), kind="stable")
     slowest, middle, fastest = (int(order[i]) for i in (-1, (order.size - 1) // 2, 0))
     roles = {deciding_row(step)[0]: "decides"}
     roles[slowest] = "decides, slowest" if slowest in roles else "slowest"
@@ -97,23 +95,23 @@ def find_roles(step: PlayedStep) -> dict[int, str]:
     return roles
 
 
-def busiest(step: PlayedStep) -> NDArray[np.float64]:
+def _busiest(step: PlayedStep) -> NDArray[np.float64]:
     """Seconds that the busiest stage of each replica computes, [replica]."""
-    total = np.zeros((step.n_replicas, step.n_stages))
+    total, seconds = np.zeros((step.n_replicas, step.n_stages)), durations(step.ops, step.end)
     for i, op in enumerate(step.ops):
-        if op.stream == COMPUTE and not op.is_global and op.member <= 0:
-            total[:, op.stages[0]] += step.seconds[:, i]
+        if op.stream == Stream.COMPUTE and not op.is_global and op.member <= 0:
+            total[:, op.stages[0]] += seconds[:, i]
     return np.asarray(total.max(axis=1))
 
 
 def deciding_row(step: PlayedStep) -> tuple[int, int, float]:
     """Return replica and stage with most seconds on the critical path, and how many those are."""
     seconds: dict[tuple[int, int], float] = {}
-    for op, replica, start, end in step.path():
-        info = step.ops[op]
-        if not info.is_global and info.stream not in (JOIN, TRANSFER):
-            place = replica, info.stages[0]
-            seconds[place] = seconds.get(place, 0.0) + max(0.0, end - max(start, 0.0))
+    for link in step.path:
+        info = step.ops[link.op]
+        if not info.is_global and info.stream not in (Stream.JOIN, Stream.TRANSFER):
+            place = link.replica, info.stages[0]
+            seconds[place] = seconds.get(place, 0.0) + max(0.0, link.end - max(link.start, 0.0))
     (replica, stage), most = max(seconds.items(), key=lambda x: x[1], default=((0, 0), 0.0))
     return replica, stage, most
 
@@ -122,6 +120,6 @@ def _few_replicas(step: PlayedStep, roles: dict[int, str], rows: Sequence[Row]) 
     """Return all replicas where they are few, else those with a role."""
     n = step.n_replicas if len(rows) <= MOST_ROWS else max(1, len(roles))
     stages = {row.stage for row in rows}
-    ops = sum(len(stages.intersection(op.stages)) for op in step.ops if op.stream != JOIN)
+    ops = sum(len(stages.intersection(op.stages)) for op in step.ops if op.stream != Stream.JOIN)
     n = min(n, max(1, MOST_OPS // max(1, ops)))
     return set(range(n)) if n == step.n_replicas else set(list(roles)[:n])

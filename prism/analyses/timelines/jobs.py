@@ -10,49 +10,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
-from prism.analyses.timelines.played import (
-    COMMUNICATION,
-    COMPUTE,
-    HOST,
-    JOIN,
-    TRANSFER,
-    PlayedOp,
-    PlayedStep,
-    Row,
-    durations,
-)
+from prism.analyses.timelines.played import PlayedOp, PlayedStep, Row, Stream, durations
 from prism.common.errors import PrismError
 from prism.common.launchgaps import LaunchGaps
 from prism.common.text import format_count
 from prism.engine import LANES
-from prism.jobs.schedule import make_schedule
 from prism.simulation.draws import end_blocks
 from prism.simulation.prepare import Prepared
-from prism.simulation.program import Program, ideal_program, make_keys
+from prism.simulation.program import Program, global_ops, ideal_program, make_keys
 from prism.simulation.tracemodel.devicetime import device_time
 from prism.simulation.tracemodel.graph import TraceNode, start_of
 from prism.simulation.tracemodel.model import TraceModel
 from prism.simulation.variability import is_communication
 from prism.workload.kernels import is_compute
-from prism.workload.opgraph import OpType, StepGraph
+from prism.workload.opgraph import StepGraph
 
 MOST_ENDS = 500_000_000
 """Ends of ops that are kept of one step, 4 bytes each."""
-
-Action = tuple[str, int, int]  # as in a schedule: kind, chunk, microbatch
-
-
-class Recorded(NamedTuple):
-    """What the engine tells of one replicate."""
-
-    end: NDArray[np.float32]  # [replica, op] seconds; of global ops equal over replicas
-    step_time: float  # seconds
 
 
 def check_size(step: Prepared) -> None:
@@ -67,19 +47,6 @@ def check_size(step: Prepared) -> None:
         )
 
 
-def record(program: Program, seed: int, replicate: int) -> Recorded:
-    """Run one replicate alone, with the keys it has among all others, and keep all ends."""
-    graph, n_ops = program.graph, program.ops.kind.size
-    ends = np.zeros((graph.n_replicas, n_ops), np.float32)
-    block, lane = divmod(replicate, LANES)
-    keys, step = make_keys(seed), program.arrays(False)
-    time = engine.record_block(block, lane, keys, step, ends)
-    end_blocks(step, block, keys.stream, time[None], np.empty((1, LANES), np.float32))
-    is_global = np.repeat(graph.phase_global == 1, graph.phase_hi - graph.phase_lo)
-    ends[:, is_global] = ends[:1, is_global]
-    return Recorded(ends, float(time[lane]))
-
-
 @dataclass(frozen=True)
 class JobPlayer:
     """Plays replicates of one job; what they share is made once."""
@@ -87,11 +54,21 @@ class JobPlayer:
     step: Prepared  # of all replicas (engine exact)
     seed: int  # of the simulation whose replicates are played
 
+    def play(self, replicate: int | None, /, **label: Any) -> PlayedStep:
+        """Play one replicate, or the step with every effect at 1 where None."""
+        program, (ops, final) = self.step.program, self._template
+        end, time = self._ideal if replicate is None else _record(program, self.seed, replicate)
+        if replicate is not None and program.stalls.entity == engine.JOB_STALL:
+            end = end * np.float32(program.stalls.quiet)
+        return PlayedStep(
+            ops, end, final, time, self.step.graph.n_stages, program.n_members, self._nominal,
+            gaps=None if self.step.workload else self._gaps(end), label=label,
+        )  # fmt: skip
+
     @cached_property
-    def _ideal(self) -> Recorded:
-        found = record(ideal_program(self.step.program), self.seed, 0)
-        shape = self.step.graph.n_replicas, found.end.shape[1]
-        return found._replace(end=np.broadcast_to(found.end, shape))
+    def _ideal(self) -> tuple[NDArray[np.float32], float]:
+        end, time = _record(ideal_program(self.step.program), self.seed, 0)
+        return np.broadcast_to(end, (self.step.graph.n_replicas, end.shape[1])), time
 
     @cached_property
     def _template(self) -> tuple[tuple[PlayedOp, ...], int]:
@@ -99,19 +76,7 @@ class JobPlayer:
 
     @cached_property
     def _nominal(self) -> NDArray[np.float32]:
-        return durations(self._template[0], self._ideal.end)
-
-    def play(self, replicate: int | None) -> PlayedStep:
-        """Play one replicate, or the step with every effect at 1 where None."""
-        program, (ops, final) = self.step.program, self._template
-        found = self._ideal if replicate is None else record(program, self.seed, replicate)
-        end = found.end
-        if replicate is not None and program.stalls.entity == engine.JOB_STALL:
-            end = end * np.float32(program.stalls.quiet)
-        return PlayedStep(
-            ops, end, final, found.step_time, self.step.graph.n_stages, program.n_members,
-            self._nominal, gaps=None if self.step.workload else self._gaps(end),
-        )  # fmt: skip
+        return durations(self._template[0], self._ideal[0])
 
     def _gaps(self, end: NDArray[np.float32]) -> Callable[[Row], LaunchGaps]:
         """Launch gaps of any row of a fitted trace, from ends [replica, op] s."""
@@ -124,12 +89,27 @@ class JobPlayer:
         return gaps_by_row(nodes, start[:, :, 0], ends[:, :, 0])
 
 
+def _record(program: Program, seed: int, replicate: int) -> tuple[NDArray[np.float32], float]:
+    """Run one replicate alone, with the keys it has among all others: ends [replica, op], step [s].
+
+    Those of global ops are equal over replicas.
+    """
+    graph, n_ops = program.graph, program.ops.kind.size
+    ends = np.zeros((graph.n_replicas, n_ops), np.float32)
+    block, lane = divmod(replicate, LANES)
+    keys, step = make_keys(seed), program.arrays(False)
+    time = engine.record_block(block, lane, keys, step, ends)
+    end_blocks(step, block, keys.stream, time[None], np.empty((1, LANES), np.float32))
+    is_global = global_ops(graph)
+    ends[:, is_global] = ends[:1, is_global]
+    return ends, float(time[lane])
+
+
 # ---------------------------------------------------------------------------------- the template
 def _ops(step: Prepared) -> tuple[tuple[PlayedOp, ...], int]:
     """Describe the engine's ops, and tell which is the last one."""
     ops, graph, program = step.program.ops, step.graph, step.program
-    is_global = np.repeat(graph.phase_global == 1, graph.phase_hi - graph.phase_lo)
-    describe = _TraceDescriber(step) if step.workload is None else _JobDescriber(step)
+    is_global = global_ops(graph)
     shares = [
         tuple((c, float(x)) for c, x in zip(program.classes, row, strict=True) if x > 0.0)
         for row in program.shares
@@ -140,71 +120,46 @@ def _ops(step: Prepared) -> tuple[tuple[PlayedOp, ...], int]:
         slots = (int(ops.pred0[i]), int(ops.pred1[i]))
         preds = tuple(dict.fromkeys(producer[s] for s in slots if s in producer))
         kind, out = int(ops.kind[i]), int(ops.out[i])
-        if kind == engine.DRAW:
-            op = describe(i)._replace(preds=preds, is_global=bool(is_global[i]))
-            found.append(op._replace(classes=shares[int(ops.coef[i])]))
+        if kind != engine.DRAW:
+            op = PlayedOp("join", Stream.JOIN, "", (int(ops.stage[i]),), ())
+        elif step.workload is None:
+            op = describe_node(_nodes(step)[_node_of(graph, i)])
         else:
-            stage = (int(ops.stage[i]),)
-            found.append(PlayedOp("join", JOIN, "", stage, preds, bool(is_global[i])))
+            op = _describe(step, i)
+        if kind == engine.DRAW:
+            op = op._replace(classes=shares[int(ops.coef[i])])
+        found.append(op._replace(preds=preds, is_global=bool(is_global[i])))
         producer[out] = preds[0] if kind == engine.EXPORT else i
     return tuple(found), producer[graph.final_slot]
 
 
-class _JobDescriber:
-    def __init__(self, step: Prepared) -> None:
-        self.graph, self.blocking = step.graph, step.job.parallelism.p2p == "blocking"
-        self.actions = _actions(step)
-
-    def __call__(self, i: int) -> PlayedOp:
-        """Describe the i-th op, without its predecessors."""
-        op_type = self.graph.op_types[int(self.graph.op_type[i])]
-        _, chunk, microbatch = self.actions.get(i, ("", -1, int(self.graph.microbatch[i])))
-        stream, name = _stream(op_type)
-        stages = self._stages(op_type)
-        shown = stages if self.blocking or stream != TRANSFER else (op_type.stage,)
-        return PlayedOp(
-            op_type.op_kind, stream, name, stages, (), member=op_type.member,
-            microbatch=microbatch, chunk=chunk, shown=shown,
-        )  # fmt: skip
-
-    def _stages(self, op_type: OpType) -> tuple[int, ...]:
-        n, group = self.graph.n_stages, op_type.collective.group if op_type.collective else ""
-        if op_type.link >= 0:
-            return (op_type.link, (op_type.link + 1) % n)
-        if group == "world":
-            return tuple(range(n))
-        return (0, n - 1) if group == "embedding" and n > 1 else (op_type.stage,)
-
-
-def _stream(op_type: OpType) -> tuple[str, str]:
-    collective = op_type.collective
+def _describe(step: Prepared, i: int) -> PlayedOp:
+    """Describe the i-th op of a job, without its predecessors."""
+    graph, n = step.graph, step.graph.n_stages
+    op_type = graph.op_types[int(graph.op_type[i])]
+    collective, kernels = op_type.collective, op_type.kernels
+    stages: tuple[int, ...] = (op_type.stage,)
+    shown: tuple[int, ...] = ()
     if collective is None:
-        only = op_type.kernels[0] if len(op_type.kernels) == 1 else None
-        joined = only is not None and only.group != ""
-        return COMMUNICATION if joined else COMPUTE, "" if only is None else only.name
-    if op_type.op_kind == "transfer":
-        return TRANSFER, ""
-    return COMPUTE if is_compute(collective.kernel_class) else COMMUNICATION, collective.name
-
-
-def _actions(step: Prepared) -> dict[int, Action]:
-    """Kind, chunk and microbatch of every compute op, by its place in its stage's schedule."""
-    graph, p = step.graph, step.job.parallelism
-    assert step.workload is not None
-    schedule = make_schedule(p.schedule, p.pp, p.microbatches, len(step.workload.chunks[0]))
-    computes = np.array([t.collective is None for t in graph.op_types])
-    mine = (graph.op_type >= 0) & computes[np.maximum(graph.op_type, 0)]
-    found: dict[int, Action] = {}
-    for s, actions in enumerate(schedule):
-        ops = np.flatnonzero(mine & (graph.stage == s))
-        ops = ops[np.argsort(graph.draw[ops], kind="stable")]
-        calls = graph.call[ops] if (graph.call >= 0).any() else np.arange(ops.size)
-        _, position = np.unique(calls, return_inverse=True)  # calls count up in program order
-        for i, k in zip(ops, position, strict=True):
-            a = actions[int(k)]
-            assert a.microbatch == graph.microbatch[i]
-            found[int(i)] = (a.kind, a.chunk, a.microbatch)
-    return found
+        alone = len(kernels) == 1
+        name = kernels[0].name if alone else ""
+        stream = Stream.COMMUNICATION if alone and kernels[0].group else Stream.COMPUTE
+    elif op_type.op_kind == "transfer":
+        name, stream = "", Stream.TRANSFER
+        shown = () if step.job.parallelism.p2p == "blocking" else stages
+    else:
+        name, computes = collective.name, is_compute(collective.kernel_class)
+        stream = Stream.COMPUTE if computes else Stream.COMMUNICATION
+    if op_type.link >= 0:
+        stages = (op_type.link, (op_type.link + 1) % n)
+    elif collective and collective.group == "world":
+        stages = tuple(range(n))
+    elif collective and collective.group == "embedding" and n > 1:
+        stages = (0, n - 1)
+    return PlayedOp(
+        op_type.op_kind, stream, name, stages, (), member=op_type.member,
+        microbatch=int(graph.microbatch[i]), chunk=int(graph.chunk[i]), shown=shown,
+    )  # fmt: skip
 
 
 def _nodes(step: Prepared) -> tuple[TraceNode, ...]:
@@ -217,15 +172,6 @@ def _node_of(graph: StepGraph, i: int) -> int:
     collective = graph.op_types[int(graph.op_type[i])].collective
     assert collective is not None
     return int(collective.name)
-
-
-class _TraceDescriber:
-    def __init__(self, step: Prepared) -> None:
-        self.graph, self.nodes = step.graph, _nodes(step)
-
-    def __call__(self, i: int) -> PlayedOp:
-        """Describe the i-th op, without its predecessors."""
-        return describe_node(self.nodes[_node_of(self.graph, i)])
 
 
 def gaps_by_row(
@@ -243,11 +189,11 @@ def gaps_by_row(
 def describe_node(node: TraceNode) -> PlayedOp:
     """Describe a node of a pipeline trace."""
     if node.kind in ("gap", "join"):
-        stream = HOST if node.kind == "gap" else JOIN
+        stream = Stream.HOST if node.kind == "gap" else Stream.JOIN
     elif node.op_kind == "transfer":
-        stream = TRANSFER
+        stream = Stream.TRANSFER
     else:
-        stream = COMMUNICATION if is_communication(node.kernel_class) else COMPUTE
+        stream = Stream.COMMUNICATION if is_communication(node.kernel_class) else Stream.COMPUTE
     return PlayedOp(
         node.op_kind, stream, node.name, node.stages, node.preds, node.is_global,
         microbatch=node.microbatch, chunk=node.chunk, only=node.replica,

@@ -2,15 +2,14 @@
 
 One structure for steps of simulated jobs, replayed pipeline traces and kernel traces: ops of one
 replica as a template, ends by replica. Starts follow from the ends of predecessors, and so does the
-chain of ops that decided when something began. Left out: where the ends come from
-(`prism.analyses.timelines.jobs`, `prism.analyses.timelines.traces`), and what waits are called
-(`waits`).
+chain of ops that decided when something began.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
@@ -20,17 +19,23 @@ from numpy.typing import NDArray
 
 from prism.common.launchgaps import LaunchGaps
 
-COMPUTE, COMMUNICATION, TRANSFER, HOST, JOIN = (
-    "compute", "communication", "transfer", "host", "join",
-)  # fmt: skip
-"""Streams of a rank; ops of the last are no work, but where others meet."""
+
+class Stream(StrEnum):
+    """Streams of a rank, from top to bottom; those with names of their own come below the waits."""
+
+    COMPUTE = "compute"
+    WAITING = "waiting"
+    COMMUNICATION = "communication"
+    TRANSFER = "transfer"
+    HOST = "host"
+    JOIN = "join"  # of no work: where others meet
 
 
 class PlayedOp(NamedTuple):
     """One op of every replica, or of all replicas together."""
 
     op_kind: str
-    stream: str
+    stream: Stream
     name: str
     stages: tuple[int, ...]  # that take part, in every replica it belongs to
     preds: tuple[int, ...]
@@ -44,6 +49,19 @@ class PlayedOp(NamedTuple):
     lags: tuple[float, ...] = ()  # seconds after each predecessor; none where empty
     track: str = ""  # name of a stream of its own
 
+    @property
+    def label(self) -> str:
+        """Its kind, microbatch and chunk, or what it was recorded as."""
+        if self.track:
+            return self.name or self.op_kind
+        text = self.op_kind if self.microbatch >= 0 or not self.name else self.name
+        text += f" {self.microbatch}" if self.microbatch >= 0 else ""
+        return text + (f" chunk {self.chunk}" if self.chunk > 0 else "")
+
+    def is_shown(self, stage: int) -> bool:
+        """Whether a stage's tracks show it."""
+        return stage in (self.shown or self.stages)
+
 
 class Row(NamedTuple):
     """A rank or group of ranks that a timeline shows: a stage of a replica, a rank of its group."""
@@ -51,6 +69,16 @@ class Row(NamedTuple):
     replica: int
     stage: int
     member: int
+
+
+class Link(NamedTuple):
+    """An op of a chain, in which each one decided when the one before it in the list began."""
+
+    op: int
+    replica: int
+    start: float  # [s]
+    end: float  # [s]
+    lag: float  # before its start, from the end of what it waited for [s]
 
 
 class Binding(NamedTuple):
@@ -73,10 +101,10 @@ class PlayedStep:
     n_stages: int
     n_members: int = 1  # ranks of each stage that are distinguished
     nominal: NDArray[Any] | None = None  # [replica, op] s, with all effects at 1
-    label: dict[str, Any] = field(default_factory=dict)  # which replicate or measured step, notes
-    origin: float = 0.0  # when ops begin that wait for nothing [s]
-    between: str = "bubble"  # what waiting for another row of the same replica is called
     gaps: Callable[[Row], LaunchGaps] | None = None  # launch gaps of a row, where traces show them
+    ranks: tuple[int, ...] = ()  # number of each stage's rank, where stages are ranks of a profile
+    label: dict[str, Any] = field(default_factory=dict)  # which replicate or measured step
+    notes: tuple[str, ...] = ()
 
     @property
     def n_replicas(self) -> int:
@@ -84,16 +112,9 @@ class PlayedStep:
         return int(self.end.shape[0])
 
     @cached_property
-    def _latest(self) -> dict[int, tuple[float, int]]:
-        return {}
-
-    def _last_of_all(self, op: int, prefer: int) -> tuple[float, int]:
-        """Latest end of a local op over the replicas, and whose; the asking one's where it ties."""
-        if op not in self._latest:
-            replica = int(np.argmax(self.end[:, op]))
-            self._latest[op] = float(self.end[replica, op]), replica
-        end, replica = self._latest[op]
-        return end, prefer if float(self.end[prefer, op]) == end else replica
+    def _latest(self) -> NDArray[np.int64]:
+        """Replica in which each op ends last."""
+        return np.asarray(self.end.argmax(axis=0))
 
     @cached_property
     def _bound(self) -> dict[tuple[int, int], Binding]:
@@ -103,18 +124,17 @@ class PlayedStep:
         """Return when an op of a replica began, and what it waited for last."""
         if (op, replica) in self._bound:
             return self._bound[op, replica]
-        info, best = self.ops[op], Binding(self.origin, -1, replica, 0.0)
+        info, best = self.ops[op], Binding(0.0, -1, replica, 0.0)
         for k, p in enumerate(info.preds):
             if k > 0 and info.only >= 0 and info.only != replica:
                 break
-            who = replica
-            if info.is_global and not self.ops[p].is_global:
-                end, who = self._last_of_all(p, replica)
-            else:
-                end = float(self.end[replica, p])
+            who, end = replica, self.end[replica, p]
+            if info.is_global and not self.ops[p].is_global and end < self.end[self._latest[p], p]:
+                who, end = int(self._latest[p]), self.end[self._latest[p], p]
             lag = info.lags[k] if info.lags else 0.0
-            if end + lag > best.start or best.op < 0:
-                best = Binding(end + lag, p, who, lag)
+            start = float(end) + lag
+            if start > best.start or best.op < 0:
+                best = Binding(start, p, who, lag)
         self._bound[op, replica] = best
         return best
 
@@ -122,24 +142,31 @@ class PlayedStep:
         """Return when an op of a replica began [s]."""
         return self.binding(op, replica).start
 
-    def path(self) -> list[tuple[int, int, float, float]]:
-        """List the critical path from the end: op, replica, start, end [s]; lags are gaps."""
-        found, op, replica = [], self.final, 0
+    def chain(self, op: int, replica: int) -> Iterator[Link]:
+        """Walk back from an op of a replica through what each one waited for last."""
         while op >= 0:
-            before = self.binding(op, replica)
-            found.append((op, replica, before.start, float(self.end[replica, op])))
-            op, replica = before.op, before.replica
-        return found
+            start, before, whose, lag = self.binding(op, replica)
+            yield Link(op, replica, start, float(self.end[replica, op]), lag)
+            op, replica = before, whose
 
     @cached_property
-    def seconds(self) -> NDArray[Any]:
-        """Seconds of every op of a step without lags, [replica, op]."""
-        return durations(self.ops, self.end)
+    def path(self) -> list[Link]:
+        """The critical path from the end; lags are gaps."""
+        return list(self.chain(self.final, 0))
 
     def rows(self) -> list[Row]:
         """All rows, replica by replica."""
         sizes = self.n_replicas, self.n_stages, self.n_members
         return [Row(*place) for place in product(*map(range, sizes))]
+
+    def row_label(self, row: Row) -> str:
+        """Name a row."""
+        if self.ranks:
+            return f"rank {self.ranks[row.stage]}"
+        parts = [f"replica {row.replica}"] if self.n_replicas > 1 else []
+        parts += [f"stage {row.stage}"] if self.n_stages > 1 or not parts else []
+        parts += [f"rank {row.member}"] if self.n_members > 1 else []
+        return " ".join(parts)
 
 
 def durations(ops: tuple[PlayedOp, ...], end: NDArray[Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""A timeline as one dataset: rows, events, flows, and figures of every step.
+"""A timeline as one dataset: steps, rows, events, messages, and the table of waits.
 
 Events are ops and waits of the chosen rows; no two of one track overlap, since ops of a stream that
 run at the same time get tracks of their own.
@@ -7,23 +7,14 @@ run at the same time get tracks of their own.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism.analyses.timelines.choose import Chosen, deciding_row
-from prism.analyses.timelines.played import (
-    COMMUNICATION,
-    COMPUTE,
-    HOST,
-    JOIN,
-    TRANSFER,
-    PlayedOp,
-    PlayedStep,
-    Row,
-)
+from prism.analyses.timelines.played import Link, PlayedOp, PlayedStep, Row, Stream
 from prism.analyses.timelines.waits import CAUSES, EPSILON, Span, Wait, spans_of, waits_of
 from prism.common.errors import PrismError
 from prism.common.text import format_share
@@ -33,17 +24,6 @@ if TYPE_CHECKING:
 
 MOST_EVENTS = 500_000
 """Events of a timeline; Perfetto still opens as many."""
-WAITING = "waiting"
-ORDER = (COMPUTE, WAITING, COMMUNICATION, TRANSFER, HOST)
-"""Streams from top to bottom; those with names of their own come between."""
-
-TEXTS = ("stream", "name", "kind", "waited_for", "classes")
-"""Columns of events that are words; the dataset numbers them by its `label`."""
-
-NUMBERS = ("lane", "start", "duration", "nominal", "critical", "microbatch", "chunk")
-"""Columns of events that are numbers."""
-
-Place = tuple[int, int, int, int]  # op, replica, stage, member
 
 
 class Event(NamedTuple):
@@ -56,22 +36,35 @@ class Event(NamedTuple):
     duration: float  # s
     name: str
     kind: str  # op kind, or cause of a wait
-    microbatch: int
-    chunk: int
-    nominal: float  # s, NaN: not known
-    critical: bool
-    waited_for: str  # what ended last before it, or what a wait is for
-    classes: str  # kernel classes with their shares
+    microbatch: int = -1
+    chunk: int = -1
+    nominal: float = np.nan  # s, NaN: not known
+    critical: bool = False
+    waited_for: str = ""  # what ended last before it, or what a wait is for
+    classes: str = ""  # kernel classes with their shares
 
 
-_UNITS = {"start": "s", "duration": "s", "nominal": "s", "busy": "s", "wait": "s"}
+class Waited(NamedTuple):
+    """How long a row of the timeline waited for one other, or one kind of op, in its step."""
+
+    row: int
+    cause: str
+    whom: str  # label of a row, or kind of op
+    seconds: float
+
+
+TEXTS = ("stream", "name", "kind", "waited_for", "classes")
+"""Columns of events that are words; the dataset numbers them by its `label`."""
+_UNITS = dict.fromkeys(("start", "duration", "nominal", "busy", "wait_seconds"), "s")
 _LONG = {
     "start": "from the step's begin", "duration": "of an op or a wait",
     "nominal": "of the op with every effect at 1", "busy": "compute of the row in the step",
-    "wait": "time in which the row computes nothing, by cause", "event_row": "row of an event",
-    "lane": "track among those of its stream", "microbatch": "-1: none", "chunk": "-1: none",
-    "critical": "1: on the critical path", "flow": "events a message goes from and to",
-    "row_step": "step of a row", "replica": "of a row", "stage": "of a row",
+    "wait_row": "row that waits", "wait_cause": "why it waits",
+    "wait_for": "row or kind of op that it waits for", "wait_seconds": "time that it waits",
+    "event_row": "row of an event", "lane": "track among those of its stream",
+    "microbatch": "-1: none", "chunk": "-1: none", "critical": "1: on the critical path",
+    "flow": "events a message goes from and to", "row_step": "step of a row",
+    "replica": "of a row", "stage": "of a row",
     "member": "rank within the group, 0 where they are not distinguished",
 }  # fmt: skip
 
@@ -84,96 +77,83 @@ class Sheets:
         self.rows: list[dict[str, Any]] = []
         self.events: list[Event] = []
         self.flows: list[tuple[int, int]] = []  # events that a message goes from and to
+        self.waits: list[Waited] = []
 
     def add(self, step: PlayedStep, chosen: Chosen, short: str, title: str) -> None:
         """Lay out the chosen rows of a step; raises PrismError where events become too many."""
-        path = step.path()
-        critical = {(i, -1 if step.ops[i].is_global else r) for i, r, *_ in path}
-        by_place = _ops_by_place(step)
-        places: dict[Place, int] = {}
+        critical = {(x.op, -1 if step.ops[x.op].is_global else x.replica) for x in step.path}
+        by_place, places = _ops_by_place(step), dict[tuple[int, Row], int]()
         for row in chosen.rows:
             k = len(self.rows)
             spans = spans_of(step, row, by_place.get((row.stage, row.member), ()))
-            mine = waits_of(step, row, spans)
-            if len(self.events) + len(spans) + len(mine) > MOST_EVENTS:
+            waits = waits_of(step, row, spans)
+            if len(self.events) + len(spans) + len(waits) > MOST_EVENTS:
                 raise PrismError(
                     f"more than {MOST_EVENTS:,} events; show fewer ranks: --replicas 0, "
                     "--stages 0,1"
                 )
-            shown = [s for s in spans if _is_shown(step.ops[s.op], row)]
+            shown = [s for s in spans if step.ops[s.op].is_shown(row.stage)]
             for span, lane in zip(shown, _lanes(step, shown), strict=True):
-                places[(span.op, *row)] = len(self.events)
+                places[span.op, row] = len(self.events)
                 self.events.append(_op_event(step, k, row, span, lane, critical))
-            self.events += [_wait_event(step, k, row, wait) for wait in mine]
-            total: dict[str, float] = {}
-            for wait in mine:
-                total[wait.cause] = total.get(wait.cause, 0.0) + wait.end - wait.start
+            self.events += [_wait_event(step, k, row, wait) for wait in waits]
+            self.waits += _add_up(step, k, row, waits)
             self.rows.append({
-                "row_step": len(self.steps), **row._asdict(), "row_label": row_label(step, row),
+                "row_step": len(self.steps), **row._asdict(), "row_label": step.row_label(row),
                 "role": chosen.roles.get(row.replica, ""),
-                "busy": step.step_time - sum(total.values()), "wait": total,
+                "busy": step.step_time - sum(wait.end - wait.start for wait in waits),
             })  # fmt: skip
         self.flows += _flows(step, places)
-        figures = {"short": short, "title": title} | _figures(step, path, chosen.note)
-        self.steps.append(figures)
+        self.steps.append({"short": short, "title": title, **_figures(step, chosen.note)})
 
-    def dataset(self, attrs: dict[str, Any]) -> xr.Dataset:
+    def dataset(self, attrs: Mapping[str, Any]) -> xr.Dataset:
         """Put the steps together."""
         import xarray as xr
 
-        events, rows = self.events, self.rows
-        causes = [cause for cause in CAUSES if any(cause in row["wait"] for row in rows)]
         labels: dict[str, int] = {}
         made: dict[str, Any] = {
-            "event_row": ("event", np.array([e.row for e in events])),
-            **{n: ("event", np.array([getattr(e, n) for e in events])) for n in NUMBERS},
             "flow": (("message", "side"), np.array(self.flows, np.int64).reshape(-1, 2)),
-            **{n: ("row", np.array([row[n] for row in rows])) for n in rows[0] if n != "wait"},
+            **{name: ("row", np.array([row[name] for row in self.rows])) for name in self.rows[0]},
         }
-        for name in TEXTS:
-            found = [labels.setdefault(getattr(e, name), len(labels)) for e in events]
-            made[f"event_{name}"] = ("event", np.array(found))
-        made["critical"] = ("event", made["critical"][1].astype(np.int8))
-        waits = [[row["wait"].get(cause, 0.0) for cause in causes] for row in rows]
-        size = len(rows), len(causes)
-        made["wait"] = (("row", "cause"), np.array(waits, np.float64).reshape(size))
+        for name in Event._fields:
+            column = [getattr(event, name) for event in self.events]
+            if name in TEXTS:
+                column = [labels.setdefault(text, len(labels)) for text in column]
+            made[f"event_{name}" if name in ("row", *TEXTS) else name] = "event", np.array(column)
+        made["critical"] = "event", made["critical"][1].astype(np.int8)
+        row, cause, whom, seconds = zip(*self.waits, strict=True) if self.waits else [()] * 4
+        made |= {
+            "wait_row": ("wait", np.array(row, np.int64)),
+            "wait_cause": ("wait", np.array(cause, np.str_)),
+            "wait_for": ("wait", np.array(whom, np.str_)),
+            "wait_seconds": ("wait", np.array(seconds, np.float64)),
+        }
         for name, (dims, values) in made.items():
             about = {"long_name": _LONG.get(name, name.replace("event_", "").replace("_", " "))}
             if values.dtype.kind in "fiu":
                 about["units"] = _UNITS.get(name, "1")
-            made[name] = (dims, values, about)
-        coords = {"cause": np.array(causes, np.str_), "label": np.array(list(labels), np.str_)}
-        dataset = xr.Dataset(made, coords, attrs | {"steps": json.dumps(self.steps)})
-        for variable in dataset.data_vars.values():
-            if variable.dtype.kind in "fi":
-                variable.encoding = {"zlib": True, "complevel": 4}
-        return dataset
+            packed = {"zlib": True, "complevel": 4} if values.dtype.kind in "fi" else {}
+            made[name] = (dims, values, about, packed)
+        coords = {"label": np.array(list(labels), np.str_)}
+        return xr.Dataset(made, coords, {**attrs, "steps": json.dumps(self.steps)})
 
 
-def row_label(step: PlayedStep, row: Row) -> str:
-    """Name a row."""
-    if step.between == "rank":
-        return f"rank {step.label['ranks'][row.stage]}"
-    parts = [f"replica {row.replica}"] if step.n_replicas > 1 else []
-    parts += [f"stage {row.stage}"] if step.n_stages > 1 or not parts else []
-    parts += [f"rank {row.member}"] if step.n_members > 1 else []
-    return " ".join(parts)
+def texts(timeline: xr.Dataset, name: str) -> NDArray[np.str_]:
+    """Return a column of `TEXTS` of a timeline, [event]."""
+    labels = timeline["label"].values.astype(str)
+    return np.asarray(labels[timeline[f"event_{name}"].values])
 
 
 def _ops_by_place(step: PlayedStep) -> dict[tuple[int, int], list[int]]:
     """Ops that each (stage, member) takes part in."""
     found: dict[tuple[int, int], list[int]] = {}
     for i, op in enumerate(step.ops):
-        if op.stream != JOIN:
+        if op.stream != Stream.JOIN:
             members = range(step.n_members) if op.member < 0 else (op.member,)
             for s in op.stages:
                 for m in members:
                     found.setdefault((s, m), []).append(i)
     return found
-
-
-def _is_shown(op: PlayedOp, row: Row) -> bool:
-    return row.stage in (op.shown or op.stages)
 
 
 def _lanes(step: PlayedStep, spans: Sequence[Span]) -> list[int]:
@@ -192,83 +172,96 @@ def _stream(op: PlayedOp) -> str:
     return op.track or op.stream
 
 
-def op_name(op: PlayedOp) -> str:
-    """Name an op: its kind, microbatch and chunk, or what it was recorded as."""
-    if op.track:
-        return op.name or op.op_kind
-    parts = [op.op_kind if op.microbatch >= 0 or not op.name else op.name]
-    if op.microbatch >= 0:
-        parts.append(str(op.microbatch))
-    if op.chunk > 0:
-        parts.append(f"chunk {op.chunk}")
-    return " ".join(parts)
-
-
 def _op_event(
     step: PlayedStep, k: int, row: Row, span: Span, lane: int, critical: set[tuple[int, int]]
 ) -> Event:
     op, r = step.ops[span.op], row.replica
-    nominal = float(step.nominal[r, span.op]) if step.nominal is not None else float("nan")
+    nominal = float(step.nominal[r, span.op]) if step.nominal is not None else np.nan
     before = step.binding(span.op, r)
     classes = ", ".join(
         f"{name} {format_share(share, 2)}" for name, share in op.classes if share >= 0.005
     )
     return Event(
-        k, _stream(op), lane, span.start, span.end - span.start, op_name(op), op.op_kind,
+        k, _stream(op), lane, span.start, span.end - span.start, op.label, op.op_kind,
         op.microbatch, op.chunk, nominal, (span.op, -1 if op.is_global else r) in critical,
-        describe(step, before.op, before.replica, row), classes,
+        _describe(step, before.op, before.replica, row), classes,
     )  # fmt: skip
 
 
+# -------------------------------------------------------------------------------------- waits
 def _wait_event(step: PlayedStep, k: int, row: Row, wait: Wait) -> Event:
-    what = describe(step, wait.op, wait.replica, row)
-    name = {
-        "bubble": "bubble", "replica": f"waiting for replica {wait.replica}",
-        "stall": "stall or jitter of the job",
-        "transfer": "waiting for transfer", "host": "launch gap", "latency": "launch latency",
-        "group": "waiting for its group", "rank": "waiting for another rank",
-        "communication": f"waiting for {step.ops[wait.op].op_kind}" if wait.op >= 0 else "",
-    }[wait.cause]  # fmt: skip
-    nan = float("nan")
+    op_kind = step.ops[wait.op].op_kind if wait.op >= 0 else "collective"
+    name = CAUSES[wait.cause][1].format(replica=wait.replica, op_kind=op_kind)
+    what = _describe(step, wait.op, wait.replica, row)
     length = wait.end - wait.start
-    return Event(k, WAITING, 0, wait.start, length, name, wait.cause, -1, -1, nan, False, what, "")
+    return Event(k, Stream.WAITING, 0, wait.start, length, name, wait.cause, waited_for=what)
 
 
-def describe(step: PlayedStep, op: int, replica: int, row: Row) -> str:
-    """Say which op, and whose, seen from a row; the ops that a join waits for stand for it."""
-    while op >= 0 and step.ops[op].stream == JOIN:
-        before = step.binding(op, replica)
-        op, replica = before.op, before.replica
+def _add_up(step: PlayedStep, k: int, row: Row, waits: Iterable[Wait]) -> list[Waited]:
+    """Add up a row's waits by cause and by whom they are for."""
+    total: dict[tuple[str, str], float] = {}
+    for wait in waits:
+        key = wait.cause, _waited_for(step, row, wait)
+        total[key] = total.get(key, 0.0) + wait.end - wait.start
+    order = list(CAUSES)
+    keys = sorted(total, key=lambda key: (order.index(key[0]), -total[key]))
+    return [Waited(k, *key, total[key]) for key in keys]
+
+
+def _waited_for(step: PlayedStep, row: Row, wait: Wait) -> str:
+    """Name the row that a wait is for, or the kind of op where the own row takes part in it."""
+    op, replica = _worker(step, wait.op, wait.replica)
+    if op < 0 or wait.cause in (Stream.HOST, "latency", "stall"):
+        return ""
+    info = step.ops[op]
+    if wait.cause in (Stream.TRANSFER, Stream.COMMUNICATION):
+        return "" if info.stream == Stream.COMPUTE else info.op_kind
+    return step.row_label(Row(replica, info.stages[0], max(info.member, 0)))
+
+
+def _worker(step: PlayedStep, op: int, replica: int) -> tuple[int, int]:
+    """Return an op and whose it is; where others meet, what they waited for stands for it."""
+    ran = (x for x in step.chain(op, replica) if step.ops[x.op].stream != Stream.JOIN)
+    found = next(ran, Link(-1, replica, 0.0, 0.0, 0.0))
+    return found.op, found.replica
+
+
+def _describe(step: PlayedStep, op: int, replica: int, row: Row) -> str:
+    """Say which op, and whose, seen from a row."""
+    op, replica = _worker(step, op, replica)
     if op < 0:
         return ""
-    info, parts = step.ops[op], [op_name(step.ops[op])]
-    if step.between == "rank":
-        where = "" if row.stage in info.stages else row_label(step, Row(0, info.stages[0], 0))
-        return f"{parts[0]} of {where}" if where else parts[0]
+    info, whose = step.ops[op], list[str]()
+    if step.ranks:
+        if row.stage not in info.stages:
+            whose.append(step.row_label(Row(0, info.stages[0], 0)))
+        return " of ".join([info.label, *whose])
     if replica != row.replica and not info.is_global:
-        parts.append(f"replica {replica}")
-    if row.stage not in info.stages or (len(parts) > 1 and step.n_stages > 1):
-        parts.append(f"stage {info.stages[0]}")
+        whose.append(f"replica {replica}")
+    if row.stage not in info.stages or (whose and step.n_stages > 1):
+        whose.append(f"stage {info.stages[0]}")
     if info.member not in (-1, row.member):
-        parts.append(f"rank {info.member}")
-    return " of ".join([parts[0], " ".join(parts[1:])]) if len(parts) > 1 else parts[0]
+        whose.append(f"rank {info.member}")
+    return f"{info.label} of {' '.join(whose)}" if whose else info.label
 
 
-def _flows(step: PlayedStep, places: dict[Place, int]) -> list[tuple[int, int]]:
+# ----------------------------------------------------------------------------------- messages
+def _flows(step: PlayedStep, places: Mapping[tuple[int, Row], int]) -> list[tuple[int, int]]:
     """Messages between shown rows of one replica, from event to event."""
     found = []
     sources: dict[tuple[int, int], list[int]] = {}
-    for (op, r, s, m), event in places.items():
-        if step.ops[op].stream != COMPUTE or step.ops[op].is_global or step.between == "rank":
+    for (op, row), event in places.items():
+        if step.ops[op].stream != Stream.COMPUTE or step.ops[op].is_global or step.ranks:
             continue
-        if (op, s) not in sources:
-            sources[op, s] = _sources(step, op, s)
-        for source in sources[op, s]:
+        if (op, row.stage) not in sources:
+            sources[op, row.stage] = _sources(step, op, row.stage)
+        for source in sources[op, row.stage]:
             info = step.ops[source]
+            member = row.member if info.member < 0 else info.member
             for stage in info.shown or info.stages:
-                member = m if info.member < 0 else info.member
-                if (source, r, stage, member) in places:
-                    found.append((places[source, r, stage, member], event))
+                sender = places.get((source, Row(row.replica, stage, member)))
+                if sender is not None:
+                    found.append((sender, event))
     return found
 
 
@@ -281,44 +274,36 @@ def _sources(step: PlayedStep, op: int, stage: int) -> list[int]:
         if p in seen or info.is_global:
             continue
         seen.add(p)
-        shown = info.shown or info.stages
-        if info.stream == JOIN or (info.stream == TRANSFER and stage in shown):
+        mine = info.is_shown(stage)
+        if info.stream == Stream.JOIN or (info.stream in (Stream.TRANSFER, Stream.HOST) and mine):
             left += info.preds
-        elif info.stream in (TRANSFER, COMPUTE) and stage not in shown:
+        elif info.stream in (Stream.TRANSFER, Stream.COMPUTE) and not mine:
             found.append(p)
-        elif info.stream == HOST and stage in shown:
-            left += info.preds
     return found
 
 
-def _figures(step: PlayedStep, path: list[tuple[int, int, float, float]], note: str) -> Any:
+# ------------------------------------------------------------------------------------ figures
+def _figures(step: PlayedStep, note: str) -> dict[str, Any]:
     """Figures of one step: its time, its critical path by op kind, who decided."""
     kinds, replicas = dict[str, float](), set[int]()
-    for op, replica, start, end in path:
-        info, seconds = step.ops[op], max(0.0, end - max(0.0, start))
-        if seconds > 0.0 and info.stream != JOIN:
+    for link in step.path:
+        info, seconds = step.ops[link.op], max(0.0, link.end - max(0.0, link.start))
+        if seconds > 0.0 and info.stream != Stream.JOIN:
             kinds[info.op_kind] = kinds.get(info.op_kind, 0.0) + seconds
-            replicas |= set() if info.is_global else {replica}
+            replicas |= set() if info.is_global else {link.replica}
     rest = step.step_time - sum(kinds.values())
     if rest > 1e-6 * step.step_time:
-        what = "stall" if step.between != "rank" else "host"
+        what = Stream.HOST if step.ranks else "stall"
         kinds[what] = kinds.get(what, 0.0) + rest
     replica, stage, most = deciding_row(step)
     decided: dict[str, Any] = {"share_of_path": most / step.step_time}
-    if step.between == "rank":
-        decided |= {"rank": step.label["ranks"][stage]}
+    if step.ranks:
+        decided |= {"rank": step.ranks[stage]}
     else:
         decided |= {"replica": replica, "stage": stage}
         decided |= {"replicas_on_path": len(replicas), "stages": step.n_stages}
-    label = {k: v for k, v in step.label.items() if k not in ("notes", "ranks")}
-    return label | {
+    return step.label | {
         "step_time": step.step_time,
         "critical_path": dict(sorted(kinds.items(), key=lambda x: -x[1])),
-        "decided_by": decided, "left_out": note, "notes": step.label.get("notes", []),
+        "decided_by": decided, "left_out": note, "notes": list(step.notes),
     }  # fmt: skip
-
-
-def texts(timeline: xr.Dataset, name: str) -> NDArray[np.str_]:
-    """Return a column of `TEXTS` of a timeline, [event]."""
-    labels = timeline["label"].values.astype(str)
-    return np.asarray(labels[timeline[f"event_{name}"].values])

@@ -6,6 +6,7 @@ ideal step has every effect at 1, or where only a few steps are known every op a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,13 @@ from numpy.typing import NDArray
 
 from prism.analyses.replay import same_work
 from prism.analyses.timelines.jobs import describe_node, gaps_by_row
-from prism.analyses.timelines.played import COMMUNICATION, COMPUTE, JOIN, PlayedOp, PlayedStep
+from prism.analyses.timelines.played import PlayedOp, PlayedStep, Stream
 from prism.common.errors import PrismError, named
 from prism.common.means import finite_mean
 from prism.models.kerneltrace.graph import KernelGraph, step_graph
 from prism.models.kerneltrace.steps import split_steps
 from prism.models.pipelinetrace.build import build_trace_graph
-from prism.simulation.tracemodel.graph import Array, TraceGraph, ends_of, filled
+from prism.simulation.tracemodel.graph import Array, TraceGraph, ends_of, filled, ops_of
 from prism.simulation.tracemodel.model import steady
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.table import Trace
@@ -37,11 +38,6 @@ def _choose(source: str, steps: list[int], step: int) -> int:
     return steps.index(step)
 
 
-def _label(kind: str, step: int, measured: float, **more: Any) -> dict[str, Any]:
-    return {"kind": kind, "step": step, "measured_step_time": measured, **more}
-
-
-# --------------------------------------------------------------------------------- pipeline traces
 def _play_pipeline(trace: Trace, step: int | None) -> list[PlayedStep]:
     graph = build_trace_graph(trace)
     steps, measured = [int(s) for s in graph.steps], graph.measured
@@ -49,15 +45,15 @@ def _play_pipeline(trace: Trace, step: int | None) -> list[PlayedStep]:
     at = nearest if step is None else _choose(trace.source, steps, step)
     ideal, simple = same_work(graph, trace.source)
     same = _same_nodes(graph, simple)
-    keep = np.array([at])
-    one, bare = graph.select(keep), simple.select(keep)
+    one, bare = (g.select(np.array([at])) for g in (graph, simple))
     nominal = np.full((len(graph.nodes), graph.n_replicas), np.nan)
     nominal[same >= 0] = ideal[same[same >= 0], :, at]
-    label = _label("replayed", steps[at], float(measured[at]), notes=list(graph.notes))
-    played = _played(one, filled(one), nominal, label)
     best = ideal[:, :, at : at + 1]
-    label = label | {"kind": "ideal", "notes": []}
-    return [played, _played(bare, best, best[:, :, 0], label)]
+    about = {"step": steps[at], "measured_step_time": float(measured[at])}
+    return [
+        replace(_played(one, filled(one), nominal, about, "replayed"), notes=tuple(graph.notes)),
+        _played(bare, best, best[:, :, 0], about, "ideal"),
+    ]
 
 
 def _same_nodes(graph: TraceGraph, simple: TraceGraph) -> NDArray[np.int64]:
@@ -70,30 +66,6 @@ def _same_nodes(graph: TraceGraph, simple: TraceGraph) -> NDArray[np.int64]:
     return out
 
 
-def _played(
-    graph: TraceGraph, durations: Array, nominal: Array, label: dict[str, Any]
-) -> PlayedStep:
-    """Play the only step of a graph; the step is over when its last node is."""
-    end = ends_of(graph, durations)[:, :, 0]
-    gaps = gaps_by_row(graph.nodes, end - durations[:, :, 0], end)
-    ops = [describe_node(node) for node in graph.nodes]
-    last = PlayedOp("join", JOIN, "", (0,), tuple(range(len(ops))), True)
-    total = float(end.max())
-    end = np.concatenate([end, np.full((1, graph.n_replicas), total)])
-    nominal = np.concatenate([nominal, np.zeros((1, graph.n_replicas))])
-    return PlayedStep(
-        (*ops, last),
-        end.T,
-        len(ops),
-        total,
-        graph.n_stages,
-        nominal=nominal.T,
-        label=label,
-        gaps=gaps,
-    )
-
-
-# ----------------------------------------------------------------------------------- kernel traces
 def _play_kernels(trace: Trace, step: int | None) -> list[PlayedStep]:
     steps = split_steps(trace)
     if step is not None:
@@ -102,37 +74,38 @@ def _play_kernels(trace: Trace, step: int | None) -> list[PlayedStep]:
     own = graph.select(graph.own)
     mean = finite_mean(graph.durations, axis=(1, 2))
     mean = steady(graph.nodes, mean, graph.most_lead)[:, None, None]
-    label = _label("replayed", graph.step, float(own.measured[0]))
-    played = _played_kernels(own, own.durations, mean, label)
-    ideal = _played_kernels(own, mean, mean, label | {"kind": "ideal"})
-    return [played, ideal] if len(steps.steps) > 1 else [played]
-
-
-def _played_kernels(
-    graph: KernelGraph, durations: Array, nominal: Array, label: dict[str, Any]
-) -> PlayedStep:
-    """Play a kernel graph; the clock begins with the end of the step before."""
-    end, is_op = ends_of(graph, durations), np.array([n.kind == "op" for n in graph.nodes])
-    start = end - durations
-    gaps = gaps_by_row(graph.nodes, start[:, :, 0], end[:, :, 0])
-    ops = [_describe(graph, i) for i in range(len(graph.nodes))]
-    last = int(np.argmax(np.where(is_op, end[:, 0, 0], -np.inf)))
-    everyone = tuple(range(graph.n_stages))
-    ops.append(PlayedOp("join", JOIN, "", everyone, (last,), True, lags=(0.0,)))
-    end = np.append(end[:, 0, 0], end[last, 0, 0])
-    return PlayedStep(
-        tuple(ops), end[None], len(ops) - 1, float(end[-1]), graph.n_stages,
-        nominal=np.append(nominal[:, 0, 0], 0.0)[None], label=label | {"ranks": graph.ranks},
-        between="rank", gaps=gaps,
-    )  # fmt: skip
+    about = {"step": graph.step, "measured_step_time": float(own.measured[0])}
+    played = [_played(own, own.durations, mean[:, :, 0], about, "replayed")]
+    if len(steps.steps) > 1:
+        played.append(_played(own, mean, mean[:, :, 0], about, "ideal"))
+    ops = tuple(_describe(graph, i) for i in range(len(graph.nodes)))
+    return [replace(one, ops=(*ops, one.ops[-1]), ranks=graph.ranks) for one in played]
 
 
 def _describe(graph: KernelGraph, i: int) -> PlayedOp:
     node = graph.nodes[i]
     op = describe_node(node)
     if node.op_kind in COLLECTIVES:
-        op = op._replace(stream=COMMUNICATION)
-    if node.kind == "op" and op.stream == COMPUTE and node.kernel_class:
+        op = op._replace(stream=Stream.COMMUNICATION)
+    if node.kind == "op" and op.stream == Stream.COMPUTE and node.kernel_class:
         op = op._replace(op_kind=node.kernel_class)
     track = f"stream {int(graph.stream[i])}" if node.kind == "op" else "host"
     return op._replace(lags=node.lags, track=track)
+
+
+def _played(
+    graph: TraceGraph, durations: Array, nominal: Array, about: dict[str, Any], kind: str
+) -> PlayedStep:
+    """Play the only step of a graph; it is over when the last op is, the host may be further."""
+    end = ends_of(graph, durations)[:, :, 0]
+    gaps = gaps_by_row(graph.nodes, end - durations[:, :, 0], end)
+    ops, done = ops_of(graph.nodes), end.max(axis=1)
+    last = int(ops[np.argmax(done[ops])])
+    join = PlayedOp("join", Stream.JOIN, "", (0,), (last,), True)
+    return PlayedStep(
+        (*map(describe_node, graph.nodes), join),
+        np.vstack([end, np.full((1, graph.n_replicas), done[last])]).T,
+        len(end), float(done[last]), graph.n_stages,
+        nominal=np.vstack([nominal, np.zeros((1, graph.n_replicas))]).T, gaps=gaps,
+        label={"kind": kind, **about},
+    )  # fmt: skip

@@ -14,25 +14,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.analyses.timelines.played import (
-    COMMUNICATION,
-    COMPUTE,
-    HOST,
-    JOIN,
-    TRANSFER,
-    Binding,
-    PlayedOp,
-    PlayedStep,
-    Row,
-)
+from prism.analyses.timelines.played import PlayedOp, PlayedStep, Row, Stream
 from prism.common.launchgaps import LaunchGaps
 
 CAUSES = {
-    "bubble": "bubble", "replica": "other replicas", "rank": "other ranks", "group": "its group",
-    "transfer": "transfers", "communication": "collectives", "host": "launch gaps",
-    "latency": "latency", "stall": "stalls",
-}  # fmt: skip
-"""What is waited for, by cause: other stages of the pipeline, ..., what stops the whole job."""
+    "bubble": ("bubble", "bubble"),
+    "replica": ("other replicas", "waiting for replica {replica}"),
+    "rank": ("other ranks", "waiting for another rank"),
+    "group": ("its group", "waiting for its group"),
+    "transfer": ("transfers", "waiting for transfer"),
+    "communication": ("collectives", "waiting for {op_kind}"),
+    "host": ("launch gaps", "launch gap"),
+    "latency": ("latency", "launch latency"),
+    "stall": ("stalls", "stall or jitter of the job"),
+}
+"""What is waited for, by cause: as a column's title, and as the name of a single wait."""
 
 EPSILON = 1e-9  # s: times nearer than this are one
 
@@ -68,30 +64,25 @@ def spans_of(step: PlayedStep, row: Row, ops: Sequence[int]) -> list[Span]:
 def waits_of(step: PlayedStep, row: Row, spans: Sequence[Span]) -> list[Wait]:
     """List a row's waits, in order: all of the step that none of its compute ops covers."""
     found: list[Wait] = []
-    now = 0.0
-    for span in spans:
-        if step.ops[span.op].stream != COMPUTE:
-            continue
+    now, end = 0.0, float(step.end[row.replica, step.final])
+    computes = [span for span in spans if step.ops[span.op].stream == Stream.COMPUTE]
+    for span in (*computes, Span(end, end, step.final)):
         if span.start > now + EPSILON:
-            found += _explain(step, row, span.op, row.replica, now, span.start)
+            found += _explain(step, row, span.op, now, span.start)
         now = max(now, span.end)
-    end = float(step.end[row.replica, step.final])
-    if end > now + EPSILON:
-        found += _explain(step, row, step.final, row.replica, now, end)
     if step.step_time > end + EPSILON:
-        found.append(Wait(max(end, now), step.step_time, "stall", -1, row.replica))
-    return (
-        found
-        if step.gaps is None
-        else _merge(_with_launch_gaps(step, step.gaps(row), spans, found))
-    )
+        found.append(Wait(now, step.step_time, "stall", -1, row.replica))
+    if step.gaps is not None:
+        found = _merge(_with_launch_gaps(step, step.gaps(row), spans, found))
+    return found
 
 
 def _with_launch_gaps(
     step: PlayedStep, gaps: LaunchGaps, spans: Sequence[Span], waits: Sequence[Wait]
 ) -> list[Wait]:
     """Give the host what is a launch gap, and no more: not what runs meanwhile, nor latency."""
-    runs = [s for s in spans if step.ops[s.op].stream not in (HOST, JOIN, COMPUTE)]
+    moves = Stream.COMMUNICATION, Stream.TRANSFER
+    runs = [s for s in spans if step.ops[s.op].stream in moves]
     begin, until = np.array([s.start for s in runs]), np.array([s.end for s in runs])
     until = np.maximum.accumulate(until)
     found = []
@@ -101,9 +92,9 @@ def _with_launch_gaps(
         for a, b in pairwise(cuts.tolist()):
             cause, middle = wait.cause, 0.5 * (a + b)
             if _covers(gaps.begin, gaps.end, middle):
-                cause = HOST
-            elif cause == HOST:
-                cause = COMMUNICATION if _covers(begin, until, middle) else "latency"
+                cause = Stream.HOST
+            elif cause == Stream.HOST:
+                cause = Stream.COMMUNICATION if _covers(begin, until, middle) else "latency"
             found.append(wait._replace(start=a, end=b, cause=cause))
     return found
 
@@ -114,54 +105,42 @@ def _covers(begin: NDArray[Any], end: NDArray[Any], when: float) -> bool:
     return i >= 0 and when < end[i]
 
 
-def _explain(
-    step: PlayedStep, row: Row, op: int, replica: int, begin: float, end: float
-) -> list[Wait]:
-    """Divide a wait that ends at an op's start by what ran on the way to it."""
+def _explain(step: PlayedStep, row: Row, op: int, begin: float, end: float) -> list[Wait]:
+    """Divide a wait for an op's start, or the step's end, by what ran on the way to it."""
     parts: list[Wait] = []
-    now, asks_for_end = end, op == step.final
-    if asks_for_end and step.ops[op].stream != JOIN:
-        parts.append(_part(step, row, Binding(end, op, replica, 0.0), begin, now))
+    now, later = end, None
+
+    def add(since: float, cause: str, op: int, replica: int) -> None:
+        nonlocal now
+        parts.append(Wait(max(begin, since), now, cause, op, replica))
         now = parts[-1].start
-    while now > begin + EPSILON:
-        before = step.binding(op, replica)
-        if before.op < 0:
-            parts.append(
-                Wait(begin, now, HOST if step.between == "rank" else "bubble", -1, replica)
-            )
+
+    for ran in step.chain(op, row.replica):
+        if later and later.lag > 0.0 and later.start - later.lag < now:
+            add(later.start - later.lag, Stream.HOST, later.op, later.replica)
+        if now <= begin + EPSILON:
             break
-        if before.lag > 0.0 and before.start - before.lag < now:
-            since = max(begin, before.start - before.lag)
-            parts.append(Wait(since, now, HOST, op, replica))
-            now = since
-            if now <= begin + EPSILON:
-                break
-        ran = step.ops[before.op]
-        if before.replica != row.replica and not ran.is_global:
-            parts.append(Wait(begin, now, "replica", before.op, before.replica))
+        info = step.ops[ran.op]
+        if ran.replica != row.replica and not info.is_global:
+            add(begin, "replica", ran.op, ran.replica)
             break
-        if ran.stream != JOIN:
-            parts.append(_part(step, row, before, begin, now))
-            now = parts[-1].start
-        op, replica = before.op, before.replica
+        if info.stream != Stream.JOIN and (later or op == step.final):
+            add(ran.start, _cause(step, row, info), ran.op, ran.replica)
+        later = ran
+    if now > begin + EPSILON and later:
+        add(begin, Stream.HOST if step.ranks else "bubble", -1, later.replica)
     return _merge(parts[::-1])
-
-
-def _part(step: PlayedStep, row: Row, ran: Binding, begin: float, now: float) -> Wait:
-    """Give the part of a wait in which one op ran."""
-    since = max(begin, step.start(ran.op, ran.replica))
-    return Wait(since, now, _cause(step, row, step.ops[ran.op]), ran.op, ran.replica)
 
 
 def _cause(step: PlayedStep, row: Row, ran: PlayedOp) -> str:
     """Name what a row waits for while an op of its own replica, or of all, runs."""
     if row.stage not in ran.stages:
-        return step.between
+        return "rank" if step.ranks else "bubble"
     if ran.member not in (-1, row.member):
         return "group"
-    if ran.stream in (TRANSFER, HOST):
+    if ran.stream in (Stream.TRANSFER, Stream.HOST):
         return ran.stream
-    return COMMUNICATION
+    return Stream.COMMUNICATION
 
 
 def _merge(parts: list[Wait]) -> list[Wait]:

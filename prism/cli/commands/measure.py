@@ -16,6 +16,8 @@ from prism.cli.commands.options import (
 )
 from prism.cli.commands.outputs import check_model_path, check_picture_path
 from prism.cli.commands.terminal import print_answer, progress_line, say
+from prism.common.errors import PrismError
+from prism.common.resultfiles import GONE
 
 DTYPES = click.Choice(["float64", "float32", "bfloat16", "float16"])
 DEVICE = click.option(
@@ -35,7 +37,8 @@ JOB = click.option("--job", metavar="JOB", help="What the ranks of this job run.
 def measure() -> None:
     """Measure distributions of kernels on this machine.
 
-    They go into a library, steps into a trace. Needs torch: pip install 'torch>=2.5'.
+    They go into a library. Needs torch: pip install 'torch>=2.5'. Steps of a job are recorded with
+    torch.profiler, for prism fit.
     """
 
 
@@ -182,59 +185,12 @@ def _measure(kind: Any, options: dict[str, Any]) -> None:
     print_answer(shown, as_json, details)
 
 
-@measure.command()
-@output_option("Trace, steps, summary.")
-@click.option("--ranks", type=click.IntRange(min=2), default=2, show_default=True,
-              help="Processes.")  # fmt: skip
-@click.option("--parallel", type=click.Choice(["ddp", "pipeline"]), default="ddp",
-              show_default=True,
-              help="ddp: each rank has the whole model; pipeline: one stage.")  # fmt: skip
-@click.option("--schedule", type=click.Choice(["1f1b", "gpipe"]), default="1f1b",
-              show_default=True, help="Of a pipeline.")  # fmt: skip
-@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True,
-              help="Steps to record.")  # fmt: skip
-@click.option("--warm-up", type=click.IntRange(min=0), default=10, show_default=True,
-              help="Warm-up steps before them.")  # fmt: skip
-@click.option("--profile", type=click.IntRange(min=0), default=0, metavar="N",
-              help="Profile N further steps with torch's profiler, into DIR/kineto.")  # fmt: skip
-@click.option("--microbatches", type=click.IntRange(min=1), default=4, show_default=True,
-              help="Of a replica in a step.")  # fmt: skip
-@click.option("--microbatch-size", type=click.IntRange(min=1), default=2, show_default=True,
-              help="Sequences.")  # fmt: skip
-@click.option("--layers", type=click.IntRange(min=1), default=4, show_default=True)
-@click.option("--hidden", type=click.IntRange(min=1), default=256, show_default=True)
-@click.option("--heads", type=click.IntRange(min=1), default=4, show_default=True)
-@click.option("--seq", type=click.IntRange(min=1), default=128, show_default=True)
-@click.option("--vocab", type=click.IntRange(min=2), default=2048, show_default=True)
-@click.option("--dtype", type=DTYPES, default="float32", show_default=True)
-@DEVICE
-@LIMIT
-@details_option
-@common_options(threads=THREADS)
-def step(output: str | None, details: bool, as_json: bool, quiet: bool, **options: Any) -> None:
-    """Train a small transformer over several processes, each op timed.
-
-    DIR/trace.csv is a trace for prism fit, replay and validate --trace; DIR/steps.csv the step
-    times.
-    """
-    from prism.common.files import check_directory
-    from prism.measuring.step import StepJob, measure_step
-    from prism.measuring.tinymodel import Sizes
-    from prism.present.answers.measure import step_answer
-
-    if output is not None:
-        check_directory(output)
-    elif options["profile"]:
-        raise click.UsageError("--profile writes to DIR/kineto; give -o DIR")
-    sizes = Sizes(**{name: options.pop(name) for name in Sizes._fields})
-    names = ("ranks", "parallel", "microbatches", "schedule", "dtype")
-    job = StepJob(sizes=sizes, **{name: options.pop(name) for name in names})
-    with progress_line("training", quiet) as report:
-        result = measure_step(output, job, progress=report, **options)
-    if not quiet:
-        say(
-            f"wrote {output}: trace.csv, steps.csv, summary.json"
-            if output is not None
-            else "the trace is not kept; -o DIR writes it"
-        )
-    print_answer(step_answer(result), as_json, details)
+@measure.command(
+    "step",
+    hidden=True,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def _step() -> None:
+    """Say what there is in place of a command of earlier versions."""
+    raise PrismError(GONE["measured_step"])

@@ -39,17 +39,11 @@ from prism.cli.commands.terminal import progress_line, say
 @click.option("--ranks", type=Numbers(), metavar="A,B:C", help="Show these ranks.")
 @click.option("--replicas", type=Numbers(), metavar="A,B:C", help="Show these dp replicas.")
 @click.option("--stages", type=Numbers(), metavar="A,B:C", help="Show these pipeline stages.")
-@click.option(
-    "--window",
-    type=Percentiles(),
-    metavar="FROM,TO",
-    help="Part of the steps that the picture shows, in percent.  [default: 0,100]",
-)
 @step_range_option
 @skip_option
 @steps_option
 @set_option
-@output_option("timeline.json.gz for Perfetto, pictures, result, summary.")
+@output_option("timeline.json.gz for Perfetto, result, summary.")
 @details_option
 @common_options()
 def timeline(
@@ -67,7 +61,7 @@ def timeline(
     timeline.json.gz in ui.perfetto.dev or chrome://tracing.
     """
     from prism.analyses.timeline import timeline as lay_timeline
-    from prism.analyses.timelines.chrome import chrome_bytes
+    from prism.analyses.timelines.perfetto import to_perfetto
     from prism.common.files import check_directory
 
     if output is not None:
@@ -75,6 +69,6 @@ def timeline(
     with progress_line("simulating", quiet) as report:
         result = lay_timeline(what[0] if len(what) == 1 else what, progress=report, **options)
     if output is None and not quiet:
-        say("the timeline is not kept; -o DIR writes it for Perfetto, with pictures")
-    texts = None if output is None else {"timeline.json.gz": chrome_bytes(result)}
+        say("the timeline is not kept; -o DIR writes it for Perfetto")
+    texts = None if output is None else {"timeline.json.gz": to_perfetto(result)}
     conclude(result, output=output, as_json=as_json, details=details, quiet=quiet, texts=texts)

@@ -1,4 +1,4 @@
-"""Answers of measurements: of kernels and collectives, and of a small training step."""
+"""The answer of a measurement of kernels or collectives."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from prism import plots
-from prism.common.text import format_count, format_duration, format_parameters, format_share
+from prism.common.text import format_duration, format_share
 from prism.measuring.command import summarize_measurement
-from prism.measuring.step import summarize_step
 from prism.present.answer import (
     Answer,
     Cell,
@@ -134,40 +133,3 @@ def _machine(numbers: Json) -> Table:
         text = f"{words(duration(cost, 1e-9))}, subtracted from every call"
         rows.append(("overhead of the clock", Figure(cost, text)))
     return pairs_table("Machine", rows)
-
-
-def step_answer(result: xr.Dataset) -> Answer:
-    """Make the answer of a measured training step."""
-    numbers = summarize_step(result)
-    job, time = numbers["job"], numbers["step_time"]
-    layout = f"{format_count(job['ranks'], 'rank')}, {job['parallel']}"
-    if job["parallel"] == "pipeline":
-        layout += f" {job['schedule']}"
-    rows: list[tuple[str, Cell]] = [
-        ("mean", _short(time["mean"])),
-        *((f"p{q}", _short(time[f"p{q}"])) for q in (50, 95, 99)),
-        ("CV", share(time["cv"])),
-        ("lag-1 rank correlation", _lag(time["autocorrelation"])),
-        ("drift over the session", change(time["drift"])),
-    ]
-    ops = tuple(
-        (op["name"], count(op["n"]), _short(op["p50"]), _short(op["p99"]), share(op["cv"]),
-         share(op["step_share"]))
-        for op in numbers["ops"]
-    )  # fmt: skip
-    columns = (Column(right=False), *map(Column, ("n", "p50", "p99", "CV", "of the step")))
-    return Answer(
-        title="Measured training step",
-        subject=layout,
-        head=f", {format_count(job['microbatches'], 'microbatch')}, "
-        f"{format_parameters(job['parameters'])} parameters, "
-        f"{format_count(time['n'], 'step')}, seed {numbers['seed']}",
-        question=f"How long does a step on {layout} take, and how do its ops vary?",
-        tables=(
-            pairs_table("Step time", [row for row in rows if row[1] is not None]),
-            Table("Ops", columns, ops),
-            _machine(numbers),
-        ),
-        figures=numbers,
-        warnings=tuple(numbers["warnings"]),
-    )

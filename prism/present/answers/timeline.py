@@ -4,60 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prism import plots
-from prism.analyses.timeline import summarize_timeline
+from prism.analyses.timeline import Timeline
 from prism.analyses.timelines.waits import CAUSES
 from prism.common.text import format_count, format_share
 from prism.present.answer import (
     Answer,
     Cell,
     Column,
-    Errors,
     Finding,
-    Picture,
     Table,
     lines_table,
     share,
 )
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 Json = Mapping[str, Any]
 
 MOST_ROWS = 12
 """Rows of a step that are shown by default, those whose replicas decide first."""
-SMALL, SMALL_ON_PATH = 5e-4, 5e-3
-"""Shares of a step that are left out below, of waits and of the critical path [1]."""
+MOST_WAITS = 20
+"""Waits of a step that are listed by whom they are for, the longest."""
+SMALL = 5e-4
+"""Shares of a step that are left out below [1]."""
+NONE = {"share": 0.0}
+"""Wait of a row that has none of a cause."""
 
 
-def timeline_answer(result: xr.Dataset) -> Answer:
+def timeline_answer(result: Timeline) -> Answer:
     """Make the answer of a timeline."""
-    numbers = summarize_timeline(result)
-    source = Path(str(numbers["source"])).name
+    numbers = result.figures()
+    source, steps = Path(str(numbers["source"])).name, numbers["steps"]
     head = ""
     if "seed" in numbers:  # of a trace nothing is drawn
         head = f", {format_count(numbers['replicates'], 'step replicate')}, seed {numbers['seed']}"
-    shown = max(3, MOST_ROWS // len(numbers["steps"]) * 2)
-    picture = Picture(
-        "timeline", f"Ops of a step of {source} over time", lambda: plots.plot_gantt(result),
-        "Ops by kind, waits hatched, the critical path outlined.",
-        Errors("none: single steps are shown", "as in the estimate or recording they are from"),
-    )  # fmt: skip
+    shown = max(3, MOST_ROWS // len(steps) * 2)
     return Answer(
         title="Timeline of a step",
         subject=source,
         head=head,
         question=f"When does every op of a step of {source} run, and what does it wait for?",
-        findings=tuple(_decides(step) for step in numbers["steps"]),
+        findings=tuple(_decides(step) for step in steps),
         tables=(
-            *(table for step in numbers["steps"] for table in _rows(step, shown)),
+            *(table for step in steps for table in (*_rows(step, shown), _waits(step))),
             *(lines_table("Notes", numbers["notes"]),) * bool(numbers["notes"]),
         ),
         figures=numbers,
-        pictures=(picture,),
     )
 
 
@@ -89,25 +81,38 @@ def _place(step: Json) -> str:
 
 def _rows(step: Json, shown: int) -> list[Table]:
     """Lay out what a step's rows compute and wait for; details have the rows left out."""
-    rows = step["rows"]
     causes = [
         cause for cause in CAUSES
-        if any(row["waits"].get(cause, {"share": 0.0})["share"] >= SMALL for row in rows)
+        if any(row["waits"].get(cause, NONE)["share"] >= SMALL for row in step["rows"])
     ]  # fmt: skip
-    heads = (Column(CAUSES[cause], "waits for") for cause in causes)
+    heads = (Column(CAUSES[cause][0], "waits for") for cause in causes)
     columns = (Column(right=False), Column("computes"), *heads)
-    cells = tuple(_row(row, causes) for row in rows)
-    title = step["title"].partition(":")[0]
-    if len(cells) <= shown:
-        return [Table(f"{title}, share of its time", columns, cells)]
+    cells: list[tuple[Cell, ...]] = []
+    for row in step["rows"]:
+        waits = (row["waits"].get(cause, NONE)["share"] for cause in causes)
+        name = row["label"] + (f" ({row['role']})" if row["role"] else "")
+        shares = (share(x) if x >= SMALL else None for x in waits)
+        cells.append((name, share(row["busy_share"]), *shares))
+    title, few, rest = _title(step), tuple(cells[:shown]), tuple(cells[shown:])
+    if not rest:
+        return [Table(f"{title}, share of its time", columns, few)]
     notes = (f"{shown} of {format_count(len(cells), 'row')}: --details lists all",)
     return [
-        Table(f"{title}, share of its time", columns, cells[:shown], notes),
-        Table(f"{title}, further rows", columns, cells[shown:], details=True),
+        Table(f"{title}, share of its time", columns, few, notes),
+        Table(f"{title}, further rows", columns, rest, details=True),
     ]
 
 
-def _row(row: Json, causes: list[str]) -> tuple[Cell, ...]:
-    name = row["label"] + (f" ({row['role']})" if row["role"] else "")
-    waits = [row["waits"].get(cause, {"share": 0.0})["share"] for cause in causes]
-    return name, share(row["busy_share"]), *(share(x) if x >= SMALL else None for x in waits)
+def _waits(step: Json) -> Table:
+    """List who waits longest for whom."""
+    longest = sorted(step["waits"], key=lambda wait: -wait["seconds"])[:MOST_WAITS]
+    columns = (Column("who", right=False), Column("waits for", right=False),
+               Column("cause", right=False), Column("share of the step"))  # fmt: skip
+    cells = tuple((x["row"], x["for"], CAUSES[x["cause"]][0], share(x["share"])) for x in longest)
+    left = len(step["waits"]) - len(longest)
+    notes = (f"{format_count(left, 'shorter wait')} in summary.json",) if left else ()
+    return Table(f"{_title(step)}, longest waits", columns, cells, notes, details=True)
+
+
+def _title(step: Json) -> str:
+    return str(step["title"]).partition(":")[0]
