@@ -315,6 +315,8 @@ def test_totals_of_runs(tmp_path):
         (("s.csv", "s.csv", "--fail-if-slower", "1%", "--junit", "no/x.xml"), "no"),
         (("s.csv", "s.csv", "--fail-if-slower", "1%", "--junit", "."), "folder"),
         (("s.csv", "s.csv", "--fail-if-slower", "-1%"), "-1%"),
+        (("s.csv", "s.csv", "--false-alarm", "1%"), "--fail-if-slower"),
+        (("s.csv", "s.csv", "--fail-if-slower", "1%", "--false-alarm", "60%"), "50 %"),
     ],
 )
 def test_bad_input_is_told(run, tmp_path, arguments, said):
@@ -339,13 +341,45 @@ def test_a_gate_fails_where_the_interval_lies_beyond(run, tmp_path, level, sprea
                        "gate.xml", "--seed", "1", "--json")  # fmt: skip
     gate = json.loads(out)["gate"]
     (check,) = gate["checks"]
-    assert code == (3 if verdict == "slower" else 0)
-    assert (gate["failed"], check["verdict"]) == (code == 3, verdict)
+    assert code == (1 if verdict == "slower" else 0)
+    assert (gate["failed"], check["verdict"]) == (code == 1, verdict)
     assert check["relative"] == pytest.approx(level - 1.0, abs=1e-5)
     suite = ElementTree.parse(tmp_path / "gate.xml").getroot().find("testsuite")
-    assert suite.get("tests") == "1" and suite.get("failures") == str(int(code == 3))
-    assert (suite.find("testcase/failure") is not None) == (code == 3)
+    assert suite.get("tests") == "1" and suite.get("failures") == str(int(code == 1))
+    assert (suite.find("testcase/failure") is not None) == (code == 1)
     assert "b<.csv" in suite.find("testcase").get("name")
+
+
+def test_a_gate_takes_the_spread_of_the_golden_runs(tmp_path):
+    """s sqrt(1/R_A + 1/R_B) with R_A - 1 degrees of freedom, also where B varies less by chance."""
+    a, b = levels(8, 0.01), levels(3, 0.0001, 2.02)
+    files = [write(tmp_path / f"{k}.csv", x) for k, x in (("a", a), ("b", b))]
+    for rate in (0.025, 0.2):
+        found = compared(*files, fail_if_slower=0.0, false_alarm=rate)[0]["gate"]
+        (check,) = found["checks"]
+        level = a.mean(axis=1)
+        error = level.std(ddof=1) / level.mean() * math.sqrt(1 / 8 + 1 / 3)
+        low = math.log1p(check["relative"]) - stats.t.isf(rate, 7) * error
+        assert check["relative_ci"][0] == pytest.approx(math.expm1(low), abs=0.1 * error)
+        seen = (stats.t.isf(rate, 7) + stats.t.isf(0.2, 7)) * error
+        assert check["detectable_80"] == pytest.approx(math.expm1(seen), rel=0.1)
+        assert found["failed"] == (low > 0.0)
+
+
+def test_false_alarms_come_at_the_rate_asked_for(tmp_path):
+    """Five golden runs and two new ones that differ as they do; more alarms if steps counted."""
+    rng, rate, n, alarms, naive = np.random.default_rng(17), 0.2, 40, 0, 0
+    for _ in range(n):
+        level = np.exp(0.005 * rng.standard_normal(7))
+        values = 2.0 * level[:, None] * np.exp(0.01 * rng.standard_normal((7, 30)))
+        a, b = write(tmp_path / "a.csv", values[:5]), write(tmp_path / "b.csv", values[5:])
+        found = compared(a, b, fail_if_slower=0.0, false_alarm=rate)[0]
+        alarms += found["gate"]["failed"]
+        naive += stats.ttest_ind(values[5:].ravel(), values[:5].ravel(), alternative="greater",
+                                 ).pvalue < rate  # fmt: skip
+    error = math.sqrt(rate * (1.0 - rate) / n)
+    assert alarms / n == pytest.approx(rate, abs=2.5 * error)
+    assert naive / n > rate + 2.5 * error
 
 
 def test_no_gate_without_a_limit(run, tmp_path):

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import html
+import multiprocessing
 import os
 import random
 import re
@@ -12,7 +14,6 @@ import sys
 import time
 import urllib.request
 import uuid
-from multiprocessing import resource_tracker
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,15 @@ import prism
 from prism import PrismError, load_job
 from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.present.explore import controls
-from prism.present.explore.process import Answers
-from prism.present.explore.stages import FIRST, REFINED, Question, answer_stages
+from prism.present.explore.computing import (
+    FIRST,
+    REFINED,
+    EndedError,
+    Question,
+    Stage,
+    answer_stages,
+    compute,
+)
 
 SMALL = "pipeline-8x32"
 BASE = "llama3-70b-fsdp-512"
@@ -36,24 +44,6 @@ def unranked():
         "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
         "variability": {"library": None, "dependence": "none"},
     })  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def answers(unranked):
-    kept = Answers(Question(unranked, 1, 1))
-    yield kept
-    kept.close()
-
-
-def wait_for(answers, page, word, name=None):
-    """Give what was told until a word comes."""
-    found, end = [], time.monotonic() + 300
-    while time.monotonic() < end:
-        found += answers.take(page)
-        if any(t.word == word and (not name or t.value.name == name) for t in found):
-            return found
-        time.sleep(0.01)
-    raise AssertionError(found)
 
 
 def alive(mark):
@@ -129,7 +119,7 @@ def test_the_job_file_and_the_command_give_the_same_job(changed, tmp_path):
     job, keys = controls.build(base, changed), controls.overrides(base, changed)
     file = tmp_path / "job.yaml"
     file.write_text(controls.job_file(base, keys))
-    words = controls.command(base, keys, 512, 1).split()
+    words = controls.command("estimate", base, keys, "--seed", "1").split()
     sets = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     assert words[:3] == ["prism", "estimate", BASE]
     for again in (load_job(file), load_job(BASE, sets)):
@@ -167,56 +157,68 @@ def test_random_settings_make_a_job_or_are_refused():
     assert min(found.values()) >= 30
 
 
-def test_stages_are_those_of_the_commands(monkeypatch):
-    told, job = [], load_job(SMALL)
-    answer_stages(Question(job, 3, 1), lambda word, value: told.append((word, value)))
-    stages = {value.name: value for word, value in told if word == "stage"}
-    assert list(stages) == ["step", "run", "ranking"] and told[-1][0] == "done"
+def stages_of(question):
+    return [told for told in answer_stages(question) if isinstance(told, Stage)]
 
-    step = prism.simulate(job, FIRST, seed=3).step_time
-    assert np.array_equal(stages["step"].result.step_time, step)
+
+def test_stages_are_those_of_the_commands():
+    job = load_job(SMALL)
+    first, second, ranking = stages_of(Question(job, 3, 1))
+    assert (first.panel, second.panel, ranking.panel) == ("answer", "answer", "ranking")
+    assert (first.replicates, second.replicates) == (FIRST, REFINED)
+
+    p50 = prism.summary(prism.simulate(job, FIRST, seed=3))["step_time"]["p50"]
+    assert f"{p50:.1f}" in first.html
     run = prism.estimate(job, replicates=REFINED, seed=3)
-    assert prism.summary(stages["run"].result)["step_time"] == (prism.summary(run)["step_time"])
-    assert "<svg" in stages["run"].html and "critical_path_time" not in stages["step"].result
-    pinned = []
-    drawn = "prism.present.reports.page.to_svg"
-    monkeypatch.setattr(drawn, lambda picture, name: f'<svg viewBox="0 0 9 9" id="{name}"/>')
-    answer_stages(
-        Question(load_job(SMALL, ["parallelism.pp=4"]), 3, 1, run),
-        lambda word, value: pinned.append(value) if word == "stage" else None,
-    )
-    assert "below" not in pinned[1].beside  # a report's other sections
-    assert "parallelism.pp" in pinned[1].beside and 'id="beside-f1"' in pinned[1].beside
+    assert np.array_equal(second.result.step_time, run.step_time)
+    assert prism.summary(second.result)["step_time"] == prism.summary(run)["step_time"]
+    assert "<img" in second.html
+    found = prism.answer(prism.rank(job, seed=3)).findings[0]
+    assert html.escape(" ".join(found.text.split()[:4])) in ranking.html
+    other = load_job(SMALL, ["parallelism.pp=4"])
+    panels = {told.panel: told.html for told in stages_of(Question(other, 3, 1, run))}
+    compared = prism.compare(run, prism.estimate(other, replicates=REFINED, seed=3), seed=3)
+    figures = prism.summary(compared)["quantities"]["step_time"]
+    assert figures["paired_by"] == "cluster"  # the same random numbers
+    assert "parallelism.pp" in panels["beside"]
+    for found in prism.answer(compared).findings[:1]:
+        assert html.escape(" ".join(found.text.split()[:6])) in panels["beside"]
 
 
-def test_a_newer_question_ends_the_one_before(answers, unranked):
-    slow = load_job(BASE)  # its answer would take seconds
-    first = answers.ask("page", Question(slow, 1, 1))
-    second = answers.ask("page", Question(unranked, 1, 1))
-    other = answers.ask("other", Question(unranked, 2, 1))
-    found = wait_for(answers, "page", "done")
-    assert {t.number for t in found} == {second} and first != second
-    assert {t.number for t in wait_for(answers, "other", "done")} == {other}
-    answers.drop("page")
-    assert answers.take("page") == []
+def test_a_process_that_is_killed_is_noticed_and_another_answers(unranked):
+    async def first(question, kill=()):
+        told = []
+        async for one in compute(question):
+            told.append(one)
+            for pid in kill and set(children()) - server:
+                os.kill(pid, signal.SIGKILL)
+        return told
+
+    def children():
+        return [process.pid for process in multiprocessing.active_children()]
+
+    server = set(children())
+    with pytest.raises(EndedError):
+        asyncio.run(first(Question(load_job(BASE), 1, 1), kill=True))
+    told = asyncio.run(first(Question(unranked, 1, 1)))
+    assert [one.replicates for one in told if isinstance(one, Stage)] == [FIRST, REFINED]
+
+    async def left():
+        told = compute(Question(load_job(BASE), 1, 1))
+        await anext(told)
+        assert set(children()) - server
+        await told.aclose()
+
+    asyncio.run(left())
+    assert not set(children()) - server
 
 
-def test_an_end_of_the_kept_process_ends_all_and_is_noticed(monkeypatch):
-    mark = uuid.uuid4().hex
-    resource_tracker.ensure_running()  # the test's own, which stays
-    monkeypatch.setenv("PRISM_TEST_MARK", mark)
-    kept, slow = Answers(), load_job(BASE)
-    for page in "abc":
-        kept.ask(page, Question(slow, 1, 1))
-    wait_for(kept, "c", "waiting")  # the others are being answered
-    assert len(alive(mark)) >= 3
-    os.kill(kept._process.pid, signal.SIGTERM)
-    kept._process.join(5)
-    assert gone(mark)
-    with pytest.raises(EOFError):
-        wait_for(kept, "a", "done")
-    for _ in range(2):
-        kept.close()
+def test_what_is_refused_in_the_process_is_told(unranked):
+    async def ask():
+        return [told async for told in compute(Question(load_job(SMALL), -1, 1))]
+
+    with pytest.raises(PrismError):
+        asyncio.run(ask())
 
 
 def test_a_page_needs_its_port_and_its_extra(run, monkeypatch):
@@ -307,7 +309,7 @@ def test_pages_that_nobody_opens_cost_nothing_and_another_site_is_refused(served
     assert page.end(signal.SIGTERM) == (0, True)
 
 
-def test_two_windows_are_answered_at_once_and_a_signal_ends_all(served):
+def test_windows_are_answered_one_by_one_and_a_signal_ends_all(served):
     socketio = pytest.importorskip("socketio")
     pytest.importorskip("aiohttp")
     page, most = served(BASE), 0
@@ -318,14 +320,16 @@ def test_two_windows_are_answered_at_once_and_a_signal_ends_all(served):
         ids = f"client_id={client}&tab_id=t{client}&document_id=d{client}"
         window = socketio.AsyncClient()
         url = f"{page.url}?{ids}&implicit_handshake=true&next_message_id=0"
-        await window.connect(url, socketio_path=SOCKET.split("?")[0], transports=["websocket"])
+        await window.connect(
+            url, socketio_path=SOCKET.split("?")[0], transports=["websocket"], wait_timeout=30
+        )
         return window
 
     async def look():
         nonlocal most
         windows = [await open_window() for _ in range(4)]
         end = time.monotonic() + 120
-        while most < 5 and time.monotonic() < end:
+        while most < 4 and time.monotonic() < end:
             await asyncio.sleep(0.1)
             most = max(most, len(alive(page.mark)))
         await asyncio.sleep(0.5)
@@ -335,4 +339,4 @@ def test_two_windows_are_answered_at_once_and_a_signal_ends_all(served):
             await window.disconnect()
         return ended
 
-    assert asyncio.run(look()) == (0, True) and most == 5
+    assert asyncio.run(look()) == (0, True) and most == 4

@@ -122,7 +122,7 @@ def test_every_flipped_bit_and_cut_is_told(tmp_path, kind):
 def test_flipped_bits_of_another_program_s_file_are_told_or_read(tmp_path):
     """It has no hash; nothing stays open."""
     file = tmp_path / "whole.nc"
-    dataset("validation").to_netcdf(file, engine="h5netcdf")
+    dataset("comparison").to_netcdf(file, engine="h5netcdf")
     content, draw = file.read_bytes(), random.Random(1)
     told = 0
     for _ in range(60):

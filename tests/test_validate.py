@@ -149,6 +149,46 @@ def test_steps_that_remember_each_other_are_no_more_evidence_than_independent_on
     assert mine.mean() > 0.2 > 0.05 > naive.mean()
 
 
+@pytest.mark.parametrize(("n", "runs"), [(40, 1), (400, 1), (10, 10)])
+def test_what_would_have_been_seen_is_students(tmp_path, n, runs):
+    """(t at 5 % + t at 80 %) standard errors of n independent normal steps; of runs, of theirs."""
+    z = np.random.default_rng(8).permutation(stats.norm.ppf((np.arange(n) + 0.5) / n))
+    rows, spread = 12.0 + SPREAD * z.reshape(1, -1), SPREAD
+    if runs > 1:  # steps of a run alike
+        rows = rows.reshape(-1, 1) + 1e-3 * np.random.default_rng(9).standard_normal((runs, 30))
+    path = step_file(tmp_path / "steps.csv", rows)
+    found = validated(one_gpu(), measured=path, bootstrap=0, replicates=6400)
+    seen = found["detectable_80"]
+    error = spread * z.std(ddof=1) / 12.0 / np.sqrt(n)
+    t = stats.t.isf([0.025, 0.2], n - 1).sum()
+    assert seen["mean"] == pytest.approx(np.expm1(t * error), rel=0.15)
+    assert (found["n_measured"], found["n_runs"]) == (rows.size, runs)
+    low, high = found["mean_error_ci"]
+    half = stats.t.isf(0.025, n - 1) * error
+    assert 0.5 * (high - low) == pytest.approx(half, rel=0.15)
+    if runs == 1:
+        assert seen["cv"] == pytest.approx(np.expm1(t / np.sqrt(2 * (n - 1))), rel=0.35)
+    assert (seen["p95"] is None) == (n < 100)
+    if n == 400:  # p95 of independent values, by its density
+        error = np.sqrt(0.05 * 0.95 / n) / stats.norm.pdf(1.645) * SPREAD / (12 + 1.645 * SPREAD)
+        assert seen["p95"] == pytest.approx(np.expm1(t * error), rel=0.35)
+
+
+def test_an_error_of_that_size_is_seen_in_four_of_five_cases(tmp_path):
+    """As often as promised, and an error of nothing in one of twenty."""
+    rng, hits, n = np.random.default_rng(5), {0: 0, 1: 0}, 25
+    of_mean = stats.t.isf([0.025, 0.2], 24).sum() * SPREAD / 12.0 / 5.0
+    for _ in range(n):
+        z = rng.standard_normal(25)
+        for k in hits:
+            values = (12.0 + SPREAD * z) / (1.0 + k * of_mean)
+            path = step_file(tmp_path / "steps.csv", values)
+            low, high = validated(one_gpu(), measured=path, bootstrap=0, replicates=640)[
+                "mean_error_ci"]  # fmt: skip
+            hits[k] += not low <= 0.0 <= high
+    assert hits[0] / n <= 0.16 and hits[1] / n == pytest.approx(0.8, abs=0.2)
+
+
 @pytest.mark.parametrize("factor", [0.8, 1.2])
 def test_errors_are_of_the_prediction_over_the_measurement(tmp_path, factor):
     z = stats.norm.ppf((np.arange(100) + 0.5) / 100)

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from prism.measuring.kernels import BACKENDS, attention_cases, build_call, gemm_cases, memory_cases
+from prism.measuring.kernels import BACKENDS, build_call, kernel_cases
 from prism.measuring.samples import Case, Samples
-from prism.measuring.session import Plan, run_session
-from prism.measuring.timers import Block, Call, Timer
+from prism.measuring.session import Bench, Block, Call, Plan, Timer, run_session
 
 SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 ADAM_BYTES = 14.0  # a parameter with bf16 states: weight and two states there and back, gradient
@@ -52,7 +51,7 @@ class Figures:
     state: dict[str, Any] = field(default_factory=dict)
 
 
-class OneCall:
+class OneCall(Bench):
     """A single call as `run_session` takes it.
 
     A GPU that is faster than the host launches sleeps until the calls are queued, inside the first
@@ -60,26 +59,23 @@ class OneCall:
     """
 
     def __init__(self, call: Call, timer: Timer, torch: Any, device: str) -> None:
-        self.call, self.timer, self.torch = call, timer, torch
+        super().__init__([call], timer)
+        self.torch = torch
         self.host_s = host_seconds(call, torch) if device == "cuda" else 0.0
 
     def block(self, case: int, n: int) -> Block:
         """Make n calls, or as many as are queued."""
         if not self.host_s or n == 1:
-            return self.timer.block(self.call, n)
+            return super().block(case, n)
         n = min(n, _QUEUED)
         cycles = [int(self.host_s * n * _CYCLES)]
 
         def call() -> None:
             if cycles:
                 self.torch.cuda._sleep(cycles.pop())
-            self.call()
+            self.calls[case]()
 
         return self.timer.block(call, n)
-
-    def agree(self, value: float) -> float:
-        """Return the value: there is one rank."""
-        return value
 
 
 def host_seconds(call: Call, torch: Any) -> float:
@@ -126,7 +122,7 @@ def _products(dtype: str, cuda: bool) -> Iterator[Kernel]:
     if not cuda:
         shapes = {"64x64x64": 0, "96x64x64": 1}
     fp8 = dtype == "float8"
-    cases = gemm_cases(shapes, "bfloat16" if fp8 else dtype)
+    cases = kernel_cases("gemm", shapes, "bfloat16" if fp8 else dtype)
     for case, importance in zip(cases, shapes.values(), strict=True):
         m, n, k = (case.settings[size] for size in "mnk")
         asked = {"kind": "gemm", "m": m, "n": n, "k": k, "dtype": SHORT.get(dtype, "fp8")}
@@ -156,7 +152,7 @@ def _attention(dtype: str, cuda: bool) -> Iterator[Kernel]:
         for shape, importance in shapes.items():
             if backend == "math" and int(shape.split("x")[2]) > 4096:
                 continue  # its scores do not fit
-            for case in attention_cases([shape], dtype, backend):
+            for case in kernel_cases("attention", [shape], dtype, backend=backend):
                 s = case.settings
                 asked = {
                     "kind": "attention", "batch": s["batch"], "heads": s["heads"], "seq": s["seq"],
@@ -169,7 +165,8 @@ def _attention(dtype: str, cuda: bool) -> Iterator[Kernel]:
 def _memory(dtype: str, cuda: bool) -> Iterator[Kernel]:
     shapes = {"8192x16384": 0, "8192x2048": 1} if cuda else {"64x64": 0}
     for shape, importance in shapes.items():
-        case = next(x for x in memory_cases([shape], dtype) if x.settings["op"] == "copy")
+        cases = kernel_cases("memory", [shape], dtype)
+        case = next(x for x in cases if x.settings["op"] == "copy")
         yield Kernel(case, {"kind": "memory", "bytes": case.bytes}, None, importance)
 
 

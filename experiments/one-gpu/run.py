@@ -25,9 +25,8 @@ from prism.cluster.devices import device_key
 from prism.common.files import atomic_write
 from prism.jobs.jobspec.blocks import ParallelismBlock
 from prism.measuring.kernels import BACKENDS
-from prism.measuring.machine import describe_machine, read_state
-from prism.measuring.timers import make_timer
-from prism.measuring.torchlib import choose_device, load_torch
+from prism.measuring.machine import choose_device, describe_machine, load_torch, read_state
+from prism.measuring.session import make_timer
 
 KERNEL_S, STEPS_S = 2.5, 8.0  # of calls of a kernel, of steps of a model
 EXPECTED_S = {"kernel": 3.0, "eager": 30.0, "compiled": 50.0}  # of a part, until one was measured
@@ -120,7 +119,7 @@ def run_kernels(
     kernels: list[Kernel], torch: Any, device: str, named: str, clock: Clock, results: Results
 ) -> None:
     """Measure kernels one by one."""
-    timer = make_timer(device, torch, False)
+    timer = make_timer(device, torch)
     for kernel in kernels:
         label = kernel.case.label
         if not clock.fits(label, "kernel"):

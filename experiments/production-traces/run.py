@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from figure import draw_overview
 
-from prism.analyses.replay import replay, summarize_replay
-from prism.analyses.validate import summarize_validation, validate
+from prism.analyses.replay import replay
+from prism.analyses.validate import validate
 from prism.analyses.validation.trace import step_program
 from prism.common.agreement import ks_statistic
 from prism.distributions.distribution import constant
@@ -60,7 +60,7 @@ def validate_job(path, bootstrap, threads):
             trace=path, train=split, replicates=REPLICATES, bootstrap=bootstrap, seed=SEED,
             threads=threads,
         )  # fmt: skip
-        figures = summarize_validation(result)
+        figures = result.figures()
         figures["copy_at_half_ks"] = copy_at_half(
             result.training.to_numpy(), result.measured.to_numpy()
         )
@@ -226,7 +226,7 @@ def rounded(value):
 def study(name, path, bootstrap, threads):
     """Everything about one job, and the datasets for its pictures."""
     replayed = replay(path)
-    figures = {k: v for k, v in summarize_replay(replayed).items() if k != "by_worker"}
+    figures = {k: v for k, v in replayed.figures().items() if k != "by_worker"}
     figures["slowdown_published"] = PUBLISHED.get(name.partition("_")[0])
     validated = validate_job(path, bootstrap, threads)
     return {

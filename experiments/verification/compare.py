@@ -12,9 +12,8 @@ import numpy as np
 from scipy import stats
 from scipy.signal import lfilter
 
-from prism.analyses.comparisons.bootstrap import FIGURES, Sample, in_blocks, resample
-from prism.analyses.comparisons.distance import distance
 from prism.analyses.comparisons.quantity import POWERS, compare_figures
+from prism.common.resampling import FIGURES, Sample, distance, in_blocks, resample
 
 SHOWN = ("mean", "p50", "p95", "std")
 SIZE = (0.01, 0.085)  # of 5 % tests; three standard errors of 400 repetitions are 0.033

@@ -110,7 +110,7 @@ def try_settings(explorer, n):
         time.sleep(0.6)
         explorer.wait(f"{ANSWERED} != {before} || !({STATE}).includes('computing: step,')", 120)
         state = page.evaluate(STATE)
-        if "please report" in state or "has ended" in state or explorer.errors:
+        if "ended before it was done" in state or explorer.errors:
             raise SystemExit(f"{key}: {state[:300]} {explorer.errors}")
         refused = "of the setting before" in state
         found["refused" if refused else "answered"] += 1
@@ -133,7 +133,7 @@ def take_pictures(explorer, folder):
     shoot("answer")
     page.get_by_role("tab", name="Ranking").click()
     shoot("ranking")
-    page.get_by_role("button", name="Pin as B").click()
+    page.get_by_role("button", name="Pin as A").click()
     before = page.evaluate(ANSWERED)
     explorer.give("parallelism.microbatches", 32)
     page.get_by_role("tab", name="A and B").click()

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
+from scipy.stats import t
 
 import prism
-from prism.analyses.comparisons.bootstrap import FIGURES, SHIFT_LEVELS
 from prism.analyses.comparisons.inputs import (
     RUNS,
     STEPS,
@@ -41,6 +41,7 @@ from prism.analyses.comparisons.quantity import (
     shared_variance,
 )
 from prism.common.errors import PrismError, named
+from prism.common.resampling import FIGURES, SHIFT_LEVELS
 from prism.common.results import Columns, Field, Result
 from prism.common.text import format_count
 from prism.jobs.job import Job
@@ -55,6 +56,8 @@ Progress = Callable[[int, int], None]
 KIND = "comparison"
 SCHEMA = 1
 EFFECT = 0.01
+FALSE_ALARM = 0.025
+"""So that an alarm is where all of the 95 % interval that is printed lies beyond the limit."""
 _SAMPLE_POINTS = 2_000  # values kept of each side for the pictures
 
 
@@ -71,6 +74,7 @@ def compare(
     steps: str | None = None,
     step_range: str | None = None,
     fail_if_slower: float | None = None,
+    false_alarm: float = FALSE_ALARM,
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> "Comparison | ClassComparison":
@@ -95,8 +99,11 @@ def compare(
     step_range : str, optional
         Of a profile: what the ranges that are steps are called; see `prism.analyses.replay`.
     fail_if_slower : float, optional
-        Whether the mean of B is slower than that of A by more than this share [1] is decided too,
-        for each quantity: ``gate`` of the summary.
+        Whether the mean of B is slower than that of A, the golden one, by more than this share [1]
+        is decided too, for each quantity: ``gate`` of the summary. Where A has several runs, those
+        of B are taken to vary as they do.
+    false_alarm : float
+        Chance of that where B is slower by just as much, or by 0 where nothing is allowed.
     seed : int, optional
         Of resamples and permutations; fresh where None.
     progress : callable, optional
@@ -126,6 +133,11 @@ def compare(
         raise PrismError(
             f"{named('fail_if_slower')} {fail_if_slower:g}: expected a share from 0 up to 1, such "
             "as 1% or 0.01"
+        )
+    if not 0.0 < false_alarm < 0.5:
+        raise PrismError(
+            f"{named('false_alarm')} {false_alarm:g}: expected a rate above 0 and below 50 %, such "
+            "as 2.5% or 0.025"
         )
     one, other = (x.to_xarray() if isinstance(x, Result) else x for x in (a, b))
     profile = read_profile(one, other, step_range)
@@ -157,7 +169,7 @@ def compare(
         quantities[name] = _units(quantity, p[-1])
     numbers = {
         "a": describe(first), "b": describe(second), "effect": effect, "level": LEVEL, "seed": seed,
-        "fail_if_slower": fail_if_slower, "quantities": quantities,
+        "fail_if_slower": fail_if_slower, "false_alarm": false_alarm, "quantities": quantities,
         "job_differences": job_differences(first, second),
         "notes": [*notes, *_notes(first, second)], "warnings": _warnings(first, second, found),
     }  # fmt: skip
@@ -216,23 +228,32 @@ def _figures(dataset: xr.Dataset) -> dict[str, Any]:
         for row in (*figures.values(), quantity["ks"]):
             row["verdict"] = _verdict(row, numbers["effect"])
         quantity["figures"] = figures
-    limit = numbers.pop("fail_if_slower", None)
+    limit, rate = numbers.pop("fail_if_slower", None), numbers.pop("false_alarm", None)
+    gates = {name: quantity.pop("gate") for name, quantity in numbers["quantities"].items()}
     if limit is not None:
-        numbers["gate"] = _gate(numbers["quantities"], limit)
+        numbers["gate"] = _gate(numbers["quantities"], gates, limit, rate)
     return numbers
 
 
-def _gate(quantities: Mapping[str, Any], limit: float) -> dict[str, Any]:
-    """Decide for each mean whether B is slower by more than a share: with its 95 % interval."""
+def _gate(
+    quantities: Mapping[str, Any], errors: Mapping[str, Any], limit: float, rate: float
+) -> dict[str, Any]:
+    """Decide for each mean whether B is slower by more than a share, at a rate of false alarms."""
     checks = []
     for name, quantity in quantities.items():
-        row = quantity["figures"]["mean"]
-        low, high = row["relative_ci"] or (-math.inf, math.inf)
+        row, of = quantity["figures"]["mean"], errors[name]
+        ratio, error = math.log1p(row["relative"] or 0.0), of["error"]
+        far, seen = (float(t.isf(level, of["dof"])) * error for level in (rate, 1.0 - POWERS[0]))
+        low, high = math.expm1(ratio - far), math.expm1(ratio + far)
         verdict = "slower" if low > limit else "not_slower" if high <= limit else "open"
         check = {"quantity": name, "figure": "mean", "verdict": verdict, "a": row["a"]}
-        checks.append(check | {key: row[key] for key in ("b", "relative", "relative_ci")})
+        check |= {key: row[key] for key in ("b", "relative")}
+        checks.append(check | {
+            "relative_ci": [low, high], "spread_from": of["spread_from"],
+            "detectable_80": math.expm1(math.log1p(limit) + far + seen),
+        })  # fmt: skip
     failed = any(check["verdict"] == "slower" for check in checks)
-    return {"fail_if_slower": limit, "failed": failed, "checks": checks}
+    return {"fail_if_slower": limit, "false_alarm": rate, "failed": failed, "checks": checks}
 
 
 def _plain(values: Any) -> Any:
@@ -252,6 +273,7 @@ def _units(quantity: Quantity, p_adjusted: float) -> dict[str, Any]:
         "n_units": {key: x.n_units for key, x in sides.items()},
         "n": {key: int(x.values.size) for key, x in sides.items()},
         "paired_by": quantity.pairing, "between_share": quantity.between_share,
+        "gate": quantity.gate._asdict(),
         "ks": quantity.ks._asdict() | {"p_adjusted": _plain(p_adjusted)},
     }  # fmt: skip
 

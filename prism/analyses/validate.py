@@ -4,19 +4,28 @@ Each kind of input gives a prediction, its baselines and how the comparison is r
 simulation (`prism.analyses.validation`); one procedure compares them and finds the p-value.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prism.analyses.validation.hold import Call, Case, hold
+from prism.analyses.validation.hold import (
+    CHANGES,
+    ERRORS,
+    FIGURES,
+    TAKEN,
+    TESTED,
+    TEXTS,
+    Call,
+    Case,
+    hold,
+)
 from prism.analyses.validation.jobs import job_case
 from prism.analyses.validation.steps import model_case, split_case
 from prism.analyses.validation.trace import trace_case
 from prism.common.errors import PrismError, named
-from prism.common.results import Columns, Field, Result
+from prism.common.results import Result, read_figures, read_texts
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model, model_attrs
 from prism.models.calibration.model import is_calibrated
@@ -29,6 +38,9 @@ from prism.traces import StepTimes, find_recording, read_step_times, read_totals
 if TYPE_CHECKING:
     import pandas as pd
 
+_BASELINE = frozenset(f.name for f in ERRORS.fields) - {
+    "name", "n_runs", *(f"{name}_detectable_80" for name in TESTED)
+}  # fmt: skip
 QUANTITIES = ("step_time", "time_to_train")
 
 
@@ -148,7 +160,7 @@ def validate(
         else model_case(target, times, known, call)
     )  # fmt: skip
     warnings = [*map(warn, changes), *case.facts.get("warnings", ())]
-    return Validation(hold(case, call, measured=str(measured), changes=changes, warnings=warnings))
+    return Validation(hold(case, call, source=str(measured), changes=changes, warnings=warnings))
 
 
 def _settled(times: StepTimes, target: Job | str | Path) -> tuple[StepTimes, list[Row]]:
@@ -197,29 +209,37 @@ def _with_model(job: Job | str | Path | None, model: str | Path | None) -> Job |
     return job.model_copy(update={"variability": variability})
 
 
-ERRORS = Columns("model", (
-    Field("name", "text", "prediction, or a baseline"),
-    Field("ks", "1", "Kolmogorov-Smirnov distance to the measured part"),
-    Field("wasserstein", "s", "Wasserstein distance to it"),
-    Field("mean_error", "1", "relative error of the mean"),
-    Field("p50_error", "1", "relative error of the median"),
-    Field("p95_error", "1", "relative error of p95"),
-    Field("p99_error", "1", "relative error of p99"),
-    Field("cv_ratio", "1", "predicted CV over the measured one"),
-))  # fmt: skip
-
-
 class Validation(Result):
     """A prediction against measurements that it has not seen."""
 
+    def is_whole(self) -> bool:
+        """See `Result.is_whole`."""
+        return "ks" in self
+
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""
-        found: dict[str, Any] = json.loads(self.attrs["summary"])
+        data = self.dataset
+        first, *others = ERRORS.rows(data)
+        unknown = {"copy": None, "independent": None}
+        baselines = {
+            row["name"]: {k: v for k, v in row.items() if k in _BASELINE} for row in others
+        }
+        first.pop("name")
+        seen = {name: first.pop(f"{name}_detectable_80", None) for name in TESTED}
+        found = {**first, "detectable_80": seen, "baselines": unknown | baselines}
+        found |= read_figures(FIGURES, data) | {name: read_texts(data, name) for name in TEXTS}
+        if "source" in found:
+            found["measured"] = found.pop("source")
+        taken = read_figures(TAKEN, data)
+        if taken:
+            found["taken"] = {k.removeprefix("taken_"): v for k, v in taken.items()}
+        found["changes"] = [
+            {k: v for k, v in row.items() if v is not None or k == "kept"}
+            for row in CHANGES.rows(data)
+        ]
         return found
 
     @cached_property
     def errors(self) -> "pd.DataFrame":
         """Errors of the prediction and of the baselines: relative errors and distances [1]."""
-        found = self.figures()
-        named = {"prediction": found, **(found.get("baselines") or {})}
-        return ERRORS.frame([{"name": name, **row} for name, row in named.items() if row])
+        return ERRORS.frame(ERRORS.rows(self.dataset))

@@ -3,6 +3,6 @@
 # modules that rooms above may import
 FACE = (
     "agreement", "attribution", "cdf", "compiled", "errors", "files", "labels", "launchgaps",
-    "means", "netcdf", "pipes", "resultfiles", "results",
+    "means", "netcdf", "pipes", "resampling", "resultfiles", "results",
     "shipped", "sizes", "text",
 )  # fmt: skip

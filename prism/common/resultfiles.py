@@ -76,7 +76,7 @@ KINDS = {
     "steps": _MODEL,
     "replay": Kind("replay", "replay:replay_answer", "analyses.replay:Replay"),
     "validation": Kind("validate", "validate:validation_answer", "analyses.validate:Validation"),
-    "measurement": Kind("measure", "measure:measurement_answer"),
+    "measurement": Kind("measure", "measure:measurement_answer", "measuring.command:Measurement"),
     "comparison": Kind("compare", "compare:compare_answer", "analyses.compare:Comparison"),
     "class_comparison": Kind(
         "compare", "classes:classes_answer", "analyses.comparisons.profile:ClassComparison"),

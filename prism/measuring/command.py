@@ -11,28 +11,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from prism.common.errors import PrismError, named
+from prism.common.results import Columns, Field, Result
 from prism.common.text import format_count, format_duration
 from prism.measuring.collectives import OPS, SIZES, collective_cases, parse_size
 from prism.measuring.entries import FEWEST, base_library, build_library
 from prism.measuring.figures import summarize_samples
-from prism.measuring.kernels import (
-    ATTENTION_SHAPES,
-    GEMM_SHAPES,
-    MEMORY_SHAPES,
-    attention_cases,
-    build_call,
-    choose_attention,
-    expect_seconds,
-    gemm_cases,
-    memory_cases,
-)
-from prism.measuring.machine import describe_machine
+from prism.measuring.kernels import KERNELS, build_call, expect_seconds, kernel_cases
+from prism.measuring.machine import choose_device, describe_machine, load_torch
+from prism.measuring.ranks import choose_backend, measure_ranks, world_size
 from prism.measuring.samples import (
     Case,
     Samples,
@@ -41,31 +34,17 @@ from prism.measuring.samples import (
     save_samples,
     to_dataset,
 )
-from prism.measuring.session import Plan, Progress, check_threads, run_session
-from prism.measuring.timers import Block, Timer, make_timer
-from prism.measuring.torchlib import choose_device, load_torch
+from prism.measuring.session import Bench, Plan, Progress, make_timer, run_session
 
 if TYPE_CHECKING:
-    import xarray as xr
+    import pandas as pd
 
 Kind = Literal["gemm", "attention", "memory", "collective"]
-
-KINDS = ("gemm", "attention", "memory", "collective")
 
 SAMPLES = ".samples.nc"
 """Ending of the file with every call's duration, beside the library."""
 
 _LONG_S = 600.0  # of a measurement without a limit, above which it says so before it begins
-
-_DEFAULT_SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
-    "gemm": GEMM_SHAPES,
-    "attention": ATTENTION_SHAPES,
-    "memory": MEMORY_SHAPES,
-}
-_MAKE_CASES: dict[str, Callable[[Sequence[str], str], list[Case]]] = {
-    "gemm": gemm_cases,
-    "memory": memory_cases,
-}
 
 
 def measure(
@@ -92,7 +71,7 @@ def measure(
     threads: int | None = None,
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
-) -> xr.Dataset | None:
+) -> Measurement | None:
     """Measure kernels or collectives on this machine.
 
     Parameters
@@ -143,7 +122,7 @@ def measure(
 
     Returns
     -------
-    xarray.Dataset or None
+    Measurement or None
         Duration [s] of every call; None on ranks but the first under a launcher.
 
     Raises
@@ -157,8 +136,9 @@ def measure(
     >>> import prism
     >>> measured = prism.measure("gemm", "mine.nc", shapes=["512x512x512"])  # doctest: +SKIP
     """
-    if kind not in KINDS:
-        raise PrismError(f"measure: kind {kind!r}; expected one of {', '.join(KINDS)}")
+    kinds = (*KERNELS, "collective")
+    if kind not in kinds:
+        raise PrismError(f"measure: kind {kind!r}; expected one of {', '.join(kinds)}")
     where = choose_device(device)
     number = dtype or ("bfloat16" if where == "cuda" else "float32")
     from prism.simulation.steps import fresh_seed
@@ -167,44 +147,61 @@ def measure(
         raise PrismError(f"{named('backend')} {backend}: is of attention, not of {kind}")
     if sustained and kind == "collective":
         raise PrismError(f"{named('sustained')}: is of kernels of one device; leave it out")
-    plan = Plan(
-        repetitions, warm_up, limit_s=limit_s, device=where, sustained=sustained,
-        seed=fresh_seed() if seed is None else seed,
-    )  # fmt: skip
-    file = None if output is None else samples_path(output)
-    collective = kind == "collective"
-    if collective:
+    if threads is not None and threads < 1:
+        raise PrismError(f"{named('threads')} {threads}: expected 1 or more")
+    if kind == "collective":
         world, network = world_size(ranks), choose_backend(where, ranks)
-        messages = _messages(sizes, ops, job, where)
-        cases = collective_cases(messages, world, network, number, tier)
-    elif kind == "attention":
-        by = backend or choose_attention(load_torch(), number, where)
-        cases = attention_cases(_shapes(kind, shapes, job, where), number, by)
+        cases = collective_cases(_messages(sizes, ops, job, where), world, network, number, tier)
     else:
-        cases = _MAKE_CASES[kind](_shapes(kind, shapes, job, where), number)
-    n_threads = check_threads(threads)
-    about = _about(where, n_threads, flush_l2, plan)
+        cases = kernel_cases(kind, _shapes(kind, shapes, job, where), number, where, backend)
+    about = {
+        "machine": describe_machine(where), "date": date.today().isoformat(),
+        "threads": threads or 1, "flush_l2": flush_l2,
+    }  # fmt: skip
     samples = Samples.empty(kind, tuple(cases), about)
+    file = None if output is None else samples_path(output)
     if resume:
         samples = _resumed(samples, file)
-        begun = samples.attrs["plan"]
-        plan = replace(plan, seed=begun["seed"] if seed is None else seed)
-        begun["seed"] = plan.seed
-    if collective:
-        done = _run_ranks(samples, plan, network, world, n_threads, file, progress)
-        if done is None:
-            return None
-        samples = done
+    if seed is None:
+        seed = samples.attrs["plan"]["seed"] if "plan" in samples.attrs else fresh_seed()
+    plan = Plan(repetitions, warm_up, limit_s=limit_s, device=where, sustained=sustained, seed=seed)
+    samples.attrs["plan"] = asdict(plan)
+    if kind != "collective":
+        _measure_kernels(samples, plan, flush_l2, file, progress, tell)
+    elif (found := measure_ranks(samples, file, progress)) is None:
+        return None
     else:
-        _run_kernels(samples, plan, n_threads, flush_l2, file, progress, tell)
+        samples = found
     if output is not None:
         write_library(samples, output, base)
-    return to_dataset(samples)
+    return Measurement(to_dataset(samples))
 
 
-def summarize_measurement(dataset: xr.Dataset) -> dict[str, Any]:
-    """Figures of what `measure` returned: see `prism.measuring.figures.summarize_samples`."""
-    return summarize_samples(from_dataset(dataset))
+CASES = Columns("case", (
+    Field("label", "text"),
+    Field("n", "count", "calls"),
+    Field("mean", "s", "mean duration"),
+    Field("p50", "s", "median"), Field("p95", "s", "95 % quantile"),
+    Field("p99", "s", "99 % quantile"),
+    Field("cv", "1", "coefficient of variation"),
+    Field("rate", "1/s", "flop or bytes over the median, in rate_units"),
+    Field("rate_units", "text", "flop/s or byte/s"),
+    Field("n_effective", "1", "independent calls that these are worth"),
+    Field("drift", "1", "change of the median over the session"),
+))  # fmt: skip
+
+
+class Measurement(Result):
+    """Durations of kernels or collectives, measured on this machine."""
+
+    def figures(self) -> dict[str, Any]:
+        """Give all figures, see `Result.figures`."""
+        return summarize_samples(from_dataset(self.dataset))
+
+    @cached_property
+    def cases(self) -> pd.DataFrame:
+        """Duration, spread and rate of every size."""
+        return CASES.frame(self.figures()["cases"])
 
 
 def samples_path(library: str | os.PathLike[str]) -> Path:
@@ -231,10 +228,10 @@ def write_library(
 def _shapes(kind: str, shapes: Sequence[str], job: str | None, device: str) -> Sequence[str]:
     """Shapes that were asked for: named, those of a job, or some of each size."""
     if job is not None:
-        from prism.measuring.jobshapes import job_shapes
+        from prism.measuring.jobsizes import job_shapes
 
         return (*shapes, *job_shapes(job, kind))
-    return shapes or _DEFAULT_SHAPES[kind][device]
+    return shapes or KERNELS[kind].shapes[device]
 
 
 def _messages(
@@ -245,22 +242,11 @@ def _messages(
         if op not in OPS:
             raise PrismError(f"{named('ops')} {op}: expected one of {', '.join(OPS)}")
     if job is not None:
-        from prism.measuring.jobshapes import job_messages
+        from prism.measuring.jobsizes import job_messages
 
         return [(op, n) for op, n in job_messages(job) if not ops or op in ops]
     numbers = [parse_size(text) for text in sizes or SIZES[device]]
     return [(op, n) for op in ops or OPS for n in numbers]
-
-
-def _about(device: str, threads: int, flush_l2: bool, plan: Plan) -> dict[str, Any]:
-    """Say what is measured on, and how."""
-    return {
-        "machine": describe_machine(device),
-        "date": date.today().isoformat(),
-        "threads": threads,
-        "flush_l2": flush_l2,
-        "plan": asdict(plan),
-    }
 
 
 def _resumed(samples: Samples, file: Path | None) -> Samples:
@@ -270,7 +256,9 @@ def _resumed(samples: Samples, file: Path | None) -> Samples:
     if not file.is_file():
         return samples
     found = load_samples(file)
-    if [case.label for case in found.cases] != [case.label for case in samples.cases]:
+    refused = {note.partition(": left out: ")[0] for note in found.attrs.get("notes", ())}
+    asked = [case.label for case in samples.cases if case.label not in refused]
+    if [case.label for case in found.cases] != asked:
         raise PrismError(
             f"{file}: holds {len(found.cases)} other cases ({found.cases[0].label}, ...); expected "
             f"those of this command; give the same options, or leave {named('resume')} out"
@@ -285,42 +273,36 @@ def _resumed(samples: Samples, file: Path | None) -> Samples:
     return found
 
 
-class _KernelBench:
-    """Runs kernels of this process's device."""
-
-    def __init__(self, cases: Sequence[Case], torch: Any, device: str, timer: Timer) -> None:
-        self.calls = [build_call(case, torch, device) for case in cases]
-        self.timer = timer
-
-    def block(self, case: int, n: int) -> Block:
-        """Make n calls."""
-        return self.timer.block(self.calls[case], n)
-
-    def agree(self, value: float) -> float:
-        """Return the value: there is one rank."""
-        return value
-
-
-def _run_kernels(
-    samples: Samples, plan: Plan, threads: int, flush_l2: bool, file: Path | None,
+def _measure_kernels(
+    samples: Samples, plan: Plan, flush_l2: bool, file: Path | None,
     progress: Progress | None, tell: Callable[[str], None] | None,
 ) -> None:  # fmt: skip
     """Measure on this process's device."""
     torch = load_torch()
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(samples.attrs["threads"])
     try:
         began = time.perf_counter()
-        warning = check_time(samples.cases, expect_seconds(samples.cases, torch, plan.device), plan)
+        timer = make_timer(plan.device, torch)
+        seconds = expect_seconds(samples.cases, torch, plan.device, timer)
+        warning = check_time(samples.cases, seconds, plan)
         if warning and tell is not None:
             tell(warning)
-        timer = make_timer(plan.device, torch, flush_l2)
+        if flush_l2 and plan.device == "cuda":
+            timer.before = _flush(torch)
         samples.attrs["timer_overhead_s"] = timer.overhead_s
-        bench = _KernelBench(samples.cases, torch, plan.device, timer)
+        bench = Bench([build_call(case, torch, plan.device) for case in samples.cases], timer)
         keep = None if file is None else lambda now: save_samples(now, file)
         run_session(bench, samples, plan, progress, keep, began)
     finally:
         torch.set_num_threads(before)
+
+
+def _flush(torch: Any) -> Callable[[], Any]:
+    """Return the call that writes a buffer of twice the L2 cache."""
+    l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    flush: Callable[[], Any] = torch.empty(2 * int(l2), dtype=torch.int8, device="cuda").zero_
+    return flush
 
 
 def check_time(cases: Sequence[Case], seconds: Sequence[float], plan: Plan) -> str:
@@ -365,43 +347,3 @@ def check_time(cases: Sequence[Case], seconds: Sequence[float], plan: Plan) -> s
 def _about_s(seconds: float) -> str:
     """Two digits of a time that is an estimate."""
     return format_duration(float(f"{seconds:.2g}"))
-
-
-def world_size(ranks: int) -> int:
-    """Ranks that meet: as many as a launcher started, else as many as asked for."""
-    from prism.measuring.ranks import under_launcher
-
-    world = int(os.environ["WORLD_SIZE"]) if under_launcher() else ranks
-    if world < 2:
-        raise PrismError(f"--ranks {world}: a collective needs 2 or more")
-    return world
-
-
-def choose_backend(device: str, ranks: int) -> str:
-    """Return ``nccl`` or ``gloo``; see `prism.measuring.ranks.choose_backend`."""
-    from prism.measuring.ranks import choose_backend as choose
-
-    return choose(device, ranks)
-
-
-def _run_ranks(
-    samples: Samples, plan: Plan, backend: str, world: int, threads: int, file: Path | None,
-    progress: Progress | None,
-) -> Samples | None:  # fmt: skip
-    """Measure between processes; None on ranks that leave the result to the first."""
-    import tempfile
-
-    from prism.measuring.ranks import launch
-
-    with tempfile.TemporaryDirectory(prefix="prism-measure-") as folder:
-        target = Path(folder) / "samples.nc" if file is None else file.absolute()
-        if any(samples.counts()):
-            save_samples(samples, target)
-        spec = {
-            "ranks": world, "backend": backend, "device": plan.device,
-            "threads": threads, "plan": asdict(plan), "attrs": samples.attrs, "file": str(target),
-            "resume": any(samples.counts()),
-            "cases": [[c.label, c.family, c.flop, c.bytes, dict(c.settings)]
-                      for c in samples.cases],
-        }  # fmt: skip
-        return load_samples(target) if launch(spec, progress) else None

@@ -59,10 +59,6 @@ class _Row:
     def median(self) -> float:
         return float(np.median(self.seconds))
 
-    @property
-    def cv(self) -> float:
-        return float(self.seconds.std() / self.mean)
-
 
 def base_library(output: str | os.PathLike[str] | None, base: str | None, device: str) -> Library:
     """Return the set that a measurement is laid over.

@@ -52,47 +52,26 @@ def summarize_samples(samples: Samples) -> dict[str, Any]:
 def case_figures(
     case: Case, seconds: Array, slowest: Array, block: NDArray[np.int64]
 ) -> dict[str, Any]:
-    """Figures of one case.
+    """Figures of one case: its calls' durations [s], the slowest rank's [s], and their blocks.
 
-    Parameters
-    ----------
-    seconds, slowest : array
-        [call] own and slowest rank's durations [s].
-    block : array of int
-        [call] block of the call.
+    The rate is work over time where there is work, else bytes over time, of a collective on the
+    bus.
     """
-    times = time_figures(seconds, block)
-    rate, units = _rate(case, times["p50"])
+    mean, p50, (drift, error) = seconds.mean(), np.quantile(seconds, 0.5), session_drift(seconds)
+    moved, ranks = case.flop or case.bytes, int(case.settings.get("ranks", 0))
     out = {
-        "label": case.label, "family": case.family, **times, "rate": rate, "rate_units": units,
-        "modes": count_modes(seconds),
-    }  # fmt: skip
-    if "ranks" in case.settings:
-        out["slowest_p50"], out["slowest_p99"] = (
-            float(x) for x in np.quantile(slowest, [0.5, 0.99])
-        )
-    return out
-
-
-def time_figures(seconds: Array, block: NDArray[np.int64]) -> dict[str, Any]:
-    """Size, mean [s], percentiles [s], spread, memory and drift of durations [call]."""
-    mean, (drift, error) = float(seconds.mean()), session_drift(seconds)
-    return {
-        "n": int(seconds.size), "mean": mean,
+        "label": case.label, "family": case.family, "n": int(seconds.size), "mean": float(mean),
         **{f"p{p}": float(np.quantile(seconds, p / 100)) for p in (50, 95, 99)},
         "cv": float(seconds.std() / mean), "autocorrelation": lag_one(seconds, block),
         "n_effective": float(effective_n(seconds)) if seconds.size > 3 else float(seconds.size),
         "drift": drift, "drift_se": error,
+        "rate": float(moved * (bus_factor(case.family, ranks) if ranks else 1.0) / p50),
+        "rate_units": "flop/s" if case.flop else "byte/s", "modes": count_modes(seconds),
     }  # fmt: skip
-
-
-def _rate(case: Case, seconds: float) -> tuple[float, str]:
-    """Work over time: flop/s where there is work, else byte/s (of a collective: on the bus)."""
-    if case.flop:
-        return case.flop / seconds, "flop/s"
-    if "ranks" in case.settings:
-        return case.bytes * bus_factor(case.family, int(case.settings["ranks"])) / seconds, "byte/s"
-    return case.bytes / seconds, "byte/s"
+    if ranks:
+        for p in (50, 99):
+            out[f"slowest_p{p}"] = float(np.quantile(slowest, p / 100))
+    return out
 
 
 def lag_one(seconds: Array, block: NDArray[np.int64]) -> float | None:
@@ -176,31 +155,18 @@ def state_spans(states: list[Mapping[str, Any]]) -> dict[str, list[float]]:
     return spans
 
 
-def load_warning(machine: Mapping[str, Any], states: list[Mapping[str, Any]]) -> list[str]:
-    """Say that other processes ran when a measurement began, where they did."""
-    cores, before = machine.get("cores", 1), (states or [{}])[0].get("load_average") or 0.0
-    if before <= _LOADED * cores:
-        return []
-    highest = state_spans(states)["load_average"][1]
-    return [
-        f"load average {before:.1f} on {cores} cores when it began (up to {highest:.1f}): other "
-        "processes ran, and lengthen the tails"
-    ]
-
-
 def _warnings(samples: Samples, cases: list[dict[str, Any]]) -> list[str]:
     """Say what makes figures less than they seem."""
-    out = []
+    out, about = [], samples.attrs
 
     def say(labels: list[str], text: str) -> None:
         if labels:
             more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
             out.append(f"{labels[0]}{more}: {text}")
 
-    few = [row for row in cases if row["n"] < ENOUGH]
-    n = few[0]["n"] if few else 0
-    text = f"{n:,} calls; a p99 asks for {ENOUGH:,} or more (--repetitions)"
-    say([row["label"] for row in few], text)
+    few = {row["label"]: row["n"] for row in cases if row["n"] < ENOUGH}
+    n = next(iter(few.values()), 0)
+    say(list(few), f"{n:,} calls; a p99 asks for {ENOUGH:,} or more (--repetitions)")
     say(
         [row["label"] for row in cases if row["modes"] > 1],
         "durations have several modes; a mean and a CV do not describe them, the distribution "
@@ -213,14 +179,17 @@ def _warnings(samples: Samples, cases: list[dict[str, Any]]) -> list[str]:
     }  # fmt: skip
     text = percent_change(next(iter(moved.values()), 0.0))
     say(list(moved), f"the median moved by {text} over the session; measure longer, or again")
-    cold = [
-        samples.cases[i].label
-        for i, warm in enumerate(samples.attrs.get("warm_up", []))
-        if warm.get("settled") is False
-    ]
-    about = samples.attrs
-    if about.get("plan", {}).get("sustained"):
-        say(cold, "the rate had not settled when calls began to count; measure longer, or again")
-    else:
-        say(cold, "calls were still getting faster when warm-up ended; raise --warm-up")
-    return out + load_warning(about.get("machine", {}), about.get("states", []))
+    warm = zip(samples.cases, about.get("warm_up", []), strict=False)
+    way = "again" if about.get("plan", {}).get("sustained") else "raise --warm-up"
+    say(
+        [case.label for case, kept in warm if kept.get("settled") is False],
+        f"the rate had not settled when calls began to count; measure longer, or {way}",
+    )
+    cores = about.get("machine", {}).get("cores", 1)
+    loads = [state["load_average"] for state in about.get("states", []) if "load_average" in state]
+    if loads and loads[0] > _LOADED * cores:
+        out.append(
+            f"load average {loads[0]:.1f} on {cores} cores when it began (up to {max(loads):.1f}): "
+            "other processes ran, and lengthen the tails"
+        )
+    return out

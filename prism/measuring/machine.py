@@ -1,12 +1,14 @@
-"""The machine at hand: what it is, and the state it is in while something is measured on it.
+"""The machine at hand: torch and its device, what it is, and its state while it is measured.
 
 Names of processor and GPU, versions, then clocks, temperature, power and load wherever the system
 tells them; what it does not tell is left out, never guessed. GPU readings come from nvidia-smi,
-which any machine with NVIDIA's driver has.
+which any machine with NVIDIA's driver has. Torch is an extra and is handed on as a value without
+type, so that all but what runs kernels can be imported, checked and tested without it.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import shutil
@@ -15,7 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from prism.measuring.torchlib import load_torch
+from prism.common.errors import PrismError
+
+INSTALL = "pip install 'torch>=2.5'"
+DTYPES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Number formats by their torch names, and how many bytes one number takes [byte]."""
 
 _SMI = {
     "sm_clock_hz": ("clocks.sm", 1e6),
@@ -25,6 +31,32 @@ _SMI = {
     "throttle": ("clocks_throttle_reasons.active", 0.0),
 }
 """Reading: field of nvidia-smi and its unit in SI; 0 where it is no number."""
+
+
+def load_torch() -> Any:
+    """Return the torch module."""
+    try:
+        return importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise PrismError(f"prism measure: torch is not installed; {INSTALL}") from None
+    except (ImportError, OSError) as error:  # a wheel for another CUDA or glibc
+        raise PrismError(
+            f"prism measure: torch is installed but does not load ({error}); {INSTALL}"
+        ) from None
+
+
+def choose_device(name: str | None) -> str:
+    """Return ``cpu`` or ``cuda``: what was asked for, else the GPU where there is one."""
+    torch = load_torch()
+    found = bool(torch.cuda.is_available())
+    if name == "cuda" and not found:
+        raise PrismError(
+            "--device cuda: torch sees no GPU here; expected one, or a torch built for it; "
+            "--device cpu measures the processor"
+        )
+    return name or ("cuda" if found else "cpu")
 
 
 def describe_machine(device: str) -> dict[str, Any]:

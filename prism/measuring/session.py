@@ -1,39 +1,131 @@
-"""The order in which calls are made: warm-up apart, then blocks of cases in random order.
+"""One session of calls: how they are timed, in which order they are made, when they count.
 
-Every round goes through all cases in a new random order and makes a block of calls of each, so that
-a drift of the machine falls on all of them alike, and calls of one block follow each other as they
-do in training. Sustained, each case instead runs back to back until its rate settles, as it does at
-a GPU's power limit, and its calls follow. Samples are handed out every few seconds, so that little
-is lost when it is interrupted.
+Each case is called until it takes as long as before. Then rounds: every one goes through all cases
+in a new random order and makes a block of calls of each, so that a drift of the machine falls on
+all of them alike, and calls of one block follow each other as they do in training. Sustained, the
+calls of a case follow at once, at a GPU's power limit. Samples are handed out every few seconds, so
+that little is lost when it is interrupted. Left out: what a call costs the host of a GPU, which
+runs ahead of it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from prism.common.errors import PrismError, named
 from prism.measuring.machine import read_state
 from prism.measuring.samples import Array, Samples
-from prism.measuring.timers import Block
+
+Call = Callable[[], Any]
+Progress = Callable[[int, int], None]
+Keep = Callable[[Samples], None]
 
 LEAD = 2
 """Calls of each block that are not counted, its first: another case ran last, whose data fill the
 caches, and the first call after a synchronisation is 4 to 25 % slow on an H100."""
 _KEEP_EVERY_S = 5.0
 _STATE_EVERY_S = 10.0
-_WARM_BLOCK = 10
-_WARM_SHARE = 0.3  # of the time there is, for warm-up at most
-_SETTLED = 0.02  # medians of two blocks that differ by less are the same
-_WINDOW_S = 0.25  # of calls back to back, whose medians tell whether the rate has settled
-_WINDOW_CALLS = 2_000  # in a window at most
+_EMPTY_CALLS = 2_000  # that tell what the clock costs
+_WARM_SHARE = 0.3  # of the time there is, before calls count at most
+_WARM_CALLS = 5  # in a window of warm-up
+_WINDOW_S, _WINDOW_CALLS = 0.25, 2_000  # in a window of sustained calls, the smaller
 _SUSTAINED_S = 3.0  # back to back at most before calls count: an H100's power limit acts within 1 s
-_STEADY = 0.02  # means of two windows and of the two before that differ by less are steady
+_SETTLED = 0.02  # medians that differ by less are the same
 _MEDIAN_ERROR = 1.2533  # standard error of a normal median over that of the mean
+
+
+class Block(NamedTuple):
+    """Calls made one after another [call]; times in seconds."""
+
+    seconds: Array  # own duration
+    at: Array  # when it began, by the monotonic clock
+    slowest: Array | None = None  # of a collective: the longest of its ranks'
+
+
+class CpuTimer:
+    """Times calls by the processor's monotonic clock.
+
+    Attributes
+    ----------
+    overhead_s : float
+        What reading the clock twice around an empty call costs, the median of many [s]; it is
+        subtracted from every duration.
+    """
+
+    def __init__(self, before: Call | None = None) -> None:
+        self.before, self.overhead_s = _nothing, 0.0
+        self.overhead_s = float(np.median(self.block(_nothing, _EMPTY_CALLS).seconds))
+        self.before = before or _nothing
+
+    def block(self, call: Call, n: int) -> Block:
+        """Call n times and return how long each call took."""
+        now, before = time.perf_counter_ns, self.before
+        begin, end = np.empty(n, np.int64), np.empty(n, np.int64)
+        for i in range(n):
+            before()
+            start = now()
+            call()
+            end[i] = now()
+            begin[i] = start
+        seconds: Array = (end - begin).astype(np.float64) * 1e-9 - self.overhead_s
+        return Block(np.maximum(seconds, 1e-9), begin.astype(np.float64) * 1e-9)
+
+
+class CudaTimer:
+    """Times calls by pairs of events on the current stream; calls are queued without waiting."""
+
+    overhead_s = 0.0
+
+    def __init__(self, torch: Any, before: Call | None = None) -> None:
+        self.cuda, self.before = torch.cuda, before or _nothing
+
+    def block(self, call: Call, n: int) -> Block:
+        """Call n times and return how long each call took on the GPU."""
+        origin, *events = (self.cuda.Event(enable_timing=True) for _ in range(2 * n + 1))
+        firsts, lasts = events[::2], events[1::2]
+        self.cuda.synchronize()
+        began = time.perf_counter()
+        origin.record()
+        for first, last in zip(firsts, lasts, strict=True):
+            self.before()
+            first.record()
+            call()
+            last.record()
+        self.cuda.synchronize()
+        milliseconds = np.array([a.elapsed_time(b) for a, b in zip(firsts, lasts, strict=True)])
+        since = np.array([origin.elapsed_time(first) for first in firsts])
+        return Block(np.maximum(milliseconds * 1e-3, 1e-9), began + since * 1e-3)
+
+
+Timer = CpuTimer | CudaTimer
+
+
+def make_timer(device: str, torch: Any, before: Call | None = None) -> Timer:
+    """Return the timer of a device; `before` comes before each call and is not timed."""
+    return CudaTimer(torch, before) if device == "cuda" else CpuTimer(before)
+
+
+def _nothing() -> None:
+    pass
+
+
+class Bench:
+    """Runs cases of this process's device by their number."""
+
+    def __init__(self, calls: Sequence[Call], timer: Timer) -> None:
+        self.calls, self.timer = calls, timer
+
+    def block(self, case: int, n: int) -> Block:
+        """Make n calls of a case."""
+        return self.timer.block(self.calls[case], n)
+
+    def agree(self, value: float) -> float:
+        """Give one value to all ranks, so that they decide alike: here there is one."""
+        return value
 
 
 @dataclass(frozen=True)
@@ -67,68 +159,108 @@ class Plan:
     sustained: bool = False
 
 
-class Bench(Protocol):
-    """Runs cases by their number."""
-
-    def block(self, case: int, n: int) -> Block:
-        """Make n calls of a case."""
-        ...
-
-    def agree(self, value: float) -> float:
-        """Give one value to all ranks, so that they decide alike; the first rank's."""
-        ...
-
-
-Progress = Callable[[int, int], None]
-
-
-def check_threads(threads: int | None) -> int:
-    """Return the threads of each process, one where None; raises PrismError below one."""
-    if threads is not None and threads < 1:
-        raise PrismError(f"{named('threads')} {threads}: expected 1 or more")
-    return 1 if threads is None else threads
-
-
 def run_session(
     bench: Bench,
     samples: Samples,
     plan: Plan,
     progress: Progress | None = None,
-    keep: Callable[[Samples], None] | None = None,
+    keep: Keep | None = None,
     began: float | None = None,
 ) -> Samples:
-    """Measure every case of samples until each has its calls."""
-    began = time.perf_counter() if began is None else began
-    earlier = max((float(at[-1]) for at in samples.at if at.size), default=0.0)
-    states = samples.attrs.setdefault("states", [])
-    states.append(read_state(plan.device))
-    log = _Log(bench, samples, plan, began, began - earlier, progress, keep)
+    """Measure every case of samples until each has its calls, or time is up."""
+    session = _Session(bench, samples, plan, progress, keep, began)
     try:
-        (_sustained if plan.sustained else _rounds)(log)
+        session.run()
     finally:
-        states.append(read_state(plan.device))
+        session.look()
         if keep is not None and any(samples.counts()):
             keep(samples)
     return samples
 
 
-class _Log:
+class _Session:
     """Makes blocks of calls and writes them down."""
 
     def __init__(
-        self, bench: Bench, samples: Samples, plan: Plan, began: float, origin: float,
-        progress: Progress | None, keep: Callable[[Samples], None] | None,
+        self, bench: Bench, samples: Samples, plan: Plan, progress: Progress | None,
+        keep: Keep | None, began: float | None,
     ) -> None:  # fmt: skip
-        self.bench, self.samples, self.plan, self.began = bench, samples, plan, began
-        self.origin, self.progress, self.keep = origin, progress, keep
-        self.total = plan.repetitions * len(samples.cases)
+        self.bench, self.samples, self.plan = bench, samples, plan
+        self.progress, self.keep = progress, keep
+        began = time.perf_counter() if began is None else began
+        self.end = np.inf if plan.limit_s is None else began + plan.limit_s
+        earlier = max((float(at[-1]) for at in samples.at if at.size), default=0.0)
         last = max((int(block[-1]) for block in samples.block if block.size), default=-1)
-        self.number, self.kept, self.looked = last + 1, began, began
+        self.origin, self.number, self.kept = began - earlier, last + 1, began
         self.rng = np.random.Generator(np.random.Philox(plan.seed))
+        self.look()
 
-    def missing(self, case: int) -> int:
-        """Count the calls of a case that are still to be made."""
-        return self.plan.repetitions - self.samples.counts()[case]
+    def look(self) -> None:
+        """Note the machine's state."""
+        self.looked = time.perf_counter()
+        self.samples.attrs.setdefault("states", []).append(read_state(self.plan.device))
+
+    def run(self) -> None:
+        """Let each case settle; sustained, its calls follow; else rounds of blocks of all."""
+        n_cases, sustained = len(self.samples.cases), self.plan.sustained
+        fresh = [{"calls": 0, "settled": None} for _ in range(n_cases)]
+        warm = self.samples.attrs.setdefault("warm_up", fresh)
+        typical = [0.0] * n_cases
+        for done, case in enumerate(map(int, self.rng.permutation(n_cases))):
+            if not self.missing(case):
+                continue
+            now = time.perf_counter()
+            share = self.left(self.end) / (n_cases - done if sustained else n_cases)
+            warm[case], typical[case] = self.settle(case, now, share)
+            while sustained and self.missing(case):
+                self.block(case, min(_window(typical[case]), self.missing(case)), LEAD)
+                if self.left(now + share) <= 0.0:
+                    break
+        if not sustained:
+            self.rounds(typical)
+        if any(map(self.missing, range(n_cases))):
+            self.samples.attrs["stopped"] = f"after {self.plan.limit_s:g} s, as --limit says"
+
+    def rounds(self, typical: list[float]) -> None:
+        """Make blocks of all cases in random order until each has its calls, or time is up."""
+        cases = range(len(typical))
+        while any(map(self.missing, cases)):
+            for case in map(int, self.rng.permutation(len(typical))):
+                n = min(self.plan.block, self.missing(case))
+                if not n:
+                    continue
+                n = self.fit(n + LEAD, typical[case], self.end) - LEAD
+                # of long calls one that counts costs less than two that do not
+                typical[case] = self.block(case, n, LEAD) if n > 0 else self.block(case, 1, 0)
+                if self.left(self.end) <= 0.0:
+                    return
+
+    def settle(self, case: int, now: float, share: float) -> tuple[dict[str, Any], float]:
+        """Call a case until two windows take as long as the two before, or its calls are made.
+
+        Returns what is kept of it, and the median of the last window [s].
+        """
+        sustained = self.plan.sustained
+        most, lead = (np.inf, LEAD) if sustained else (self.plan.warm_up, 0)
+        end = now + min(_WARM_SHARE * share, _SUSTAINED_S if sustained else np.inf)
+        windows: list[Array] = []
+        calls, settled = 0, False
+        while calls < most and not settled and (self.left(end) > 0.0 or (sustained and not calls)):
+            n = 1
+            if windows:
+                typical = float(np.median(windows[-1]))
+                n = lead + (_window(typical) if sustained else _WARM_CALLS)
+                n = self.fit(int(min(n, most - calls)), typical, end)
+            made = self.bench.block(case, n)
+            seconds = made.seconds if made.slowest is None else made.slowest
+            windows.append(seconds[min(lead, n - 1) :])
+            calls += n
+            settled = len(windows) > 4 and is_settled(windows[-4:-2], windows[-2:])
+        if not windows:
+            return {"calls": 0, "settled": None}, 0.0
+        first_s, last_s = float(windows[0][0]), float(np.median(windows[-1]))
+        kept = {"calls": calls, "settled": settled, "first_s": first_s, "last_s": last_s}
+        return kept, last_s
 
     def block(self, case: int, n: int, lead: int) -> float:
         """Make some calls, the first of them not counted; median duration [s]."""
@@ -139,60 +271,27 @@ class _Log:
         self.number += 1
         now = time.perf_counter()
         if self.progress is not None:
-            self.progress(sum(self.samples.counts()), self.total)
+            total = self.plan.repetitions * len(self.samples.cases)
+            self.progress(sum(self.samples.counts()), total)
         if now - self.looked > _STATE_EVERY_S:
-            self.samples.attrs["states"].append(read_state(self.plan.device))
-            self.looked = time.perf_counter()
+            self.look()
         if self.keep is not None and now - self.kept > _KEEP_EVERY_S:
             self.keep(self.samples)
             self.kept = time.perf_counter()
-        return _typical(slowest)
+        return float(np.median(slowest))
 
-    def is_over(self) -> bool:
-        """Tell whether time is up, and note it."""
-        over = _is_over(self.bench, self.plan, self.began)
-        if over:
-            self.samples.attrs["stopped"] = f"after {self.plan.limit_s:g} s, as --limit says"
-        return over
+    def missing(self, case: int) -> int:
+        """Count the calls of a case that are still to be made."""
+        return max(0, self.plan.repetitions - int(self.samples.seconds[case].size))
 
+    def left(self, end: float) -> float:
+        """Time left [s], by the first rank's clock."""
+        return np.inf if end == np.inf else self.bench.agree(end - time.perf_counter())
 
-def _rounds(log: _Log) -> None:
-    """Go through the cases in random order until each has its calls, or time is up."""
-    bench, plan, cases = log.bench, log.plan, range(len(log.samples.cases))
-    warm = [_warm_up(bench, case, plan, log.began) for case in cases]
-    log.samples.attrs["warm_up"] = warm
-    typical = [float(one.get("last_s", 0.0)) for one in warm]
-    while any(log.missing(case) > 0 for case in cases):
-        for case in map(int, log.rng.permutation(len(cases))):
-            n = min(plan.block, log.missing(case))
-            if n <= 0:
-                continue
-            n = _in_time(bench, plan, log.began, typical[case], n + LEAD) - LEAD
-            # of long calls one that counts costs less than two that do not
-            typical[case] = log.block(case, n, LEAD) if n > 0 else log.block(case, 1, 0)
-            if log.is_over():
-                return
-
-
-def _sustained(log: _Log) -> None:
-    """Case by case: calls back to back until the rate settles, then those that count."""
-    bench, plan, n_cases = log.bench, log.plan, len(log.samples.cases)
-    warm: list[dict[str, Any]] = [{"calls": 0, "settled": None} for _ in range(n_cases)]
-    log.samples.attrs["warm_up"] = warm
-    for done, case in enumerate(map(int, log.rng.permutation(n_cases))):
-        if log.missing(case) <= 0:
-            continue
-        end = np.inf
-        if plan.limit_s is not None:  # what is left, shared by the cases that are left
-            now = time.perf_counter()
-            end = now + bench.agree((log.began + plan.limit_s - now) / (n_cases - done))
-        warm[case], typical = _settle(bench, case, end)
-        while log.missing(case) > 0:
-            log.block(case, min(_window(typical), log.missing(case)), LEAD)
-            if bench.agree(time.perf_counter()) >= end:
-                break
-        if log.is_over():
-            return
+    def fit(self, n: int, seconds: float, end: float) -> int:
+        """How many of n calls of so long fit into the time there is, at least one."""
+        left = self.left(end)
+        return n if seconds <= 0.0 or left == np.inf else int(min(n, max(1.0, left // seconds)))
 
 
 def _window(seconds: float) -> int:
@@ -200,82 +299,18 @@ def _window(seconds: float) -> int:
     return int(np.clip(_WINDOW_S / max(seconds, 1e-9), 1, _WINDOW_CALLS))
 
 
-def _settle(bench: Bench, case: int, end: float) -> tuple[dict[str, Any], float]:
-    """Call a case back to back until two windows take as long as the two before, or time is up.
+def is_settled(before: Sequence[Array], after: Sequence[Array]) -> bool:
+    """Tell whether windows take as long as those before: within 2 %, or two standard errors.
 
-    Returns what is kept of it, and the median of the last window [s].
-    """
-    began = time.perf_counter()
-    limit = min(_SUSTAINED_S, _WARM_SHARE * (end - began))
-    first = bench.block(case, 1).seconds
-    medians, calls, settled = [float(first[0])], 1, False
-    while not settled and bench.agree(time.perf_counter() - began) < limit:
-        n = _window(medians[-1]) + LEAD
-        medians.append(_typical(bench.block(case, n).seconds[LEAD:]))
-        calls += n
-        if len(medians) > 4:
-            before, after = sum(medians[-4:-2]), sum(medians[-2:])
-            settled = abs(after - before) <= _STEADY * before
-    kept = {"calls": calls, "settled": settled, "first_s": medians[0], "last_s": medians[-1]}
-    return kept, medians[-1]
-
-
-def _is_over(bench: Bench, plan: Plan, began: float, share: float = 1.0) -> bool:
-    """Tell whether this share of the time there is has passed, by the first rank's clock."""
-    if plan.limit_s is None:
-        return False
-    return bench.agree(time.perf_counter() - began) > share * plan.limit_s
-
-
-def _typical(seconds: Array) -> float:
-    """Median of some calls [s]; 0 where none was made."""
-    return float(np.median(seconds)) if seconds.size else 0.0
-
-
-def _in_time(bench: Bench, plan: Plan, began: float, seconds: float, n: int) -> int:
-    """How many of n calls of so long fit into the time there is, at least one; ranks agree."""
-    if plan.limit_s is None:
-        return n
-    left = plan.limit_s - (time.perf_counter() - began)
-    fit = min(float(n), max(1.0, left // seconds)) if seconds > 0.0 else float(n)
-    return int(bench.agree(fit))
-
-
-def _warm_up(bench: Bench, case: int, plan: Plan, began: float) -> dict[str, Any]:
-    """Call a case until it takes no less time than before; say how long that took."""
-    if plan.warm_up == 0 or _is_over(bench, plan, began, _WARM_SHARE):
-        return {"calls": 0, "settled": None}
-    first = bench.block(case, 1).seconds
-    calls = 1
-    before: Array | None = None
-    settled = False
-    while calls < plan.warm_up and not settled and not _is_over(bench, plan, began, _WARM_SHARE):
-        n = min(_WARM_BLOCK, plan.warm_up - calls)
-        took = _typical(first if before is None else before)
-        n = _in_time(bench, plan, began, took / _WARM_SHARE, n)
-        now = bench.block(case, n).seconds
-        calls += n
-        settled = before is not None and is_settled(before, now)
-        before = now
-    last = first if before is None else before
-    return {
-        "calls": calls,
-        "settled": settled,
-        "first_s": float(first[0]),
-        "last_s": float(np.median(last)),
-    }
-
-
-def is_settled(before: Array, after: Array) -> bool:
-    """Tell whether calls got no faster: medians alike within 2 %, or two of their standard errors.
-
-    The error is that of a median of values whose spread is 1.4826 median absolute deviations.
+    Compared are means of the windows' medians; the error of a median is that of values whose spread
+    is 1.4826 median absolute deviations.
     """
 
-    def middle(values: Array) -> tuple[float, float]:
-        median = float(np.median(values))
-        spread = 1.4826 * float(np.median(np.abs(values - median)))
-        return median, _MEDIAN_ERROR * spread / np.sqrt(values.size)
+    def level(windows: Sequence[Array]) -> tuple[float, float]:
+        medians = np.array([np.median(x) for x in windows])
+        spreads = [1.4826 * np.median(np.abs(x - np.median(x))) / np.sqrt(x.size) for x in windows]
+        error = _MEDIAN_ERROR * float(np.hypot.reduce(spreads)) / len(windows)
+        return float(medians.mean()), error
 
-    (a, error_a), (b, error_b) = middle(before), middle(after)
-    return a - b <= max(_SETTLED * b, 2.0 * float(np.hypot(error_a, error_b)))
+    (a, error_a), (b, error_b) = level(before), level(after)
+    return abs(a - b) <= max(_SETTLED * a, 2.0 * float(np.hypot(error_a, error_b)))

@@ -3,5 +3,5 @@
 # modules that rooms above may import
 FACE = (
     "answer", "answers.fit", "answers.measure", "explore.page", "imports", "jobtemplate", "junit",
-    "openmetrics", "reports.page", "reports.read", "show", "terminal",
+    "openmetrics", "reports.page", "show", "terminal",
 )  # fmt: skip

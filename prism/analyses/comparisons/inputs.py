@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.analyses.comparisons.bootstrap import Pairing, Sample
 from prism.common.errors import PrismError, named
 from prism.common.netcdf import read_netcdf, told_broken
+from prism.common.resampling import LEAST_STEPS, Pairing, Sample
 from prism.common.text import format_count
 from prism.jobs.job import flatten
 from prism.models.changes.find import changes_of_step_times, choose_steps
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 STEPS, RUNS = "step_time", "time_to_train"
-LEAST_STEPS = 20  # of a single run
 _COMMON = 0.8  # of the steps of either run that both must have to be paired
 _FEW_REPLICATES = 2  # clusters
 _EXPECTED = "a result.nc, which prism estimate JOB -o DIR writes"

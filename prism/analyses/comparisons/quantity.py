@@ -1,6 +1,6 @@
 """One quantity of two samples compared: figures, intervals, sample sizes, shift by quantile.
 
-All of it rests on the same resamples (`prism.analyses.comparisons.bootstrap`).
+All of it rests on the same resamples (`prism.common.resampling`).
 """
 
 from typing import NamedTuple
@@ -10,28 +10,37 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from scipy.stats import t
 
-from prism.analyses.comparisons.bootstrap import (
+from prism.common.resampling import (
+    FAR,
     FIGURES,
     LEVELS,
     SHIFT_LEVELS,
+    Distance,
     Index,
     Pairing,
     Resampled,
     Sample,
+    distance,
     in_blocks,
     resample,
 )
-from prism.analyses.comparisons.distance import Distance, distance
 
 Array = NDArray[np.float64]
 
 LEVEL = 0.05
 POWERS = (0.8, 0.9)
 _N = len(FIGURES)
-_WIDE = 1.96  # standard errors of a share to either side: Woodruff's 95 % interval of a quantile
 _EXACT = 1e-12  # relative; what differs by less is rounding
 _LEAST = {"clusters": 2.0, "runs": 2.0, "steps": 20.0}
 _MOST = 1e9  # units; beyond, nobody measures
+
+
+class Gate(NamedTuple):
+    """Error of the mean of B over that of A, as a gate takes it."""
+
+    error: float  # of the logarithm of their ratio
+    dof: float
+    spread_from: str  # runs of A, or the units of both
 
 
 class Quantity(NamedTuple):
@@ -44,6 +53,7 @@ class Quantity(NamedTuple):
     shift: dict[str, Array]  # [level] difference of quantiles [s], with its simultaneous 95 % band
     ks: Distance
     between_share: float | None  # of the variance of the mean that is between runs
+    gate: Gate
 
 
 class Part(NamedTuple):
@@ -70,7 +80,28 @@ def compare_quantity(
         a, b, pairing, compare_figures(a, b, of_a, of_b, pairing, effect, shared),
         _shift(of_a.own, of_b.own, parts, seed), distance(a, b, pairing, seed),
         _between_share(a, b, float(_error(parts)[0][0])),
+        _gate(a, b, of_a, of_b, pairing, shared),
     )  # fmt: skip
+
+
+def _gate(
+    a: Sample, b: Sample, of_a: Resampled, of_b: Resampled, pairing: Pairing, shared: float
+) -> Gate:
+    """Find the error of a ratio of means if B is another measurement of what A is.
+
+    Its runs then vary as those of A do: s^2 (1/R_A + 1/R_B), with R_A - 1 degrees of freedom. Where
+    A has no runs, each side varies as it does.
+    """
+    parts, _ = _parts(a, b, of_a, of_b, pairing, (of_a.own, of_b.own))
+    variance, dof = (float(x[0]) for x in _error(parts))
+    if a.kind != "runs":
+        return Gate(float(np.sqrt(variance + shared)), dof, "both")
+    of_runs = float((of_a.deviations[:, 0] / of_a.own[0]).var())
+    n_b = b.n_units if b.kind == "runs" else 1
+    # of runs that are shorter than those of A, their own steps may say more
+    of_b_runs = of_runs * a.n_units / n_b
+    within = float((of_b.deviations[:, 0] / of_b.own[0]).var()) if b.kind == "steps" else 0.0
+    return Gate(float(np.sqrt(of_runs + max(of_b_runs, within))), a.n_units - 1.0, "runs of A")
 
 
 def _parts(
@@ -147,7 +178,7 @@ def _error(parts: list[Part]) -> tuple[Array, Array]:
 def _reached(parts: list[Part]) -> NDArray[np.bool_]:
     """Say which quantiles have an interval within the samples [level]."""
     room = np.minimum(LEVELS, 1.0 - LEVELS)
-    return np.asarray(_WIDE * np.max([part.share_error for part in parts], axis=0) <= room)
+    return np.asarray(FAR * np.max([part.share_error for part in parts], axis=0) <= room)
 
 
 def _needed(plan: list[Part], least: float, extra: Array, effect: float) -> Array:
@@ -162,7 +193,7 @@ def _needed(plan: list[Part], least: float, extra: Array, effect: float) -> Arra
     per_unit = n_now * np.array([part.deviations[:, :_N].var(axis=0) for part in plan])[:, :, None]
     per_unit[0] += n_now[0] * extra[:, None]
     reach = np.zeros(_N)
-    reach[1:4] = np.max([part.n * (_WIDE * part.share_error[:3] / (1.0 - LEVELS[:3])) ** 2
+    reach[1:4] = np.max([part.n * (FAR * part.share_error[:3] / (1.0 - LEVELS[:3])) ** 2
                          for part in plan], axis=0)  # fmt: skip
     low = np.log(np.maximum(least, reach))[:, None] * np.ones(len(POWERS))
     high = np.full(low.shape, np.log(_MOST))

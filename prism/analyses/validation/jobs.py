@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.stats import f
 
 from prism.analyses.estimate import estimate
 from prism.analyses.validation.hold import Array, Call, Case, Repetitions
@@ -71,7 +72,7 @@ def job_case(job: Job, times: StepTimes, totals: Mapping[str, float] | None, cal
     return Case(
         np.asarray(times.seconds), np.asarray(times.step), np.asarray(drawn.step_time),
         np.asarray(alone.step_time), null, facts | {"notes": notes}, times.run, training, line,
-        refit=False,
+        refit=False, open_mean=float(np.hypot(error, _between(drawn, times))),
     )  # fmt: skip
 
 
@@ -119,6 +120,24 @@ def _calibrated(calibration: Calibration, nearest: str, times: StepTimes) -> lis
             for s in calibration.sizes if measures.ks_statistic(s.steps_s, times.seconds) == 0.0
         ),
     ]  # fmt: skip
+
+
+def _between(drawn: "xr.Dataset", times: StepTimes) -> float:
+    """Relative standard deviation of the mean between allocations, of which one was measured.
+
+    That of cluster draws' means less what their few replicates leave; 0 where runs show it, and
+    where an F test at 5 % does not tell the means apart.
+    """
+    steps, cluster = np.asarray(drawn.step_time, np.float64), np.asarray(drawn.cluster_idx)
+    unit, size = np.unique(cluster, return_inverse=True, return_counts=True)[1:]
+    if np.unique(times.run).size > 1 or size.size < 2 or steps.size <= size.size:
+        return 0.0
+    means = np.bincount(unit, steps) / size
+    within = float(((steps - means[unit]) ** 2).sum()) / (steps.size - size.size)
+    found, noise = float(means.var(ddof=1)), within * float((1.0 / size).mean())
+    if found <= noise * f.isf(0.05, size.size - 1, steps.size - size.size):
+        return 0.0
+    return float(np.sqrt(found - noise) / steps.mean())
 
 
 def _untested(drawn: "xr.Dataset", times: StepTimes) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from prism.cli.commands.options import (
-    ALARM,
     NO_EFFECT,
     Share,
     choose_options,
@@ -18,6 +17,8 @@ from prism.cli.commands.options import (
 )
 from prism.cli.commands.outputs import check_file_path, conclude, write_text
 from prism.cli.commands.terminal import progress_line
+
+ALARM = 1
 
 
 @click.command()
@@ -44,7 +45,14 @@ from prism.cli.commands.terminal import progress_line
     "--fail-if-slower",
     type=Share(least=0.0),
     metavar="SHARE",
-    help=f"Exit with status {ALARM} if a mean of B is slower by more than this, at 95 %.",
+    help=f"Exit with status {ALARM} if a mean of B is slower than A's by more than this.",
+)
+@click.option(
+    "--false-alarm",
+    type=Share(),
+    metavar="RATE",
+    help="How often that may be where B is no slower than allowed.  [default: 2.5%, so that an "
+    "alarm is where all of a 95 % interval lies beyond]",
 )
 @click.option(
     "--junit", metavar="FILE", type=click.Path(), help="Write what that finds as JUnit XML."
@@ -64,6 +72,7 @@ def compare(
     step_range: str | None,
     steps: str | None,
     fail_if_slower: float | None,
+    false_alarm: float | None,
     junit: str | None,
     output: str | None,
     as_json: bool,
@@ -81,11 +90,14 @@ def compare(
     Or A is a profiler's trace with kernels (a file or a folder) and B a job (its file or a shipped
     name): class by class, what the job predicts of a step and the trace measured.
     """
+    from prism.analyses.compare import FALSE_ALARM
     from prism.analyses.compare import compare as compare_two
     from prism.common.files import check_directory
 
     if junit is not None and fail_if_slower is None:
         raise click.UsageError("--junit FILE holds what --fail-if-slower SHARE finds; add it")
+    if false_alarm is not None and fail_if_slower is None:
+        raise click.UsageError("--false-alarm RATE is of --fail-if-slower SHARE; add it")
     if output is not None:
         check_directory(output)
     if junit is not None:
@@ -94,7 +106,8 @@ def compare(
         result = compare_two(
             a, b, column=column, unit=unit, pattern=pattern, where=rows_of(where), effect=effect,
             skip=skip, step_range=step_range, steps=steps, fail_if_slower=fail_if_slower,
-            seed=seed, progress=report,
+            false_alarm=FALSE_ALARM if false_alarm is None else false_alarm, seed=seed,
+            progress=report,
         )  # fmt: skip
     found = conclude(result, output=output, as_json=as_json, details=details, quiet=quiet).figures
     if junit is not None:

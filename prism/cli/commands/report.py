@@ -38,12 +38,11 @@ def report(
     folder, its result.nc, or a model. The page needs no network and no scripts.
     """
     from prism.present.answer import Answer, Cell, Column, Table
-    from prism.present.reports.page import MOST_BYTES, check_page, make_page
-    from prism.present.reports.read import read_results
+    from prism.present.reports.page import MOST_BYTES, check_page, make_page, read_parts
 
     check_page(output)
     with progress_line("drawing", quiet):
-        found = read_results(results)
+        found = read_parts(results)
         size = len(make_page(found, output, title).encode())
     warnings = []
     if size > MOST_BYTES:

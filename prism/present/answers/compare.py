@@ -32,8 +32,7 @@ NAMES = {"std": "standard deviation", "cv": "CV"}
 GATE = {
     "slower": ("slower by more than {limit}", "warning"),
     "not_slower": ("not slower by more than {limit}", "answer"),
-    "open": ("not shown to be slower by more than {limit}, nor not to be, and passes; measure more",
-             "warning"),
+    "open": ("no difference beyond {limit} detected", "warning"),
 }  # fmt: skip
 """What a gate finds, and how much it matters, by verdict."""
 MOST_KEYS = 10
@@ -84,11 +83,19 @@ def _gate(numbers: Json) -> tuple[Finding, ...]:
     limit = format_share(gate["fail_if_slower"])
     for check in gate["checks"]:
         text, severity = GATE[check["verdict"]]
-        change = percent_change(check["relative"] or 0.0, check["relative_ci"])
-        what = f"mean {TITLES[check['quantity']]}"
-        text = f"Gate: the {what} of B is {text.format(limit=limit)} ({change})."
-        out.append(Finding(f"{check['quantity']}_gate", text, severity))
-    return tuple(out)
+        text = f"Gate, mean {TITLES[check['quantity']]}: {text.format(limit=limit)}"
+        text += f" ({percent_change(check['relative'] or 0.0, check['relative_ci'])})"
+        if check["verdict"] == "open":
+            seen = format_share(check["detectable_80"], 2)
+            text += (
+                f"; a slowdown of {seen} is missed with 20 % probability, smaller ones more often"
+            )
+        out.append(Finding(f"{check['quantity']}_gate", f"{text}.", severity))
+    runs = {check["spread_from"] for check in gate["checks"]} == {"runs of A"}
+    how = "from the spread between runs of A" if runs else "from the spread within each side"
+    rate = format_share(gate["false_alarm"], 2)
+    text = f"Gate: {rate} false alarms where B is slower by just {limit}, {how}."
+    return (*out, Finding("gate_rate", text, "advice"))
 
 
 def _difference(name: str, quantity: Json, effect: float) -> Finding:

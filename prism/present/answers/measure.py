@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism import plots
 from prism.common.text import format_duration, format_share
-from prism.measuring.command import summarize_measurement
+from prism.measuring.command import Measurement
 from prism.present.answer import (
     Answer,
     Cell,
@@ -27,7 +27,7 @@ from prism.present.answer import (
 )
 
 if TYPE_CHECKING:
-    import xarray as xr
+    pass
 
 Json = Mapping[str, Any]
 
@@ -43,9 +43,9 @@ READINGS = {
 LAG = "lag 1: rank correlation with the next call; drift: last quarter of the calls over the first"
 
 
-def measurement_answer(result: xr.Dataset) -> Answer:
+def measurement_answer(result: Measurement) -> Answer:
     """Make the answer of a measurement of kernels or collectives."""
-    numbers = summarize_measurement(result)
+    numbers = result.figures()
     kind, machine = numbers["kind"], numbers["machine"]
     errors = Errors("as many calls as the table says", "of this machine at this moment")
     picture = Picture(

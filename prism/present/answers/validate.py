@@ -129,7 +129,34 @@ def _findings(numbers: Json) -> list[Finding]:
     if se is not None:
         side = "within" if abs(error) <= 2.0 * se else "beyond"
         text += f"; {side} two standard errors of the measured p95 ({format_share(se, 2)} each)"
-    return [*out, Finding("p95", f"{text}.", "answer")]
+    return [*out, Finding("p95", f"{text}.", "answer"), *_detectable(numbers)]
+
+
+def _detectable(numbers: Json) -> list[Finding]:
+    """Say how large an error as few values would have shown, and which errors they do show."""
+    seen, out = numbers.get("detectable_80") or {}, []
+    off = [
+        f"{name} ({percent_change(numbers[key], numbers[f'{key}_ci'])})"
+        for name, key in (("mean", "mean_error"), ("p50", "p50_error"), ("p95", "p95_error"))
+        if (ends := numbers.get(f"{key}_ci")) and not ends[0] <= 0.0 <= ends[1]
+    ]
+    if (ends := numbers.get("cv_ratio_ci")) and not ends[0] <= 1.0 <= ends[1]:
+        off.append(f"CV ({numbers['cv_ratio']:.2f} times, {ends[0]:.2f} to {ends[1]:.2f})")
+    if off:
+        out.append(Finding("errors", f"Off by more than chance: {', '.join(off)}.", "answer"))
+    runs, n = numbers.get("n_runs") or 1, numbers["n_measured"]
+    known = [f"{name} {format_share(seen[name], 2)}"
+             for name in ("mean", "p50", "p95") if seen.get(name) is not None]  # fmt: skip
+    if seen.get("cv") is not None:
+        known.append(f"CV a factor of {1.0 + seen['cv']:.2g}")
+    of = f"{format_count(n, 'value')} of {format_count(runs, 'run')}"
+    if not known:
+        return [*out, Finding("detectable", f"{of} cannot bound any error.", "warning")]
+    text = f"Errors that {of} would miss with 20 % probability: {', '.join(known)}"
+    unknown = [name for name in ("p50", "p95") if seen.get(name) is None]
+    if unknown:
+        text += f"; {' and '.join(unknown)} not tested, too few values"
+    return [*out, Finding("detectable", f"{text}.", "answer")]
 
 
 def _verdict(p_value: float, n: int) -> str:
@@ -142,7 +169,7 @@ def _verdict(p_value: float, n: int) -> str:
             f"repetitions, too few to say that they differ: {named('bootstrap')} "
             f"{round(1.0 / SIGNIFICANT)} or more"
         )
-    return "Prediction and measurement are statistically indistinguishable"
+    return "Prediction and measurement are statistically indistinguishable as distributions"
 
 
 def _assumptions(numbers: Json) -> list[str]:

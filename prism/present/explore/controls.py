@@ -266,13 +266,10 @@ def _lines(tree: Mapping[str, Any], indent: str) -> list[str]:
     return out
 
 
-def command(base: Job, changed: Values, replicates: int, seed: int) -> str:
-    """Write the command that gives the page's answer."""
-    words = ["prism", "estimate", _name(base)]
-    for text in override_texts(changed):
-        words += ["--set", text]
-    words += ["--replicates", str(replicates), "--seed", str(seed)]
-    return " ".join(map(shlex.quote, words))
+def command(verb: str, base: Job, changed: Values, *options: str) -> str:
+    """Write the command that gives an answer of the page."""
+    sets = [word for text in override_texts(changed) for word in ("--set", text)]
+    return " ".join(map(shlex.quote, ["prism", verb, _name(base), *sets, *options]))
 
 
 def _name(base: Job) -> str:

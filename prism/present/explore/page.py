@@ -6,9 +6,11 @@ stage. The page knows controls and answers, not what they mean.
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,23 +19,22 @@ from prism.common.errors import PrismError, named
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.present.explore import controls
-from prism.present.explore.process import Answers, Reply
-from prism.present.explore.stages import REFINED, STAGES, Question, Stage
+from prism.present.explore.computing import EndedError, Question, Stage, compute, warm_up
 from prism.present.reports import page as reports
 
 HOST = "127.0.0.1"
-POLL_S = 0.05
-"""Time between two looks at what was answered [s]."""
 WAIT_MS = 150
 """Time without a key press after which a typed value counts [ms]."""
+RECONNECT_S = 30.0
+"""Pause of a connection after which a page goes on; after a longer one it is drawn anew [s]."""
 GRACE_S = 1
 """Time that open connections get to end, once the page is to [s]."""
 HINTS = {
     "answer": "<p>Being computed.</p>",
-    "ranking": "<p>Computed after the step and the run.</p>",
+    "ranking": "<p>Computed last.</p>",
     "unranked": "<p>No ranking: every op is on its own (variability.dependence: none).</p>",
-    "beside": "<p>Pin as B keeps the present setting; what is changed then stands beside it as A."
-    "</p>",
+    "beside": "<p>Pin as A keeps the present setting; what is changed then stands beside it as B, "
+    "with what the difference is and how sure.</p>",
 }
 """What stands where no answer is."""
 OPEN = ("Model and cluster", "Layout")
@@ -66,22 +67,22 @@ def serve(base: Job, port: int, seed: int, threads: int | None, show: bool) -> N
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all that was started ends
     signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
-    answers = Answers(Question(base, seed, threads))
+    warm_up()
 
     @ui.page("/")
-    def index() -> None:
-        Page(base, seed, threads, answers)
+    async def index() -> None:
+        await ui.context.client.connected()  # what nobody looks at is not computed
+        Page(app.storage.tab, base, seed, threads)
 
     try:
         ui.run(
             host=HOST, port=port, title=f"prism explore: {base.name}", show=show, dark=None,
             favicon="\N{TRIANGULAR RULER}", reload=False, show_welcome_message=False,
             uvicorn_logging_level="error", timeout_graceful_shutdown=GRACE_S,
+            reconnect_timeout=RECONNECT_S,
         )  # fmt: skip
     except KeyboardInterrupt:
         pass  # that is how it ends
-    finally:
-        answers.close()
 
 
 class SameOrigin:
@@ -117,34 +118,38 @@ class Page:
 
     Parameters
     ----------
+    kept : mapping
+        What outlives a connection of the window: its job, what was changed and what is pinned.
     base : Job
         Whose values stand in the controls at first.
     seed, threads
         As in `prism.simulate`.
-    answers : Answers
-        Where questions are asked.
     """
 
-    def __init__(self, base: Job, seed: int, threads: int | None, answers: Answers) -> None:
+    def __init__(
+        self, kept: MutableMapping[str, Any], base: Job, seed: int, threads: int | None
+    ) -> None:
         from nicegui import ui
 
-        self.base, self.seed, self.threads, self.answers = base, seed, threads, answers
-        self.changed: dict[str, Any] = {}
+        self.kept, self.seed, self.threads = kept, seed, threads
+        self.base: Job = kept.get("base", base)
+        self.changed = dict(kept.get("changed", {}))
+        self.pinned: Any = kept.get("pinned")
         self.wrong: dict[str, str] = {}
         self.inputs: dict[str, Any] = {}
         self.result: Any = None
-        self.pinned: Any = None
-        self.number, self.filling = 0, False
-        self.id = ui.context.client.id
+        self.computing: asyncio.Task[None] | None = None
+        self.filling, self.answered = False, 0
+        self.client = ui.context.client
         ui.add_css(style())
-        with ui.left_drawer(value=True, bordered=True).props("width=330 breakpoint=700"):
+        drawer = ui.left_drawer(bordered=True)  # open where the screen has room for it
+        with drawer.props("width=330 breakpoint=700"):
             self._draw_controls()
         with ui.column().classes("w-full gap-1"):
-            self._draw_answers()
-        client = ui.context.client
-        client.on_connect(self.refresh)  # what nobody looks at is not computed
-        client.on_disconnect(self.leave)
-        ui.timer(POLL_S, self.look)
+            self._draw_answers(drawer)
+        self.refresh()
+        self.client.on_connect(self.refresh)
+        self.client.on_disconnect(self.leave)
 
     # ------------------------------------------------------------------------------- controls
     def _draw_controls(self) -> None:
@@ -155,7 +160,7 @@ class Page:
         names = [name for name in names if name == shipped or name in shipped_jobs()]
         self.start = ui.select(names, label="Start from", value=shipped, on_change=self._start)
         self.start.props("dense outlined").classes("w-full")
-        values = controls.values_of(self.base)
+        values = controls.values_of(self.base) | self.changed
         for group, rows in controls.GROUPS.items():
             with ui.expansion(group, value=group in OPEN).classes("w-full").props("dense"):
                 with ui.column().classes("w-full gap-2"):
@@ -220,15 +225,18 @@ class Page:
         self.filling = False
 
     # -------------------------------------------------------------------------------- answers
-    def _draw_answers(self) -> None:
+    def _draw_answers(self, drawer: Any) -> None:
         from nicegui import ui
 
         with ui.row().classes("w-full items-center"):
+            menu = ui.button(icon="menu", on_click=drawer.toggle).props("dense flat")
+            menu.props('aria-label="controls"')
+            self.busy = ui.spinner()
             self.state = ui.label("").mark("state")
+            self.again = ui.button("Compute again", on_click=self.refresh).props("dense outline")
             ui.space()
-            self.pin = ui.button("Pin as B", on_click=self._pin).props("dense outline")
-            self.unpin = ui.button("Unpin", on_click=self._unpin).props("dense flat")
-        self.bar = ui.linear_progress(0.0, show_value=False).props("instant-feedback")
+            ui.button("Pin as A", on_click=lambda: self._pin(self.result)).props("dense outline")
+            self.unpin = ui.button("Unpin", on_click=lambda: self._pin(None)).props("dense flat")
         self.faults = ui.html("", sanitize=False).classes("prism w-full").mark("faults")
         with ui.tabs().props("align=left dense").classes("w-full") as tabs:
             names = ("Answer", "Ranking", "A and B", "Job file")
@@ -240,21 +248,22 @@ class Page:
                     shown = ui.html(HINTS[name], sanitize=False).classes("prism w-full")
                     self.html[name] = shown.mark(name)
             with ui.tab_panel(job):
-                ui.label("The command that gives this answer:")
+                ui.label("The commands that give the answer and the ranking:")
                 self.command = ui.code("", language="bash").classes("w-full")
                 ui.label("The job as a file:")
                 self.file = ui.code("", language="yaml").classes("w-full")
-        self._unpin()
 
-    def leave(self, client: Any) -> None:
-        """End what is asked, unless another connection has taken the place of this one."""
-        if not client.has_socket_connection:
-            self.answers.drop(self.id)
+    def leave(self) -> None:
+        """End what is computed, unless another connection has taken the place of this one."""
+        if self.computing is not None and not self.client.has_socket_connection:
+            self.computing.cancel()
 
     def refresh(self) -> None:
         """Ask for what the controls say, or show beside them what is wrong."""
-        self.answers.drop(self.id)
-        self.number = 0
+        self.kept.update(base=self.base, changed=self.changed, pinned=self.pinned)
+        self.unpin.set_visibility(self.pinned is not None)
+        if self.computing is not None:
+            self.computing.cancel()
         try:
             job = controls.build(self.base, self.changed)
         except PrismError as error:
@@ -262,19 +271,51 @@ class Page:
             return
         self._fill(job)
         self.show_faults({})
-        changed = controls.overrides(self.base, self.changed)
-        self.command.set_content(controls.command(self.base, changed, REFINED, self.seed))
-        self.file.set_content(controls.job_file(self.base, changed))
+        self.html["beside"].set_content(HINTS["beside" if self.pinned is None else "answer"])
         together = job.variability.dependence != "none"
         self.html["ranking"].set_content(HINTS["ranking" if together else "unranked"])
-        question = Question(job, self.seed, self.threads, self.pinned)
-        self.number = self.answers.ask(self.id, question)
-        self.tell(f"computing: {STAGES['step']}", 0.0)
+        self.tell("starting", busy=True)
+        self.computing = asyncio.get_running_loop().create_task(self._compute(job))
+
+    async def _compute(self, job: Job) -> None:
+        """Show the answers of a setting as they come."""
+        begin, done = time.perf_counter(), []
+        changed = controls.overrides(self.base, self.changed)
+        try:
+            async for told in compute(Question(job, self.seed, self.threads, self.pinned)):
+                if isinstance(told, Stage):
+                    self._show(told, job, changed)
+                else:
+                    done.append(told)
+                    self.tell(f"computing: {told}", busy=True)
+        except PrismError as error:
+            self.refuse(str(error))
+        except EndedError as ended:
+            self.tell(f"the computing process ended before it was done ({ended}), as it does when "
+                      "memory runs out", again=True)  # fmt: skip
+        else:
+            self.tell(f"done in {time.perf_counter() - begin:.1f} s: {', '.join(done)}")
+
+    def _show(self, stage: Stage, job: Job, changed: dict[str, Any]) -> None:
+        """Show an answer, and the commands whose figures it has."""
+        self.html[stage.panel].set_content(stage.html)
+        if stage.panel != "answer":
+            return
+        seed = ("--seed", str(self.seed))
+        sample = ("--replicates", str(stage.replicates))
+        commands = [controls.command("estimate", self.base, changed, *sample, *seed)]
+        if job.variability.dependence != "none":
+            commands.append(controls.command("rank", self.base, changed, *seed))
+        self.command.set_content("\n".join(commands))
+        self.file.set_content(controls.job_file(self.base, changed))
+        self.result = stage.result
+        self.answered += 1
+        self.state.props(f"data-setting={self.answered}")
 
     def refuse(self, text: str) -> None:
         """Show messages, each beside the control that can correct it."""
         self.show_faults(controls.place_messages(text))
-        self.tell("the answer below is of the setting before", None)
+        self.tell("the answer below is of the setting before")
 
     def show_faults(self, faults: dict[str, list[str]]) -> None:
         """Mark controls, and list all that is wrong."""
@@ -286,55 +327,13 @@ class Page:
         self.faults.set_content(reports.render_messages(lines, "This setting cannot be computed"))
         self.faults.set_visibility(bool(lines))
 
-    def tell(self, text: str, share: float | None) -> None:
-        """Say what is being done, and which share of it is; None: nothing is."""
+    def tell(self, text: str, busy: bool = False, again: bool = False) -> None:
+        """Say what is being done, or that it is, and whether it can be done again."""
         self.state.set_text(text)
-        self.bar.set_value(share or 0.0)
-        self.bar.set_visibility(share is not None)
+        self.busy.set_visibility(busy)
+        self.again.set_visibility(again)
 
-    def look(self) -> None:
-        """Show what was answered since the last look."""
-        try:
-            found = self.answers.take(self.id)
-        except (EOFError, OSError):
-            self.tell("the computing process has ended; start prism explore again", None)
-            return
-        for told in found:
-            if told.number == self.number:
-                self._show(told)
-
-    def _show(self, told: Reply) -> None:
-        if told.word == "progress":
-            name, share = told.value
-            self.tell(f"computing: {STAGES[name]}", share)
-        elif told.word == "stage":
-            stage: Stage = told.value
-            if stage.name == "ranking":
-                self.html["ranking"].set_content(stage.html)
-                return
-            self.result = stage.result
-            self.html["answer"].set_content(stage.html)
-            self.html["beside"].set_content(stage.beside or HINTS["beside"])
-            self.state.props(f"data-setting={told.number}")
-            self.tell(f"{STAGES[stage.name]}: done", 1.0)
-        elif told.word == "waiting":
-            self.tell("waiting: other windows of this page are being answered", 0.0)
-        elif told.word == "refused":
-            self.refuse(told.value)
-        elif told.word == "done":
-            self.tell(f"done in {told.value:.1f} s: {', '.join(STAGES.values())}", None)
-        else:
-            self.tell("this setting ended the computing process; please report it", None)
-
-    def _pin(self) -> None:
-        """Keep the present result as B."""
-        if self.result is None:
-            return
-        self.pinned = self.result
-        self.unpin.set_visibility(True)
+    def _pin(self, result: Any) -> None:
+        """Keep a result as A; None: none any more."""
+        self.pinned = result
         self.refresh()
-
-    def _unpin(self) -> None:
-        self.pinned = None
-        self.unpin.set_visibility(False)
-        self.html["beside"].set_content(HINTS["beside"])

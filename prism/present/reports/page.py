@@ -7,30 +7,33 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from io import BytesIO
 from itertools import groupby
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import prism
 from prism.common.errors import PrismError
 from prism.common.files import atomic_write
 from prism.common.netcdf import told_broken
-from prism.common.resultfiles import KINDS
+from prism.common.resultfiles import KINDS, kind_of, load_dataset
+from prism.common.results import Result, dataset_of
 from prism.common.text import visible
+from prism.plots.base import style
 from prism.present.answer import Answer, Picture, Table, words
 from prism.present.reports.estimates import overlays, summary_table
-from prism.present.reports.figures import to_svg
-from prism.present.reports.inputs import differences, inputs_of, job_values, made_by
-from prism.present.reports.read import Found, read_results
+from prism.present.reports.inputs import Inputs, differences, inputs_of, job_values, made_by
 
 if TYPE_CHECKING:
+    import xarray as xr
     from jinja2 import Template
 
 ESTIMATES = ("estimate", "steps_estimate")
 MOST_BYTES = 2_000_000
 """A page larger than this is reported: it no longer goes through every mail [bytes]."""
-WIDE = 560
-"""Width from which a picture has a row of its own [points]."""
+WIDE = 7.8
+"""Width from which a picture has a row of its own [inch]."""
 SPACE = "\N{NO-BREAK SPACE}"
 SHORT_ANSWERS = 2
 """Sentences of each result in the answer of a page of several."""
@@ -38,19 +41,17 @@ SHORT_ANSWERS = 2
 
 @dataclass
 class Part:
-    """A result on the page."""
+    """A result on the page: where it was read or how it is called, its kind, and what it says."""
 
-    name: str
-    found: Found
-    label: str
-    pictures: list[dict[str, Any]]
-    made_by: list[tuple[str, str]]
+    name: str  # of its place on the page
+    file: str
+    kind: str  # one of `KINDS`
+    result: xr.Dataset
+    answer: Answer
+    label: str = ""
+    pictures: list[dict[str, Any]] = field(default_factory=list)
+    made_by: list[tuple[str, str]] = field(default_factory=list)
     differs: Table | None = None
-
-    @property
-    def answer(self) -> Answer:
-        """What it says."""
-        return self.found.answer
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Subject:
     name: str
     title: str
     parts: list[Part] = field(default_factory=list)
-    inputs: Any = None
+    inputs: Inputs | None = None
     first: Part | None = None
 
 
@@ -100,7 +101,42 @@ def report(
     """
     if path is not None:
         check_page(path)
-    return make_page(read_results(results), path, title)
+    return make_page(read_parts(results), path, title)
+
+
+def read_parts(results: object) -> list[Part]:
+    """Read results and make their answers; PrismError names one that is none, broken or twice."""
+    import xarray as xr
+
+    one = isinstance(results, str | os.PathLike | Result | xr.Dataset)
+    listed: Sequence[object] = [results] if one else list(results)  # type: ignore[call-overload]
+    if not listed:
+        raise PrismError("no result: expected output folders (-o DIR), result.nc files or models")
+    parts, seen = [], set()
+    for i, item in enumerate(listed, 1):
+        if isinstance(item, Result | xr.Dataset):
+            parts.append(_part(i, f"result {i}", dataset_of(item)))
+            continue
+        if not isinstance(item, str | os.PathLike):
+            raise PrismError(f"result {i}: {item!r}: expected a path or a result")
+        folder = Path(item)
+        path = (folder / "result.nc" if folder.is_dir() else folder).resolve()
+        if path in seen:
+            raise PrismError(f"{item}: is given twice; leave one out")
+        seen.add(path)
+        parts.append(_part(i, str(item), load_dataset(item)))
+    return parts
+
+
+def _part(number: int, file: str, result: xr.Dataset) -> Part:
+    kind = kind_of(result)
+    if kind is None:
+        raise PrismError(f"{file}: no result of prism; expected what a command writes by -o")
+    with told_broken(file, f"a result; write it again by prism {KINDS[kind].command}"):
+        try:
+            return Part(f"r{number}", file, kind, result, KINDS[kind].answer(result))
+        except PrismError as error:
+            raise PrismError(f"{file}: {error}") from error
 
 
 def check_page(path: str | os.PathLike[str]) -> None:
@@ -113,17 +149,22 @@ def check_page(path: str | os.PathLike[str]) -> None:
 
 
 def make_page(
-    found: Sequence[Found],
+    parts: Sequence[Part],
     path: str | os.PathLike[str] | None = None,
     title: str | None = None,
 ) -> str:
     """Lay results out as a page, and write it where a path is given; see `report`."""
-    parts = _parts(found)
+    for part in parts:
+        command = f"prism {KINDS[part.kind].command}"
+        part.label = _label(part, parts)
+        with told_broken(part.file, "a whole result, with what it was made by"):
+            part.made_by = made_by(part.result, part.answer.figures, part.file, command)
+        part.pictures = _drawn(part.answer.pictures, part.file)
     subjects = _subjects(parts)
-    estimates = [part for part in parts if part.found.kind in ESTIMATES]
+    estimates = [part for part in parts if part.kind in ESTIMATES]
     several = len(estimates) > 1
     figures = {part.label: part.answer.figures for part in estimates}
-    both = {part.label: part.found.result for part in estimates}
+    both = {part.label: part.result for part in estimates}
     html = _template("page.html.jinja").render(
         title=title or _title(subjects, parts),
         subjects=subjects,
@@ -131,7 +172,7 @@ def make_page(
         n_answers=SHORT_ANSWERS,
         summary=summary_table(figures) if several else None,
         estimates=estimates,
-        overlays=_drawn(overlays(both), "all", "the estimates") if several else [],
+        overlays=_drawn(overlays(both), "the estimates") if several else [],
         warnings=sum(len(part.answer.warnings) for part in parts),
         version=prism.__version__,
     )
@@ -147,9 +188,9 @@ def render_cell(answer: Answer) -> str:
     return visible(_template("cell.html.jinja").render(answer=answer))
 
 
-def render_answer(answer: Answer, name: str) -> str:
-    """Lay an answer out as a part of a page, with its pictures; `name` begins their ids."""
-    drawn = _drawn(answer.pictures, name, answer.subject)
+def render_answer(answer: Answer) -> str:
+    """Lay an answer out as a part of a page, with its pictures."""
+    drawn = _drawn(answer.pictures, answer.subject)
     return visible(_template("answer.html.jinja").render(answer=answer, pictures=drawn))
 
 
@@ -169,19 +210,6 @@ def _template(name: str) -> Template:
     )  # fmt: skip
     environment.filters |= {"tidy": _tidy, "words": words, "head": _head}
     return environment.get_template(name)
-
-
-def _parts(found: Sequence[Found]) -> list[Part]:
-    """Lay each result out."""
-    parts = []
-    for i, item in enumerate(found, 1):
-        answer, name = item.answer, f"r{i}"
-        command = f"prism {KINDS[item.kind].command}"
-        with told_broken(item.file, "a whole result, with what it was made by"):
-            made = made_by(item.result, answer.figures, item.file, command)
-        pictures = _drawn(answer.pictures, name, item.file)
-        parts.append(Part(name, item, _label(item, found), pictures, made))
-    return parts
 
 
 def _tidy(text: str) -> str:
@@ -207,14 +235,12 @@ def _head(table: Table) -> list[list[dict[str, Any]]]:
     return [top, below] if two else [top]
 
 
-def _label(item: Found, found: Sequence[Found]) -> str:
-    """Name a result by its subject; with its file where several are about that."""
-    same = [other for other in found if other.answer.subject == item.answer.subject]
-    estimates = [other for other in same if other.kind in ESTIMATES]
-    name = str(item.answer.subject)
-    if len(estimates) < 2 or item.kind not in ESTIMATES:
-        return name
-    return f"{name} ({_short(item.file, [other.file for other in estimates])})"
+def _label(part: Part, parts: Sequence[Part]) -> str:
+    """Name a result by its subject; with its file where several estimates are about that."""
+    name = str(part.answer.subject)
+    files = [p.file for p in parts if p.answer.subject == name and p.kind in ESTIMATES]
+    several = len(files) > 1 and part.kind in ESTIMATES
+    return f"{name} ({_short(part.file, files)})" if several else name
 
 
 def _short(file: str, files: Sequence[str]) -> str:
@@ -227,14 +253,19 @@ def _short(file: str, files: Sequence[str]) -> str:
     return file
 
 
-def _drawn(pictures: Sequence[Picture], name: str, file: str) -> list[dict[str, Any]]:
-    """Draw pictures, each with ids of its own."""
+def _drawn(pictures: Sequence[Picture], file: str) -> list[dict[str, Any]]:
+    """Draw pictures as images that a page holds: sharp at any size, text as text, and small."""
     out = []
-    for i, picture in enumerate(pictures, 1):
-        with told_broken(file, f"a whole result: {picture.title.lower()} cannot be drawn"):
-            svg = to_svg(picture, f"{name}-f{i}")
-        wide = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1]) > WIDE  # type: ignore[index]
-        out.append({"picture": picture, "svg": svg, "wide": wide})
+    for picture in pictures:
+        buffer = BytesIO()
+        with told_broken(file, f"a whole result: {picture.title.lower()} cannot be drawn"), style():
+            figure = picture.draw().get_figure(root=True)
+            assert figure is not None
+            # nothing but the picture, so that the same result gives the same bytes
+            nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+            figure.savefig(buffer, format="svg", metadata=nothing)
+        image = "data:image/svg+xml," + quote(buffer.getvalue(), safe=" ,;:/=()*+-.")
+        out.append({"picture": picture, "image": image, "wide": figure.get_figwidth() > WIDE})
     return out
 
 
@@ -247,14 +278,14 @@ def _subjects(parts: Sequence[Part]) -> list[Subject]:
         subject.parts.append(part)
     for subject in known.values():
         for part in subject.parts:
-            with told_broken(part.found.file, "a whole result, with its job"):
-                if job_values(part.found.result) is None:
+            with told_broken(part.file, "a whole result, with its job"):
+                if job_values(part.result) is None:
                     continue
                 if subject.first is None:
-                    subject.first, subject.inputs = part, inputs_of(part.found.result)
+                    subject.first, subject.inputs = part, inputs_of(part.result)
                 else:
-                    first = subject.first.found
-                    part.differs = differences(part.found.result, first.result, first.file)
+                    first = subject.first
+                    part.differs = differences(part.result, first.result, first.file)
     return list(known.values())
 
 

@@ -1,5 +1,10 @@
-"""Figures of a sample over resamples of what is independent in it: clusters, runs or blocks."""
+"""What figures and distributions of samples vary by: what is independent in them drawn anew.
 
+Clusters, runs or blocks of one run are drawn with replacement for errors of figures; for KS whole
+ones change sides, so that what is alike within one stays together.
+"""
+
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -7,6 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from scipy.signal import correlate
+from scipy.stats import permutation_test
 
 from prism.common.attribution import draw_counts
 
@@ -18,8 +24,15 @@ Pairing = Literal["cluster", "step"] | None
 FIGURES = ("mean", "p50", "p95", "p99", "std", "cv")
 SHIFT_LEVELS = np.linspace(0.02, 0.98, 33)
 LEVELS = np.r_[0.5, 0.95, 0.99, SHIFT_LEVELS]
+FAR = 1.96  # standard errors of a share to either side: Woodruff's 95 % interval of a quantile
 RESAMPLES = 1_000  # a standard error is known to 1/sqrt(2 RESAMPLES) = 2 % of itself
+LEAST_STEPS = 20  # of a single run that is cut into blocks
 _BATCH_CELLS = 1_000_000
+PERMUTATIONS = 4_999
+_MOST_POINTS = 256  # of the pooled sample at which distribution functions are compared
+_ENOUGH = 80  # permutations there must be: they come in pairs, so p-values reach 0.025
+_PERMUTED_CELLS = 4_000_000
+_ALIKE = 1.1  # lengths of runs, one over the other
 _MOST_BLOCKS = 1_000  # of a run: more would not make a t quantile smaller by 0.1 %
 
 
@@ -54,6 +67,11 @@ class Resampled(NamedTuple):
     own: Array  # [column] s; the CV 1
     deviations: Array  # [resample, column] their variance is that of the figures
     share_error: Array  # [level] standard error of the share below each quantile of `LEVELS`
+
+    def unreached(self) -> frozenset[str]:
+        """Percentiles among `FIGURES` whose 95 % interval leaves the sample."""
+        beyond = FAR * self.share_error > np.minimum(LEVELS, 1.0 - LEVELS)
+        return frozenset(name for name, out in zip(FIGURES[1:4], beyond, strict=False) if out)
 
 
 def in_blocks(a: Sample, b: Sample, pairing: Pairing) -> tuple[Sample, Sample]:
@@ -168,3 +186,80 @@ def _quantiles(x: Array, below: NDArray[np.int32]) -> Array:
         for at in (low, low + 1)
     )  # fmt: skip
     return np.asarray(first + (place - low) * (second - first))
+
+
+class Distance(NamedTuple):
+    """The largest distance of two distribution functions, and its p-value where there is one."""
+
+    distance: float
+    p_value: float | None
+    units: int  # whole units that were permuted, both sides together
+    why_not: str | None = None  # there is no p-value
+
+
+def distance(
+    a: Sample, b: Sample, pairing: Pairing, seed: int, permutations: int = PERMUTATIONS
+) -> Distance:
+    """Compare two distributions as a whole."""
+    ks = ks_distance(a.values, b.values)
+    if a.kind != b.kind:
+        return Distance(ks, None, 0, "what is independent in A and in B is not alike")
+    a, b = _as_long(a, b)
+    n_a, n_b = a.n_units, b.n_units
+    ways = 2**n_a if pairing else math.comb(n_a + n_b, min(n_a, n_b))
+    if ways < _ENOUGH:
+        what = "blocks of a run" if a.kind == "steps" else a.kind
+        return Distance(ks, None, n_a + n_b, f"too few {what} ({n_a} and {n_b}) to permute")
+    points = np.quantile(np.concatenate([a.values, b.values]),
+                         (np.arange(_MOST_POINTS) + 0.5) / _MOST_POINTS)  # fmt: skip
+    below = np.vstack([_below(x, points) for x in (a, b)])
+    size = np.concatenate([np.bincount(x.unit) for x in (a, b)]).astype(np.float64)
+
+    def statistic(x: Index, y: Index, axis: int) -> Array:
+        first, second = _side(x, below, size), _side(y, below, size)
+        return np.asarray(np.abs(first - second).max(axis=-1))
+
+    found = permutation_test(
+        (np.arange(n_a), n_a + np.arange(n_b)), statistic, vectorized=True, axis=-1,
+        permutation_type="samples" if pairing else "independent", alternative="greater",
+        n_resamples=permutations, batch=max(1, _PERMUTED_CELLS // (n_a + n_b + _MOST_POINTS)),
+        rng=np.random.default_rng([seed, 11]),
+    )  # fmt: skip
+    return Distance(ks, float(found.pvalue), n_a + n_b)
+
+
+def _as_long(a: Sample, b: Sample) -> tuple[Sample, Sample]:
+    """Cut runs to the steps that those of the other side have, where one side's are longer.
+
+    Only what is alike may change sides: a short run's share of steps below a point varies more.
+    """
+    usual = [float(np.median(np.bincount(x.unit))) for x in (a, b)]
+    if a.kind != "runs" or max(usual) <= _ALIKE * min(usual):
+        return a, b
+    n = int(min(usual))
+    return a.select(a.place_in_unit() < n), b.select(b.place_in_unit() < n)
+
+
+def _below(sample: Sample, points: Array) -> Array:
+    """Count the values of each unit up to each point [unit, point]."""
+    cells, n = points.size + 1, sample.n_units
+    cell = np.searchsorted(points, sample.values, side="left")  # the first point not below it
+    counts = np.bincount(sample.unit * cells + cell, minlength=n * cells)
+    return np.asarray(counts.reshape(n, -1)[:, :-1].cumsum(axis=1), np.float64)
+
+
+def _side(chosen: Index, below: Array, size: Array) -> Array:
+    """Distribution function of the chosen units [..., point]."""
+    member = np.zeros((*chosen.shape[:-1], size.size))
+    np.put_along_axis(member, chosen.astype(np.int64), 1.0, axis=-1)
+    return np.asarray((member @ below) / (member @ size)[..., None])
+
+
+def ks_distance(first: Array, second: Array) -> float:
+    """Largest distance between the distribution functions of two samples."""
+    # scipy's ks_2samp finds a p-value too, which it warns of where values are few
+    x, y = np.sort(first), np.sort(second)
+    both = np.concatenate([x, y])
+    below_x = np.searchsorted(x, both, side="right") / x.size
+    below_y = np.searchsorted(y, both, side="right") / y.size
+    return float(np.abs(below_x - below_y).max())
