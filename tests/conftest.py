@@ -54,7 +54,7 @@ def few_clusters(monkeypatch):
     """Shares and comparisons of a ranking by fewer clusters than answers rest on."""
     monkeypatch.setattr("prism.analyses.estimate.REPLICATES", 2560)
     monkeypatch.setattr("prism.analyses.rankings.shares.MAX_BLOCKS", 16)
-    monkeypatch.setattr("prism.analyses.rankings.interventions.KERNEL_CONTROL", 32)
+    monkeypatch.setattr("prism.analyses.rankings.interventions.MOST_BLOCKS", 8)
 
 
 @pytest.fixture

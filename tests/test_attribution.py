@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from scipy import stats
 
 from prism.common import attribution as at
 
@@ -35,7 +34,7 @@ def pick_freeze(f, x, y, i):
 
 def shares(f, x, y, i):
     first, total = at.partial_variances(pick_freeze(f, x, y, i))
-    drawn = at.resample_runs(first.size, f(x), f(y), 1)
+    drawn = at.resample_runs(first.size, (f(x), f(y)), 1)
     return at.share_interval(first, drawn), at.share_interval(total, drawn)
 
 
@@ -59,21 +58,21 @@ def test_total_is_at_least_first(values):
     assert np.all(total >= first - 1e-9)
 
 
-@pytest.mark.parametrize("law", [stats.norm(1.0, 0.02), stats.gamma(4.0, 1.0, 0.01)])
-def test_matched_spread_leaves_means_and_mean_squares(law):
+def test_what_lasts_and_what_comes_in_few_steps():
+    """An effect of the cluster, one of every step, and one of a step in a hundred."""
     rng = np.random.default_rng(8)
-    drawn = [law.rvs((2000, LANES), random_state=rng) for _ in range(2)]
-    a, b = at.match_spread(drawn, law.std())
-    for new, old in zip((a, b), drawn, strict=True):
-        np.testing.assert_allclose(new.mean(axis=1), old.mean(axis=1), rtol=1e-12)
-        np.testing.assert_allclose(new.std(axis=1, ddof=1), law.std(), rtol=1e-12)
-        assert np.abs(new - old).mean() < 0.2 * law.std()  # moved, not drawn anew
-    error = {}
-    for name, (x, y) in {"matched": (a, b), "drawn": drawn}.items():
-        squares = ((x - y) ** 2).mean(axis=1)
-        error[name] = squares.std() / squares.size**0.5
-        assert abs(squares.mean() - 2.0 * law.var()) < 4.0 * error[name]
-    assert error["matched"] < 0.2 * error["drawn"]
+    shape = (64, LANES)
+    noise, other = rng.standard_normal((2, *shape))
+    for effect, lasting, in_few in (
+        (rng.standard_normal((2, 64, 1)) * np.ones(LANES), 1.0, 0.28),
+        (rng.standard_normal((2, *shape)), 0.0, 0.28),
+        (np.where(rng.random((2, *shape)) < 0.01, 5.0, 0.0), 0.0, 1.0),
+    ):
+        x, y = effect
+        runs = at.PickFreeze(noise + x, noise + y, other + y, other + x)
+        found = at.recurrence(runs)
+        assert found == pytest.approx((lasting, in_few), abs=0.06)
+    assert np.isnan(at.recurrence(at.PickFreeze(noise, noise, other, other))).all()
 
 
 def test_intervals_of_shares_cover():
@@ -104,19 +103,3 @@ def test_path_shares_and_intervals_of_tails():
     rare = np.where(rng.random((64, LANES)) < 0.02, 4.0, 0.0)
     found = at.path_shares(np.stack([body, rare], axis=1))
     assert found.tail[1] > found.covariance[1] + 0.1
-
-
-@pytest.mark.parametrize("shape", [(5, 7), (3, 1), (1, 40)])
-def test_figures_of_two_runs_are_numpys(shape):
-    rng = np.random.default_rng(14)
-    before = 10.0 + rng.standard_normal(shape).round(1)  # some values are equal
-    after = 10.0 + 0.5 * (before - 10.0)
-    found = at.reduction(before, after, 1)
-    figures = {"mean": np.mean, "std": lambda x: np.std(x, ddof=1)}
-    figures |= {f"p{q}": lambda x, q=q: np.percentile(x, q) for q in (50, 95, 99)}
-    for name, figure in figures.items():
-        value, saved = found[name]
-        assert value == pytest.approx(figure(after), rel=1e-12)
-        assert saved.value == pytest.approx(1.0 - figure(after) / figure(before), abs=1e-12)
-    if min(shape) > 1:  # pair by pair: exact, however few
-        assert found["std"][1].half_width < 1e-9

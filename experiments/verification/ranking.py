@@ -1,10 +1,11 @@
-"""Precision and effort of `prism rank`: half-widths, growth with classes.
+"""Precision and effort of `prism rank`: half-widths, coverage, growth with classes.
 
 Run from a checkout: python experiments/verification/ranking.py [--classes 14 20 28 56] [--seed 1]
 Seconds are of the processor, all threads together, so that other work on the machine counts little.
 """
 
 import argparse
+import math
 import sys
 import time
 from dataclasses import replace
@@ -14,7 +15,7 @@ import numpy as np
 from prism.analyses.rank import rank
 from prism.analyses.rankings.shares import Sampler, sample_shares
 from prism.common.attribution import cluster_variance
-from prism.jobs.job import load_job
+from prism.jobs.job import job_from_dict, load_job
 from prism.simulation.causes import Residuals, measure_residuals, partition
 from prism.simulation.classops import split_classes
 from prism.simulation.prepare import prepare
@@ -50,6 +51,36 @@ def check_job(name: str, seed: int) -> bool:
         f"{widest[True]:.3f} above  {spent:.0f} s\n  {', '.join(top(found))}"
     )
     return widest[False] <= 0.03 and widest[True] <= 0.06 and spent <= LIMIT
+
+
+def check_coverage(seeds: int) -> bool:
+    """How often 95 % intervals hold shares and savings that closed forms give."""
+    square, noise, rank_square = 0.0016, 0.0009 * 5 / 9 / 4, 0.0004
+    effects = {"step": {"cv": 0.04}, "rank": {"cv": 0.02},
+               "residual": {"law": "lognormal", "cv": 0.03}}  # fmt: skip
+    job = job_from_dict({
+        "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
+        "parallelism": {"microbatches": 4},
+        "variability": {"library": None, "effects": effects},
+    })  # fmt: skip
+    parts = {"step": square, "compute": noise, "rank": rank_square}
+    whole = math.prod(1.0 + part for part in parts.values()) - 1.0
+    held: dict[str, list[bool]] = {}
+    for seed in range(seeds):
+        for row in rank(job, seed=seed).rows:
+            part = parts[row["name"]]
+            known = {
+                "first_order": part / whole,
+                "total_order": part * (1.0 + whole) / (1.0 + part) / whole,
+            }
+            if row["name"] == "step":  # a factor on all
+                known["mean_reduction"] = 1.0 - 1.0 / math.sqrt(1.0 + square)
+            for name, value in known.items():
+                low, high = row[f"{name}_ci"]
+                held.setdefault(f"{row['name']} {name}", []).append(low <= value <= high)
+    shares = {name: sum(hits) / len(hits) for name, hits in held.items()}
+    print(f"95 % intervals over {seeds} seeds hold:", shares)
+    return bool(np.mean(list(shares.values())) >= 0.85)
 
 
 def check_clusters(name: str, seed: int) -> bool:
@@ -116,8 +147,10 @@ def main() -> int:
     parser.add_argument("--classes", type=int, nargs="*", default=[14, 20, 28, 56])
     parser.add_argument("--jobs", nargs="*", default=list(JOBS))
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=200, help="of coverage")
     args = parser.parse_args()
     fine = all([check_job(name, args.seed) for name in args.jobs])
+    fine &= args.seeds == 0 or check_coverage(args.seeds)
     fine &= all([check_clusters(name, args.seed) for name in CLUSTERS if name in args.jobs])
     if args.classes:
         fine &= check_growth(args.classes, args.seed)

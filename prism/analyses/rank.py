@@ -6,42 +6,127 @@ random numbers.
 """
 
 import json
+import math
 import time
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prism import engine
 from prism.analyses.estimate import estimate_whole
-from prism.analyses.rankings.interventions import COMPARED_BLOCKS, compare_interventions
+from prism.analyses.rankings.interventions import COMPARED, compare_interventions
 from prism.analyses.rankings.shares import (
     Sampler,
+    Shares,
     list_inputs,
     sample_shares,
     tracked_variances,
 )
 from prism.analyses.rankings.target import TARGETS, Case, Target, rest_of_runs
-from prism.common.attribution import COMPARED, Array, Estimate, path_shares
+from prism.common.attribution import PathShares, path_shares
 from prism.common.errors import PrismError, named
-from prism.common.results import Columns, Field, Result
+from prism.common.results import Columns, Field, Result, pack_figures, read_figures
 from prism.jobs.job import Job, load_job
 from prism.simulation.causes import class_cvs, effect_cv, measure_residuals, time_shares
 from prism.simulation.classops import split_classes
+from prism.simulation.estimated import TERMS
 from prism.simulation.prepare import prepare
-from prism.simulation.results import make_dataset, provenance
+from prism.simulation.results import provenance
 from prism.simulation.runs.parts import OF_STEPS
 from prism.simulation.steps import Progress, run_blocks, settle_call, warm_up
 from prism.simulation.summary import summarize_simulation
 
 if TYPE_CHECKING:
     import pandas as pd
-    import xarray as xr
 
 PATH_BLOCKS = 16  # clusters of the run whose critical path is followed
 LEAST_PART = 1e-9
 STANDARD_ERRORS = 1.96  # half of a 95 % interval
-TERMS = "variance_by_term", "variance_by_term_se", "delay_by_term", "delay_by_term_se"
+FIGURES = (
+    Field("mean", "s", "mean of what is ranked"),
+    Field("std", "s", "standard deviation of what is ranked"),
+    Field("p95", "s", "p95 of what is ranked"),
+    Field("within_cluster_std", "s", "standard deviation of it within a cluster draw"),
+    Field("between_cluster_std", "s", "standard deviation of the cluster draws' means of it"),
+    Field("std_with_rare_stalls", "s", "standard deviation with stalls that few steps meet"),
+)
+_TEXTS = {"mean": "the mean", "std": "the standard deviation", "p50": "p50", "p95": "p95",
+          "p99": "p99"}  # fmt: skip
+_SHOWN = {"p50": "p50", "p95": "p95", "run": "run"}
+
+
+def _gains(suffix: str, tail: str, how: str) -> list[Field]:
+    """Fields of what is left, and of what is gained, where causes are changed in one way."""
+    left = [Field(f"{n}_if_{suffix}", "s", f"{_TEXTS[n]} {how}") for n in COMPARED]
+    texts = _TEXTS | {"run": "the mean time-to-train"}
+    return left + [
+        Field(f"{name}_reduction{tail}", "1", f"relative gain of {text} {how}",
+              _SHOWN.get(name, ""), how, "gain", interval=True)
+        for name, text in texts.items()
+    ]  # fmt: skip
+
+
+CAUSES = Columns("cause", (
+    Field("name", "text", title="cause"),
+    Field("kind", "text", "kernel class, effect, or term of the run"),
+    Field("recurrence", "text", "whether it is always the same GPUs, new ones in every step, or "
+          "few steps", "recurs"),
+    Field("lasting_share", "1", "covariance of what it does to two steps of a cluster draw, over "
+          "the mean square"),
+    Field("few_steps_share", "1", "share of its variance in the 5 % of steps that it moves most"),
+    Field("first_order", "1", "first-order share of the variance", "first-order", "variance",
+          "share", interval=True),
+    Field("total_order", "1", "total-order share of the variance", "total-order", "variance",
+          "share", interval=True),
+    *_gains("frozen", "", "at its median"),
+    *_gains("faster", "_faster", "if faster"),
+    Field("cv", "1", "coefficient of variation of one draw", "own CV", form="share"),
+    Field("time_share", "1", "share of all ranks' busy time"),
+    Field("critical_path_share", "1", "share of the mean critical path", "mean", "critical path",
+          "share"),
+    Field("covariance_share", "1", "share of the covariance with the step", "spread",
+          "critical path", "share", interval=True),
+    Field("tail_share", "1", "share of the excess of the slowest 5 % of steps", "slowest 5 %",
+          "critical path", "share", interval=True),
+    Field("n_clusters", "count", "cluster draws that its shares rest on"),
+))  # fmt: skip
+
+
+class Ranking(Result):
+    """Kernel classes and effects by what they contribute to the variance of a time."""
+
+    def is_whole(self) -> bool:
+        """See `Result.is_whole`."""
+        return all(name in self.dataset for name in ("mean", "std", "p95", "cause", "recurrence"))
+
+    def figures(self) -> dict[str, Any]:
+        """Give all figures, see `Result.figures`."""
+        call, rows = json.loads(self.attrs["call"]), CAUSES.rows(self.dataset)
+        lists: dict[str, Any] = {"kernels": [], "effects": []}
+        for row in rows:
+            if (kind := f"{row.pop('kind')}s") in lists:
+                lists[kind].append(row)
+        keys = {"delay": "delay_by_term", "delay_se": "delay_by_term_se",
+                "variance": "variance_by_term", "variance_se": "variance_by_term_se"}  # fmt: skip
+        terms = TERMS.rows(self.dataset)
+        by_term = {key: {t["name"]: t[name] for t in terms} for name, key in keys.items() if terms}
+        found = read_figures(FIGURES, self.dataset)
+        return {
+            "job": self.attrs["job_name"], "target": call["target"], "seed": call["seed"],
+            **dict.fromkeys(field.name for field in FIGURES), **found, **by_term, **lists,
+            "speed_up": call["speed_up"], "wall_seconds": float(self.attrs["wall_seconds"]),
+        }  # fmt: skip
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of `causes`, with their intervals."""
+        return CAUSES.rows(self.dataset)
+
+    @cached_property
+    def causes(self) -> "pd.DataFrame":
+        """Kernel classes, effects and terms of the run, the largest total-order share first."""
+        return CAUSES.frame(self.rows)
 
 
 def rank(
@@ -52,7 +137,7 @@ def rank(
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
-) -> "Ranking":
+) -> Ranking:
     """Rank kernel classes and effects by what they contribute to variance and tail.
 
     Parameters
@@ -69,9 +154,8 @@ def rank(
     Returns
     -------
     Ranking
-        Table ``causes``, sorted by total-order share; arrays by ``input``, kernel classes first,
-        and ``intervention``: ``freeze`` (at the median; congestion, which is on or off, at its
-        mean) and ``speed``.
+        Table ``causes``, sorted by total-order share, with what each would gain at its median
+        (congestion, which is on or off, at its mean).
 
     Raises
     ------
@@ -95,25 +179,23 @@ def rank(
             f"{named('speed_up')} {speed_up:g}: expected a share of the time, above 0 and below 1"
         )
     case, whole = _prepare(job, target, seed, threads, progress)
-    values = _one_run(case) | _whole(whole[target])
+    figures = {name: whole[target][name] for name in ("mean", "std", "p95", "within_cluster_std",
+                                                      "between_cluster_std")}  # fmt: skip
+    path = _follow_path(case)
+    shares = sample_shares(case.sampler, case.inputs, partial(split_classes, case.step))
+    known = {name: figures[name] for name in ("mean", "std", "p95")}
+    if target == "step_time" and case.sampler.stall_delays is not None:
+        known["std"] = figures["std_with_rare_stalls"] = case.sampler.variance.total**0.5
     asked = ("freeze",) if speed_up is None else ("freeze", "speed")
-    coords: dict[str, Any] = {
-        "input": [entry.name for entry in case.inputs],
-        "input_kind": ("input", [entry.kind for entry in case.inputs]),
-        "bound": ["low", "high"], "intervention": list(asked),
-    }  # fmt: skip
-    case.sampler.planned = len(asked) * sum(COMPARED_BLOCKS[e.kind] for e in case.inputs)
-    values |= _orders(case)
-    before, more = values, {}
-    if target == "step_time" and case.sampler.rare is not None:  # an estimate seldom meets them
-        std = case.sampler.variance.total**0.5
-        before, more = values | {"target_std": std}, {"std_with_rare_stalls": std}
-    values |= compare_interventions(case, asked, before, speed_up or 0.0)
+    gains = compare_interventions(case, asked, path.mean, known, speed_up or 0.0)
+    terms = _terms(whole) if target == "time_to_train" else []
+    rows = _cause_rows(case, shares, path, terms)
+    rows = [row | gains.get(row["name"], {}) for row in rows]
+    rows.sort(key=lambda row: -row["total_order"])
     call = {"target": target, "speed_up": speed_up, "seed": seed}
-    terms = {key: whole[key] for key in TERMS if key in whole}
-    attrs = provenance(job, call) | {"kind": "ranking", "terms": json.dumps(terms)} | more
-    found = _with_terms(make_dataset(values, coords, attrs), terms)
-    return Ranking(found.assign_attrs(wall_seconds=time.perf_counter() - begin))
+    found = CAUSES.pack(rows).merge(pack_figures(FIGURES, figures)).merge(TERMS.pack(terms))
+    attrs = provenance(job, call) | {"kind": "ranking", "wall_seconds": time.perf_counter() - begin}
+    return Ranking(found.assign_attrs(attrs))
 
 
 def _prepare(
@@ -126,198 +208,92 @@ def _prepare(
         )
     of_run = target == "time_to_train"
     step = prepare(job, seed, engine="auto")
-    whole = estimate_whole(step, of_run, seed, threads, progress)
+    whole = estimate_whole(step, of_run or job.has_run, seed, threads, progress)
     every = step if step.program.sample is None else prepare(job, seed)  # each replica counts
     warm_up(every.program, seed)
-    v, residuals = every.effects, measure_residuals(every, seed)
+    v, residuals, ops = every.effects, measure_residuals(every, seed), split_classes(every)
+    rest = rest_of_runs(whole) if of_run or job.has_run else None
     ranked = Target(
-        target, job.n_steps, v.step.std, v.correlation_time_s, seed,
-        rest_of_runs(whole) if of_run else None,
-    )  # fmt: skip
-    ops = split_classes(every)
-    sampler = Sampler(ops.program, every.program, seed, threads, progress)
-    if every is step:
-        steps, effects = (
-            np.asarray(whole[name], np.float64).reshape(-1, engine.LANES)
-            for name in ("step_time", "step_effect")
-        )
-        sampler.first = steps, effects
-    case = Case(every, residuals, list_inputs(every, residuals, ops), sampler, ranked)
+        target, job.n_steps, v.step.std, v.correlation_time_s, seed, rest if of_run else None
+    )
+    sampler = Sampler(every.program, ops.program, seed, threads, progress=progress)
+    if every is step and sampler.often is None:
+        sampler.first = np.asarray(whole["step_time"], np.float64).reshape(-1, engine.LANES)
+        sampler.step.a = sampler.first
+    per_step = None if rest is None else rest.per_step
+    case = Case(every, residuals, list_inputs(every, residuals, ops), sampler, ranked, per_step)
     return case, summarize_simulation(whole)
 
 
-def _whole(spread: dict[str, Any]) -> dict[str, Any]:
-    """Figures of the target as its estimate has them."""
-    figures = {f"target_{name}": spread[name] for name in ("mean", "std", "p95")}
-    for name in ("within_cluster_std", "between_cluster_std"):
-        figures[name] = np.nan if spread[name] is None else spread[name]
-    return figures
-
-
-def _with_terms(found: "xr.Dataset", terms: dict[str, Any]) -> "xr.Dataset":
-    """Make orders of causes, which are of steps, shares of the run, and its other terms causes."""
-    shares, errors = (terms.get(f"variance_by_term{of}") or {} for of in ("", "_se"))
-    if not shares:
-        return found
-    others = [name for name in shares if name not in OF_STEPS]
-    # causes keep their order where chance has steps make nothing of the run's variance
-    part = max(LEAST_PART, sum(share for name, share in shares.items() if name in OF_STEPS))
-    names = [*found.input.values, *others]
-    kinds = [*found.input_kind.values, *["terms"] * len(others)]
-    found = (
-        found.drop_vars("input_kind")
-        .reindex(input=names)
-        .assign_coords(input_kind=("input", kinds))
-    )
-    for order in ("first_order", "total_order"):
-        found[order] *= part
-        found[f"{order}_ci"] *= part
-        for name in others:
-            half = STANDARD_ERRORS * (errors[name] or 0.0)
-            found[order].loc[{"input": name}] = shares[name]
-            found[f"{order}_ci"].loc[{"input": name}] = shares[name] + np.array([-half, half])
-    return found
-
-
-def _one_run(case: Case) -> dict[str, Any]:
-    """Figures that a single run with its critical path gives."""
+def _follow_path(case: Case) -> PathShares:
+    """Shares of the classes on the critical path; bounds of their variance for the sampler."""
     program, sampler = case.step.program, case.sampler
     n_classes = len(program.classes)
-    effects = case.inputs[n_classes:]
     tracked = tracked_variances(program, case.residuals)
     drawn = run_blocks(tracked, range(PATH_BLOCKS), sampler.seed, sampler.threads, track=True)
-    steps, effect, path = (x.astype(np.float64) for x in drawn[:3])
-    bound = path[:, n_classes:].mean(axis=(0, 2))
-    if not len(sampler.first[0]):
-        sampler.first = steps, effect
-    sampler.bounds, sampler.whole = bound, float(steps.var())
-    shares = path_shares(path[:, :n_classes], sampler.seed)
-
-    def with_effects(x: Array) -> Array:  # which have no time of their own
-        return np.concatenate([x, np.full((len(effects), *x.shape[1:]), np.nan)])
-
-    cvs = [effect_cv(program, entry.name) for entry in effects]
-    return {
-        "time_share": with_effects(time_shares(program)),
-        "input_cv": np.append(class_cvs(program, case.residuals), cvs),
-        "critical_path_share": with_effects(shares.mean),
-        "covariance_share": with_effects(shares.covariance),
-        "covariance_share_ci": with_effects(shares.covariance_ci),
-        "tail_share": with_effects(shares.tail),
-        "tail_share_ci": with_effects(shares.tail_ci),
-    }
+    steps, _, path = (x.astype(np.float64) for x in drawn[:3])
+    sampler.bounds, sampler.whole = path[:, n_classes:].mean(axis=(0, 2)), float(steps.var())
+    return path_shares(path[:, :n_classes], sampler.seed)
 
 
-def _orders(case: Case) -> dict[str, Any]:
-    """First and total order of every input, of the step or of the run."""
-    shares = sample_shares(case.sampler, case.inputs)
+def _terms(whole: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the terms of a run."""
+    return [
+        {"name": name, "variance": share, "variance_se": whole["variance_by_term_se"][name],
+         "delay": whole["delay_by_term"].get(name), "delay_se": whole["delay_by_term_se"].get(name)}
+        for name, share in (whole.get("variance_by_term") or {}).items()
+    ]  # fmt: skip
+
+
+def _cause_rows(
+    case: Case, shares: list[Shares], path: PathShares, terms: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Shares of every cause, and of the terms of a run that are not of its steps."""
+    program = case.step.program
+    cvs, busy = class_cvs(program, case.residuals), time_shares(program)
     first, total = np.array([s.variances for s in shares]).T
-    names = [s.entry.name for s in shares]
-    orders = case.target.share(names, first, total, case.sampler.variance)
-    return {
-        "first_order": orders.first, "total_order": orders.total,
-        "first_order_ci": _bounds(orders.first, [s.first for s in shares], orders.error),
-        "total_order_ci": _bounds(orders.total, [s.total for s in shares], orders.error),
-        "n_clusters": [len(s.ab) for s in shares],
-    }  # fmt: skip
+    orders = case.target.share([s.entry.name for s in shares], first, total, case.sampler.variance)
+    # causes keep their order where chance has steps make nothing of the run's variance
+    part = max(LEAST_PART, sum(t["variance"] for t in terms if t["name"] in OF_STEPS))
+    scale, rows = part if terms else 1.0, list[dict[str, Any]]()
+    for i, s in enumerate(shares):
+        row: dict[str, Any] = {"name": s.entry.name, "kind": s.entry.kind.removesuffix("s")}
+        for order, values, own in (
+            ("first_order", orders.first, s.first), ("total_order", orders.total, s.total)
+        ):  # fmt: skip
+            value, error = float(values[i]), STANDARD_ERRORS * float(orders.error[i])
+            ratio = value / own.value if own.value != 0.0 else 1.0  # as wide as the estimate's own
+            bounds = [own.low * ratio, own.high * ratio]
+            if not math.isnan(error):
+                bounds = [value - error, value + error]
+            row |= {order: scale * value, f"{order}_ci": [scale * bound for bound in bounds]}
+        row |= {"lasting_share": s.lasting, "few_steps_share": s.in_few, "recurrence": recurs(s)}
+        if i < len(program.classes):
+            row |= {
+                "time_share": busy[i], "cv": cvs[i], "critical_path_share": path.mean[i],
+                "covariance_share": path.covariance[i], "tail_share": path.tail[i],
+                "covariance_share_ci": path.covariance_ci[i].tolist(),
+                "tail_share_ci": path.tail_ci[i].tolist(),
+            }  # fmt: skip
+        else:
+            row["cv"] = effect_cv(program, s.entry.name)
+        rows.append(row | {"n_clusters": len(s.ab)})
+    for term in terms:
+        if term["name"] not in OF_STEPS:
+            share, half = term["variance"], STANDARD_ERRORS * (term["variance_se"] or 0.0)
+            row = {"name": term["name"], "kind": "term"}
+            for order in ("first_order", "total_order"):
+                row |= {order: share, f"{order}_ci": [share - half, share + half]}
+            rows.append(row)
+    return rows
 
 
-def _bounds(values: Array, estimates: list[Estimate], errors: Array) -> Array:
-    """Intervals of shares from standard errors, as wide as an estimate's own where NaN."""
-    own = np.array([e.value for e in estimates])
-    ratio = np.divide(values, own, out=np.ones_like(own), where=own != 0.0)
-    found = np.array([[e.low, e.high] for e in estimates]) * ratio[:, None]
-    half = STANDARD_ERRORS * errors[:, None] * np.array([-1.0, 1.0])
-    return np.asarray(np.where(np.isnan(half), found, values[:, None] + half))
-
-
-CAUSES = Columns("input", (
-    Field("name", "text", title="cause"),
-    Field("kind", "text", "kernel class, effect, or term of the run"),
-    Field("first_order", "1", "first-order share of the variance", interval=True),
-    Field("total_order", "1", "total-order share of the variance", interval=True),
-    Field("std_reduction", "1", "relative gain of the standard deviation", interval=True),
-    Field("p50_reduction", "1", "relative gain of the median", interval=True),
-    Field("p95_reduction", "1", "relative gain of p95", interval=True),
-    Field("mean_reduction", "1", "relative gain of the mean", interval=True),
-    Field("cv", "1", "coefficient of variation of one draw"),
-    Field("time_share", "1", "share of all ranks' busy time"),
-    Field("critical_path_share", "1", "share of the mean critical path"),
-    Field("covariance_share", "1", "share of the covariance with the step", interval=True),
-    Field("tail_share", "1", "share of the excess of the slowest 5 % of steps", interval=True),
-))  # fmt: skip
-
-
-class Ranking(Result):
-    """Kernel classes and effects by what they contribute to the variance of a time."""
-
-    def figures(self) -> dict[str, Any]:
-        """Give all figures, see `Result.figures`."""
-        return _figures(self.dataset)
-
-    @cached_property
-    def causes(self) -> "pd.DataFrame":
-        """Kernel classes, effects and terms of the run, the largest total-order share first."""
-        found = self.figures()
-        rows = [
-            {**row, "kind": kind.removesuffix("s")}
-            for kind in ("kernels", "effects") for row in found[kind]
-        ]  # fmt: skip
-        named = {row["name"] for row in rows}
-        shares = found.get("variance_by_term") or {}
-        rows += [
-            {"name": name, "kind": "term", "first_order": share, "total_order": share}
-            for name, share in shares.items() if name not in named and name not in OF_STEPS
-        ]  # fmt: skip
-        return CAUSES.frame(sorted(rows, key=lambda row: -(row["total_order"] or 0.0)))
-
-
-def _figures(dataset: "xr.Dataset") -> dict[str, Any]:
-    call = json.loads(dataset.attrs["call"])
-    if call.get("quick"):
-        raise PrismError(
-            "a ranking of an earlier version's --quick, whose upper bounds did not hold; "
-            "make it anew with `prism rank`"
-        )
-    order, rows = np.argsort(-dataset.total_order.values, kind="stable"), {}
-    for kind in ("kernels", "effects"):
-        rows[kind] = [_row(dataset, int(i)) for i in order if dataset.input_kind[i] == kind]
-    return {
-        "job": dataset.attrs["job_name"], "target": call["target"], "seed": call["seed"],
-        "mean": float(dataset.target_mean), "std": float(dataset.target_std),
-        "p95": float(dataset.target_p95),
-        "within_cluster_std": _number(dataset, "within_cluster_std"),
-        "between_cluster_std": _number(dataset, "between_cluster_std"),
-        "std_with_rare_stalls": dataset.attrs.get("std_with_rare_stalls"),
-        **json.loads(dataset.attrs.get("terms", "{}")), **rows, "speed_up": call["speed_up"],
-        "wall_seconds": float(dataset.attrs["wall_seconds"]),
-    }  # fmt: skip
-
-
-def _row(dataset: "xr.Dataset", i: int) -> dict[str, Any]:
-    here = dataset.isel(input=i)
-    row: dict[str, Any] = {"name": str(here.input.values), "cv": _number(here, "input_cv")}
-    for name in ("time_share", "critical_path_share", "covariance_share", "tail_share",
-                 "first_order", "total_order"):  # fmt: skip
-        row[name] = _number(here, name)
-    for name in ("first_order_ci", "total_order_ci", "covariance_share_ci", "tail_share_ci"):
-        values = here[name].values.tolist() if name in here else []
-        row[name] = values if values and np.all(np.isfinite(values)) else None
-    row["n_clusters"] = int(here.n_clusters) if "n_clusters" in here else None
-    for what in dataset.intervention.values if "std_if" in dataset else ():
-        changed = here.sel(intervention=what)
-        suffix, tail = ("frozen", "") if what == "freeze" else ("faster", "_faster")
-        for name in COMPARED:
-            row[f"{name}_if_{suffix}"] = _number(changed, f"{name}_if")
-            row[f"{name}_reduction{tail}"] = _number(changed, f"{name}_reduction")
-            row[f"{name}_reduction{tail}_ci"] = changed[f"{name}_reduction_ci"].values.tolist()
-    for name in ("std_if_frozen", "p95_if_frozen", *(f"{n}_reduction" for n in COMPARED)):
-        row.setdefault(name, None)
-    return row
-
-
-def _number(dataset: "xr.Dataset", name: str) -> float | None:
-    if name not in dataset:
+def recurs(shares: Shares) -> str | None:
+    """Tell whether a cause is most of all the same GPUs, few steps, or new in every step."""
+    if shares.entry.name == "rank" and shares.entry.is_constant:  # GPUs as they were measured
+        return "persistent"
+    if math.isnan(shares.lasting):
         return None
-    value = float(dataset[name])
-    return value if np.isfinite(value) else None
+    if shares.lasting > 0.5:
+        return "persistent"
+    return "occasional" if shares.in_few > 0.5 else "rotating"

@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 RESAMPLES = 1000
 LEVEL = 0.95
 TAIL = 0.95  # quantile beyond which the tail lies
-COMPARED = ("mean", "std", "p50", "p95", "p99")  # of two runs
+FEW = 0.05  # of the steps
 
 
 class PickFreeze(NamedTuple):
@@ -89,32 +89,26 @@ def partial_variances(runs: PickFreeze) -> tuple[Array, Array]:
     return 0.5 * (d * e).mean(axis=1), 0.25 * (d * d + e * e).mean(axis=1)
 
 
-def match_spread(draws: Sequence[Array], std: float) -> list[Array]:
-    """Move independent draws of a known spread so that each cluster's have it exactly.
-
-    Parameters
-    ----------
-    draws : sequence of float64 [cluster, lane]
-        Of an effect in runs that are independent of each other.
-    std : float
-        Standard deviation that they were drawn with, above 0.
+def recurrence(runs: PickFreeze) -> tuple[float, float]:
+    """Tell whether what an input does lasts over the steps of a cluster, or comes in few steps.
 
     Returns
     -------
-    list of float64 [cluster, lane]
-        Draws with the same means by cluster, the variance ``std**2`` (of lanes - 1 degrees of
-        freedom) and no correlation between runs: moment matching, which leaves means of squares
-        and products what they are on average.
+    lasting : float
+        Covariance of its effects on two steps of one cluster, over their mean square: 1 where it is
+        the same in all of them, 0 where it is drawn anew.
+    in_few : float
+        Share of their sum of squares in the `FEW` of all steps that it moves most; of a normal
+        effect 0.28.
     """
-    centred: list[Array] = []
-    for drawn in draws:
-        z = drawn - drawn.mean(axis=1, keepdims=True)
-        for other in centred:
-            square = (other**2).sum(axis=1, keepdims=True)
-            z = z - other * ((z * other).sum(axis=1, keepdims=True) / np.maximum(square, 1e-300))
-        spread = z.std(axis=1, ddof=1, keepdims=True)
-        centred.append(z * (std / np.maximum(spread, 1e-9 * std)))  # draws that are alike stay
-    return [z + d.mean(axis=1, keepdims=True) for z, d in zip(centred, draws, strict=True)]
+    effects = np.concatenate([runs.a - runs.ab, runs.ba - runs.b])
+    squares, n = effects**2, effects.shape[1]
+    whole = float(squares.sum())
+    if whole <= 0.0 or n < 2:
+        return float("nan"), float("nan")
+    twice = float((effects.sum(axis=1) ** 2).sum()) - whole
+    few = np.sort(squares, axis=None)[-max(1, round(FEW * squares.size)) :]
+    return twice / (n - 1) / whole, float(few.sum()) / whole
 
 
 def draw_counts(rng: np.random.Generator, draws: int, n: int) -> NDArray[np.int64]:
@@ -212,7 +206,7 @@ def _variances(
 
 
 class Resamples(NamedTuple):
-    """Two runs, and bootstrap resamples of their clusters."""
+    """Variance of runs, and bootstrap resamples of their clusters."""
 
     whole: Variance
     weights: Array  # [resample, cluster] of the first m clusters, summing to m
@@ -222,34 +216,33 @@ class Resamples(NamedTuple):
 
 def resample_runs(
     m: int,
-    a: Array,
-    b: Array,
+    runs: Sequence[Array],
     seed: int,
     control: ClusterControl | None = None,
     added: Array | None = None,
 ) -> Resamples:
-    """Resample two runs for intervals of shares that their first m clusters tell.
+    """Resample runs for intervals of shares that their first m clusters tell.
 
     Parameters
     ----------
-    a, b : float64 [cluster, lane]
-        The two independent runs, of m clusters at least [s].
+    runs : sequence of float64 [cluster, lane]
+        Independent runs, of m clusters at least [s].
     seed : int
         Of the resamples.
     control : ClusterControl, optional
-        Of the two runs.
+        Of the runs.
     added : float64 [cluster], optional
         Variance that the runs lack, by cluster [s^2]: of the runs' first clusters.
     """
-    n = a.shape[0]
+    n = runs[0].shape[0]
     weights = _resample(m, seed)
     rest = _resample(n - m, seed + 1) if n > m else np.empty((RESAMPLES, 0))
     joint = np.concatenate([weights, rest], axis=1)
     error: Array | float = 0.0
     if control is not None:
         error = control.error * np.random.default_rng([seed, 2]).standard_normal(RESAMPLES)
-    within, between, _ = _variances((a, b), control, joint, error)
-    whole = run_variance((a, b), control)
+    within, between, _ = _variances(runs, control, joint, error)
+    whole = run_variance(runs, control)
     if added is not None and added.size:
         own_weights = joint[:, : added.size]
         within = within + own_weights @ added / np.maximum(own_weights.sum(axis=1), 1.0)
@@ -258,7 +251,7 @@ def resample_runs(
 
 
 def share_interval(part: Array, drawn: Resamples, with_between: bool = False) -> Estimate:
-    """Share of a part in the variance of two runs, with its interval.
+    """Share of a part in the variance of runs, with its interval.
 
     Parameters
     ----------
@@ -274,74 +267,6 @@ def share_interval(part: Array, drawn: Resamples, with_between: bool = False) ->
     if with_between:
         own, parts = own + whole.between, parts + drawn.between
     return _interval(own / whole.total, parts / np.maximum(drawn.within + drawn.between, 1e-300), m)
-
-
-def spread_clusters(times: Array, quiet: Array) -> Array:
-    """Give a run's clusters the ranks of many more: their quiet times tell how far to move them.
-
-    Parameters
-    ----------
-    times : float64 [cluster, lane]
-    quiet : float64 [many clusters]
-        The first ones are those of the run's own clusters.
-
-    Returns
-    -------
-    float64 [cluster, n * lane]
-        Each cluster's lanes n times, less what its own quiet time explains and with what that of
-        another cluster does: rows stay independent units.
-    """
-    n = times.shape[0]
-    slope = control_slope((times,), ClusterControl((quiet,))) if n > 1 else 0.0
-    others = quiet[: quiet.size - quiet.size % n].reshape(-1, n)
-    moved = times[:, None, :] + slope * (others - others[0]).T[:, :, None]
-    return np.ascontiguousarray(moved.reshape(n, -1))
-
-
-def reduction(before: Array, after: Array, seed: int) -> dict[str, tuple[float, Estimate]]:
-    """Compare two runs [cluster, lane] with common random numbers, pair by pair.
-
-    Returns
-    -------
-    dict of str to (float, Estimate)
-        For each of `COMPARED`: its value after [s], and its relative reduction with an interval.
-    """
-    n = before.shape[0]
-    resampled = draw_counts(np.random.default_rng([seed, n]), RESAMPLES // 8, n)
-    counts = np.concatenate([np.ones((1, n), np.int64), resampled])
-    figures = np.stack([_compared(run, counts) for run in (before, after)])  # [run, figure, draw]
-
-    def relative(x: Array) -> Array:
-        return np.asarray(1.0 - np.divide(x[1], x[0], out=np.ones_like(x[0]), where=x[0] > 0.0))
-
-    saved = relative(figures)
-    return {
-        name: (float(figures[1, i, 0]), _interval(float(saved[i, 0]), saved[i, 1:], n))
-        for i, name in enumerate(COMPARED)
-    }
-
-
-def _compared(run: Array, counts: NDArray[np.int64]) -> Array:
-    """Figures of `COMPARED` of a run [cluster, lane] that has its clusters [draw, cluster] times.
-
-    Returns
-    -------
-    float64 [figure, draw]
-    """
-    centre, size = float(run.mean()), run.size
-    off = run - centre
-    mean = counts @ off.sum(axis=1) / size
-    spread = np.maximum(0.0, counts @ (off**2).sum(axis=1) - size * mean**2)
-    order = run.ravel().argsort()
-    values, cluster = run.ravel()[order], order // run.shape[1]
-    at = (size - 1) * np.array([0.5, TAIL, 0.99])
-    first, second = np.floor(at).astype(np.int64), np.ceil(at).astype(np.int64)
-    quantiles = []
-    for times in counts:  # sorted once: what is drawn more often stands there more often
-        upto = times[cluster].cumsum()
-        low, high = (values[upto.searchsorted(place, "right")] for place in (first, second))
-        quantiles.append(low + (at - first) * (high - low))
-    return np.stack([centre + mean, np.sqrt(spread / (size - 1)), *np.transpose(quantiles)])
 
 
 class PathShares(NamedTuple):

@@ -28,10 +28,7 @@ from prism.plots.base import (
 
 MOST_BARS = 14
 SMALL = 2e-3  # what neither contributes nor changes as much is left out [1]
-_INTERVENED = {
-    "freeze": "frozen at its median",
-    "speed": "made faster by {faster}",
-}
+_INTERVENED = {"freeze": ("", "held at its median"), "speed": ("_faster", "made faster by {}")}
 
 
 @styled
@@ -40,8 +37,8 @@ def plot_ranking(result: xr.Dataset, ax: Axes | None = None) -> Axes:
 
     Parameters
     ----------
-    result : xarray.Dataset
-        What ``rank`` returns: ``total_order``, ``first_order`` [input] and their intervals.
+    result : Ranking
+        What ``rank`` returns.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
 
@@ -61,11 +58,11 @@ def plot_ranking(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     ax = new_axes(ax, 7.2, 1.5 + 0.3 * order.size)
     rows = np.arange(order.size)
     total = result["total_order"].to_numpy()[order]
-    kinds = result["input_kind"].to_numpy()[order]
+    kinds = result["kind"].to_numpy()[order]
     for kind, colour, name in (
-        ("effects", ORANGE, "shared effects, total-order"),
-        ("kernels", BLUE, "kernels, total-order"),
-        ("terms", GREY, "the run beside its steps"),
+        ("effect", ORANGE, "shared effects, total-order"),
+        ("kernel", BLUE, "kernels, total-order"),
+        ("term", GREY, "the run beside its steps"),
     ):
         mask = kinds == kind
         if mask.any():
@@ -91,12 +88,12 @@ def plot_interventions(
 
     Parameters
     ----------
-    result : xarray.Dataset
-        What ``rank`` returns: ``std_reduction``, ``p95_reduction`` [intervention, input].
+    result : Ranking
+        What ``rank`` returns.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
     intervention : str, optional
-        The first that was tried where None.
+        ``freeze``, at its median, or ``speed``, made faster; the first where None.
 
     Returns
     -------
@@ -111,21 +108,20 @@ def plot_interventions(
     """
     order = _order(result)
     ax = new_axes(ax, 6.0, 1.4 + 0.3 * order.size)
-    chosen = intervention or str(result["intervention"].to_numpy()[0])
-    here = result.sel(intervention=chosen)
+    suffix, text = _INTERVENED[intervention or "freeze"]
     rows = np.arange(order.size)
     for shift, key, colour, name in (
         (-0.18, "std_reduction", RED, "standard deviation"),
         (0.18, "p95_reduction", GREY, "p95"),
     ):
-        change = -here[key].to_numpy()[order]
+        change = -result[f"{key}{suffix}"].to_numpy()[order]
         ax.barh(rows + shift, np.nan_to_num(change), height=0.34, color=colour, label=name)
-        low, high = -here[f"{key}_ci"].to_numpy()[order].T
+        low, high = -result[f"{key}{suffix}_ci"].to_numpy()[order].T
         ax.hlines(rows + shift, low, high, color=ink(), linewidth=1.0, zorder=3)
     ax.axvline(0.0, color=ink(), linewidth=0.8)
     _finish(ax, result, order)
     faster = format_share(float(_call(result).get("speed_up") or 0.0))
-    ax.set_xlabel(f"change if {_INTERVENED[chosen].format(faster=faster)}")
+    ax.set_xlabel(f"change if {text.format(faster)}")
     legend_above(ax, ncols=2)
     return ax
 
@@ -136,8 +132,8 @@ def plot_path(result: xr.Dataset, ax: Axes | None = None) -> Axes:
 
     Parameters
     ----------
-    result : xarray.Dataset
-        What ``rank`` returns: shares of the critical path, its covariance and its tail [input].
+    result : Ranking
+        What ``rank`` returns.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
 
@@ -173,12 +169,11 @@ def _order(result: xr.Dataset, changed: bool = True) -> NDArray[np.int64]:
     """Find the inputs to draw, the largest total order first, with those whose fixing changes."""
     total = result["total_order"].to_numpy()
     matter = total
-    for key in ("std_reduction", "p95_reduction"):
+    for key in ("std_reduction", "p95_reduction", "std_reduction_faster", "p95_reduction_faster"):
         if changed and key in result:
-            found = np.abs(np.nan_to_num(result[key].to_numpy())).reshape(-1, total.size)
-            matter = np.maximum(matter, found.max(axis=0, initial=0.0))
+            matter = np.maximum(matter, np.abs(np.nan_to_num(result[key].to_numpy())))
     if changed:  # terms of a run were not held at anything
-        matter = np.where(result["input_kind"].to_numpy() == "terms", 0.0, matter)
+        matter = np.where(result["kind"].to_numpy() == "term", 0.0, matter)
     order = np.argsort(-total, kind="stable")
     kept = order[matter[order] >= SMALL]
     return (kept if kept.size else order)[:MOST_BARS]
@@ -191,6 +186,6 @@ def _call(result: xr.Dataset) -> dict[str, Any]:
 
 def _finish(ax: Axes, result: xr.Dataset, order: NDArray[np.int64]) -> None:
     """Name causes and shares."""
-    names, kinds = result["input"].to_numpy()[order], result["input_kind"].to_numpy()[order]
-    name_rows(ax, [label(str(n), str(k)) for n, k in zip(names, kinds, strict=True)])
+    names, kinds = (result[key].to_numpy()[order] for key in ("cause", "kind"))
+    name_rows(ax, [label(str(n), f"{k}s") for n, k in zip(names, kinds, strict=True)])
     ax.xaxis.set_major_formatter(PercentFormatter(1.0))

@@ -113,7 +113,7 @@ def _places(
 def _ranks(default: Placement, v: Variability, lowerer: Lowerer, tables: Tables) -> engine.Ranks:
     n = len(lowerer.loadings)
     index = np.full(n, -1, np.int32)
-    for j in range(lowerer.n_random):
+    for j in range(n):
         index[j] = tables.optional(v.rank, lowerer.rank_exponent(j), "rank")
     node_weight = float(np.sqrt(v.node_share)) if v.rank.std > 0.0 else 0.0
     factor = np.ones((n, default.n_gpus), np.float32)
@@ -171,7 +171,7 @@ def _vectors(
                 called, call = expert(), microbatch
             called = called if call >= 0 else -1
             out[t] = bank.add(
-                -1 if term.frozen else step_table, mb_table,
+                step_table, mb_table,
                 microbatch if mb_table >= 0 else 0, called, call if called >= 0 else -1,
                 _link_of(op_type, term, graph.n_stages, n_own) if v.regime.acts else -1, int(alone),
             )  # fmt: skip
@@ -217,8 +217,6 @@ def _draw_speeds(
 def _link_of(op_type: OpType, term: Term, n_stages: int, n_own: int) -> int:
     """Link of a collective by its number in `linkcongestion`; -1: on NVLink, or none."""
     c = op_type.collective
-    if term.frozen:
-        return -1
     if term.far:
         return n_stages + op_type.stage
     if c is None or is_compute(c.kernel_class) or c.kernel_class.startswith("tp_"):

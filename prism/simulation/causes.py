@@ -22,7 +22,6 @@ from prism.workload.opgraph import OpType
 
 Array = NDArray[np.float64]
 MAX_GROUPS = 8  # replicas over whose groups an op's variance is averaged
-HEAVY = 6.0  # kurtosis beyond which the variance of 64 draws is off by more than 28 %
 
 
 @dataclass(frozen=True)
@@ -182,15 +181,6 @@ def effect_cv(program: Program, name: str) -> float:
     }.get(name, -1)  # fmt: skip
     used = set(np.ravel(tables).tolist()) - {-1}
     return max((float(spread_values(program.tables[i]).std()) for i in used), default=float("nan"))
-
-
-def step_spread(program: Program) -> float:
-    """Return the standard deviation of the step effect [1]; 0 where a block's seldom is near it."""
-    if program.step_table < 0:
-        return 0.0
-    values = spread_values(program.tables[program.step_table]).astype(np.float64)
-    z, std = values - values.mean(), float(values.std())
-    return std if float((z**4).mean()) <= HEAVY * std**4 else 0.0
 
 
 def stall_bound(program: Program) -> tuple[float, float]:

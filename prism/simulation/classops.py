@@ -1,13 +1,15 @@
 """Ops whose residual is of one kernel class each, so that a class can be redrawn alone.
 
-An op of several classes becomes a chain of ops, one for the residual of each and of the call effect
-lowered into it: the time of all is split evenly among them (a link may take less than none, and
-nothing waits for it but the next), so that their sum is distributed as the op. Exact where a rank
-waits for no other inside an op. In a group, where the maximum of a segment's kernels has its
-variance by class as a single rank has it, the classes' parts in it add up instead of meeting.
+An op of several classes becomes a chain of ops, one for the residual of each that is asked for, one
+for all others, and one for the call effect lowered into it: the time of all is split evenly among
+them (a link may take less than none, and nothing waits for it but the next), so that their sum is
+distributed as the op. Exact where a rank waits for no other inside an op. In a group, where the
+maximum of a segment's kernels has its variance by class as a single rank has it, the classes' parts
+in it add up instead of meeting.
 """
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -24,6 +26,7 @@ from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program, Tables, global_ops
 
 Array = NDArray[np.float64]
+OTHERS = -1  # owner of the residuals of classes that are not asked for
 CARRIED = 1e-9  # share of a residual's variance left where a link has none of it, for its time
 
 
@@ -31,7 +34,9 @@ class ClassOps(NamedTuple):
     """A program of one class to an op, and whose residual each coefficient's is."""
 
     program: Program
-    owner: NDArray[np.int64]  # [coef] class, one more than there are for the call effect
+    owner: NDArray[
+        np.int64
+    ]  # [coef] class, one more than there are for the call effect; -1: others
 
 
 class _Link(NamedTuple):
@@ -50,14 +55,15 @@ def lower_again(step: Prepared) -> list[LoweredOp]:
     return [lowerer.lower(op_type) for op_type in step.graph.op_types]
 
 
-def split_classes(step: Prepared) -> ClassOps:
-    """Split every op of a program by kernel class."""
+def split_classes(step: Prepared, names: Collection[str] | None = None) -> ClassOps:
+    """Split every op of a program by kernel class, or by some classes alone."""
     program = step.program
+    apart = set(program.classes if names is None else names)
     if step.workload is None:  # ops of a trace hold one class each
         return ClassOps(program, program.shares.argmax(axis=1).astype(np.int64))
     called = (program.low.call_cv.max(axis=1) > 0.0).tolist()
     links = [
-        _links(op, program.classes, step.effects.call if called[c] else None)
+        _links(op, program.classes, apart, step.effects.call if called[c] else None)
         for c, op in enumerate(lower_again(step))
     ]
     owner = np.array([link.owner for each in links for link in each], np.int64)
@@ -69,31 +75,35 @@ def split_classes(step: Prepared) -> ClassOps:
     return ClassOps(program, owner)
 
 
-def _links(op: LoweredOp, classes: tuple[str, ...], call: Distribution | None) -> list[_Link]:
+def _links(
+    op: LoweredOp, classes: tuple[str, ...], apart: Collection[str], call: Distribution | None
+) -> list[_Link]:
     """Split an op; one without residuals is its first class's."""
+    owners = {name: i for i, name in enumerate(classes) if name in apart} | {CALL: len(classes)}
     whole = [max(sum(n.draws.variance for n in s.noise), 1e-300) for s, _ in op.segments]
     fixed = max(sum(n.draws.variance for n in op.noise), 1e-300)
-    draws: dict[str, list[Draws]] = defaultdict(list)
-    entries: dict[str, Array] = defaultdict(lambda: np.zeros(len(whole)))
-    outside: dict[str, float] = defaultdict(float)
+    draws: dict[int, list[Draws]] = defaultdict(list)
+    entries: dict[int, Array] = defaultdict(lambda: np.zeros(len(whole)))
+    outside: dict[int, float] = defaultdict(float)
     for e, (segment, times) in enumerate(op.segments):
         for name, own in segment.noise:
             if own.variance > 0.0:
-                draws[name].append(own._replace(times=times * own.times))
-                entries[name][e] += own.variance / whole[e]
+                owner = owners.get(name, OTHERS)
+                draws[owner].append(own._replace(times=times * own.times))
+                entries[owner][e] += own.variance / whole[e]
     for name, own in op.noise:
         if own.variance > 0.0:
-            draws[name].append(own)
-            outside[name] += own.variance / fixed
+            owner = owners.get(name, OTHERS)
+            draws[owner].append(own)
+            outside[owner] += own.variance / fixed
     if call is not None:
-        draws[CALL].append(Draws(call, 1.0))
-    first = op.shares[0][0]
+        draws[owners[CALL]].append(Draws(call, 1.0))
     found = [
-        _Link(len(classes) if name == CALL else classes.index(name), entries[name], outside[name],
-              sum_of(tuple(own)))
-        for name, own in draws.items()
-    ]  # fmt: skip
-    return found or [_Link(classes.index(first), np.ones(len(whole)), 1.0, sum_of(()))]
+        _Link(owner, entries[owner], outside[owner], sum_of(tuple(own)))
+        for owner, own in draws.items()
+    ]
+    first = classes.index(op.shares[0][0])
+    return found or [_Link(first, np.ones(len(whole)), 1.0, sum_of(()))]
 
 
 def _lower_links(

@@ -40,7 +40,6 @@ class Term:
 
     mb_loading: float
     compute: bool
-    frozen: bool = False  # follows no effect at all
     routed: bool = False  # follows the load of experts rather than the microbatch
     far: bool = False  # an all-to-all over the network
 
@@ -121,9 +120,8 @@ def residual_of(op: LoweredOp, n_members: int, call: Distribution | None) -> Dis
 class Lowerer:
     """Lowers op types under one `Variability`.
 
-    ``loadings`` are the distinct rank exponents; those from ``n_random`` on follow only the fixed
-    slowdowns of hot nodes, since their kernels are frozen. ``roles`` say what of a slow node each
-    follows; memory-bound kernels have a loading of their own where it differs from the others, or
+    ``loadings`` are the distinct rank exponents. ``roles`` say what of a slow node each follows;
+    memory-bound kernels have a loading of their own where it differs from the others, or
     where nodes are slow in memory (`own_memory`). `call` is the effect of calls where a shard
     group's ranks have it of their own, within the segments.
     """
@@ -139,11 +137,7 @@ class Lowerer:
         own = own_memory or memory not in (0.0, 1.0) or variability.memory_spread != 1.0
         self.loadings = (0.0, 1.0) + ((memory,) if own else ())
         self.roles = ("other", "compute") + (("memory",) if own else ())
-        self.n_random = len(self.loadings)
         self.segments: dict[tuple[str, tuple[Kernel, ...]], Segment | None] = {}
-        if any(t.frozen for t in variability.treatments.values()):
-            self.loadings += self.loadings[1:]
-            self.roles += self.roles[1:]
 
     def rank_exponent(self, column: int) -> float:
         """Exponent of the random rank effect in a column; `loadings` has a known slow node's."""
@@ -152,20 +146,12 @@ class Lowerer:
 
     def _column(self, kernel_class: str) -> int:
         if kernel_class in MEMORY_CLASSES and "memory" in self.roles:
-            column = self.roles.index("memory")
-        else:
-            column = self.loadings.index(self.v.rank_loading(kernel_class))
-        if column > 0 and self.v.treatment(kernel_class).frozen:
-            column += self.n_random - 1
-        return column
+            return self.roles.index("memory")
+        return self.loadings.index(self.v.rank_loading(kernel_class))
 
-    def _treated(self, op_kind: str, kernel: Kernel | Collective) -> tuple[Distribution, float]:
+    def _treated(self, kernel: Kernel | Collective) -> tuple[Distribution, float]:
         """Residual and duration of a kernel or collective [s] under its class's treatment."""
-        name = kernel.kernel_class
-        law, factor = self.v.treated_residual(name, kernel.law)
-        if self.v.treatment(name).frozen:
-            routed = isinstance(kernel, Kernel) and kernel.routed
-            factor *= self.v.shared_median(op_kind, name, routed)
+        law, factor = self.v.treated_residual(kernel.kernel_class, kernel.law)
         return law, kernel.duration * factor
 
     def lower(self, op_type: OpType) -> LoweredOp:
@@ -173,9 +159,8 @@ class Lowerer:
         c = op_type.collective
         if c is None:
             return self._lower_kernels(op_type)
-        law, duration = self._treated(op_type.op_kind, c)
-        frozen = self.v.treatment(c.kernel_class).frozen
-        term = Term(0.0, is_compute(c.kernel_class) and not frozen, frozen)
+        law, duration = self._treated(c)
+        term = Term(0.0, is_compute(c.kernel_class))
         var = (duration * law.std) ** 2
         role = "memory" if c.kernel_class in MEMORY_CLASSES else _link_role(c.law)
         part = Part(role, c.group or "stage", c.bytes, 0, duration, var, c.op_kind)
@@ -185,10 +170,8 @@ class Lowerer:
         )  # fmt: skip
 
     def _term(self, op_kind: str, kernel: Kernel) -> Term:
-        if self.v.treatment(kernel.kernel_class).frozen:
-            return Term(0.0, False, True)
         if kernel.routed:
-            return Term(0.0, is_compute(kernel.kernel_class), False, True, _is_far(kernel))
+            return Term(0.0, is_compute(kernel.kernel_class), True, _is_far(kernel))
         loading = self.v.microbatch_loading(op_kind, kernel.kernel_class)
         return Term(loading, is_compute(kernel.kernel_class) and not kernel.group)
 
@@ -212,7 +195,7 @@ class Lowerer:
                 continue
             for kernel in run:
                 term = self._term(op_type.op_kind, kernel)
-                law, duration = self._treated(op_type.op_kind, kernel)
+                law, duration = self._treated(kernel)
                 fixed[term] += duration
                 own = Draws(law, duration)
                 same = alike[kernel.kernel_class, kernel.law, duration]
@@ -241,7 +224,7 @@ class Lowerer:
         noise: list[Noise] = []
         split: dict[Term, float] = defaultdict(float)
         for k in run:
-            law, duration = self._treated(op_kind, k)
+            law, duration = self._treated(k)
             mean[self._column(k.kernel_class)] += duration
             noise.append(Noise(k.kernel_class, Draws(law, duration)))
             split[self._term(op_kind, k)] += duration

@@ -60,28 +60,7 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "cost": (("run_replicate",), "1", "price of the run, in the job's currency"),
     "gpu_power": ((), "W", "mean power of a GPU over the run"),
     "gpu_energy": (("run_replicate",), "J", "energy of the run's GPUs, without hosts or cooling"),
-    "time_share": (("input",), "1", "share of all ranks' busy time"),
-    "input_cv": (("input",), "1", "coefficient of variation of one draw of the input"),
-    "critical_path_share": (("input",), "1", "share of the mean critical path"),
-    "covariance_share": (("input",), "1", "Cov(T_k, T) / Var T, T_k its time on the path"),
-    "tail_share": (("input",), "1", "share of the excess of steps beyond p95 over the mean"),
-    "first_order": (("input",), "1", "first-order share of the variance"),
-    "total_order": (("input",), "1", "total-order share of the variance"),
-    "n_clusters": (("input",), "1", "clusters that the shares of an input rest on"),
-    "target_mean": ((), "s", "mean of what is ranked"),
-    "target_std": ((), "s", "standard deviation of what is ranked"),
-    "target_p95": ((), "s", "p95 of what is ranked"),
-    "within_cluster_std": ((), "s", "standard deviation of what is ranked within a cluster"),
-    "between_cluster_std": ((), "s", "standard deviation of the clusters' means of it"),
 }  # fmt: skip
-_IF = ("intervention", "input")
-for _name, _text in (("mean", "mean"), ("std", "standard deviation"), ("p50", "p50"),
-                     ("p95", "p95"), ("p99", "p99")):  # fmt: skip
-    VARIABLES[f"{_name}_if"] = _IF, "s", f"{_text} after the intervention"
-    VARIABLES[f"{_name}_reduction"] = _IF, "1", f"relative reduction of the {_text}"
-for _name, (_dims, _units, _text) in list(VARIABLES.items()):
-    if _name.endswith(("_order", "_share", "_reduction")):
-        VARIABLES[f"{_name}_ci"] = (*_dims, "bound"), _units, f"95 % interval: {_text}"
 
 
 def make_dataset(

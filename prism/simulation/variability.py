@@ -7,7 +7,6 @@ per kernel class and op_kind.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -72,7 +71,7 @@ class StallEffect(NamedTuple):
 class Treatment(NamedTuple):
     """What is done to a kernel class as an intervention; prism rank asks what it would bring."""
 
-    frozen: bool = False  # every random multiplier at its median, congestion at its mean
+    frozen: bool = False  # its own noise at its median
     factor: float = 1.0  # on durations
 
 
@@ -136,19 +135,6 @@ class Variability:
             return distributions.constant(), treatment.factor * float(law.ppf(0.5))
         return law, treatment.factor
 
-    def shared_median(self, op_kind: str, kernel_class: str, routed: bool = False) -> float:
-        """Product of the medians of what a kernel shares with others, each over its mean."""
-        compute = is_compute(kernel_class)
-        product = _median(self.step, 1.0)
-        if routed:
-            product *= _median(self.expert, 1.0)
-        else:
-            product *= _median(self.microbatch, self.microbatch_loading(op_kind, kernel_class))
-        product *= _median(self.rank, self.rank_loading(kernel_class))
-        if compute:
-            product *= _median(self.call, 1.0)
-        return product
-
     def rank_loading(self, kernel_class: str) -> float:
         """Exponent of the rank effect on a kernel class."""
         if kernel_class in COMPUTE_CLASSES:
@@ -163,14 +149,6 @@ class Variability:
             return 0.0
         loading = self.backward_loading if op_kind.startswith("backward") else 1.0
         return loading * (self.loss_loading if kernel_class in LOSS_CLASSES else 1.0)
-
-
-@lru_cache(maxsize=256)
-def _median(law: Distribution, loading: float) -> float:
-    """Median of X**loading over its mean."""
-    if law.std == 0.0 or loading == 0.0:
-        return 1.0
-    return math.exp(loading * math.log(float(law.ppf(0.5)))) / law.power_moments(loading).norm
 
 
 def residual_part(entry: str, one_domain: bool) -> str:

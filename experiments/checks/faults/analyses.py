@@ -4,8 +4,8 @@ FAULTS = [
     # rank
     (
         "rank swaps first-order and total-order shares",
-        '"first_order": orders.first, "total_order": orders.total,',
-        '"first_order": orders.total, "total_order": orders.first,',
+        '("first_order", orders.first, s.first), ("total_order", orders.total, s.total)',
+        '("first_order", orders.total, s.total), ("total_order", orders.first, s.first)',
     ),
     (
         "shares of a ranking are of the standard deviation, not of the variance",
@@ -15,8 +15,8 @@ FAULTS = [
     ),
     (
         "a frozen cause is held at its mean, not at its median",
-        "sample_table(table, np.array([1 << 31], np.uint32))[0]",
-        "sample_table(table, np.linspace(0, 2**32 - 1, 4096).astype(np.uint32)).mean()",
+        "sample_table(self.tables[i], np.array([1 << 31], np.uint32))[0]",
+        "sample_table(self.tables[i], np.linspace(0, 2**32 - 1, 4096).astype(np.uint32)).mean()",
     ),
     (
         "frozen congestion is held at the quiet level, not at the mean",
@@ -24,14 +24,9 @@ FAULTS = [
         "links = links._replace(congested=links.quiet)",
     ),
     (
-        "the job with a cause frozen is compared with a run of other draws",
-        "runs = sampler.run([(p, blocks, sampler.seed) for p in programs[has_first:]])",
-        "runs = sampler.run([(p, blocks, sampler.other) for p in programs[has_first:]])",
-    ),
-    (
         "causes are sorted by their first order",
-        "np.argsort(-dataset.total_order.values",
-        "np.argsort(-dataset.first_order.values",
+        'rows.sort(key=lambda row: -row["total_order"])',
+        'rows.sort(key=lambda row: -row["first_order"])',
     ),
     (
         "a class made faster by a share has its speed, not its time, changed by it",

@@ -1,8 +1,8 @@
-"""Interventions: what a step would be if one cause of its variation were fixed.
+"""Programs with one cause of their variation at its median, or with a kernel class made faster.
 
-A frozen kernel class has every random multiplier at its median, those that it shares included; a
-frozen effect has all its draws there. Congestion has two levels and none between: it is held at its
-mean, 1, so that it neither delays nor saves. The graph and the keys stay.
+A kernel class stands for its kernels' own noise, as in its share of the variance; what it shares
+with others is an effect's. Congestion has two levels and none between: it is held at its mean, 1,
+so that it neither delays nor saves. The graph and the keys stay.
 """
 
 from dataclasses import replace
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.distributions.tables import N_CELLS, sample_table
-from prism.simulation.causes import has_fixed_ranks
+from prism.simulation.causes import Input, has_fixed_ranks
+from prism.simulation.prepare import Prepared, treat_classes
 from prism.simulation.program import Program
 from prism.simulation.variability import Treatment
 
@@ -24,7 +25,7 @@ class _Tables:
 
     def __init__(self, program: Program) -> None:
         self.tables = program.tables
-        self.index: dict[int, int] = {}
+        self.index: dict[int, int] = {-1: -1}
         self.extra: list[NDArray[np.float32]] = []
 
     def __call__(self, indices: Int) -> Int:
@@ -33,11 +34,11 @@ class _Tables:
         return np.ascontiguousarray(out.reshape(np.shape(indices)), np.int32)
 
     def _one(self, i: int) -> int:
-        if i < 0:
-            return -1
         if i not in self.index:
             self.index[i] = len(self.tables) + len(self.extra)
-            self.extra.append(median_table(self.tables[i]))
+            at_median = np.zeros((N_CELLS, 2), np.float32)
+            at_median[:, 0] = sample_table(self.tables[i], np.array([1 << 31], np.uint32))[0]
+            self.extra.append(at_median)
         return self.index[i]
 
     def stack(self) -> NDArray[np.float32]:
@@ -47,19 +48,26 @@ class _Tables:
         return np.ascontiguousarray(np.concatenate([self.tables, self.extra]), np.float32)
 
 
-def median_table(table: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return a table that is everywhere at the median of another."""
-    out = np.zeros((N_CELLS, 2), np.float32)
-    out[:, 0] = sample_table(table, np.array([1 << 31], np.uint32))[0]
-    return out
+def freeze(step: Prepared, entry: Input, seed: int) -> Program:
+    """Return a step's program with one cause at its median."""
+    if entry.kind == "effects":
+        return freeze_effect(step.program, entry.name)
+    if step.workload is not None:
+        return treat_classes(step, {entry.name: Treatment(frozen=True)}, seed)
+    program, change = step.program, _Tables(step.program)  # ops of a trace hold one class each
+    own = program.shares[:, program.classes.index(entry.name)] > 0.0
+    table = program.ops.table.copy()
+    hit = (program.ops.kind == engine.DRAW) & own[program.ops.coef]
+    table[hit] = change(table[hit])
+    return replace(program, ops=program.ops._replace(table=table), tables=change.stack())
 
 
 def freeze_effect(program: Program, name: str) -> Program:
     """Hold a shared effect at its median.
 
-    Congestion is held at its mean, and stalls (whose median is none) are left out while the work
-    between them stays as fast as it is. A call effect lowered into the residual of an op is taken
-    out of it; its median and its tail are not distinguished from the residual's.
+    Stalls, whose median is none, are left out while the work between them stays as fast as it is. A
+    call effect lowered into the residual of an op is taken out of it; its median and its tail are
+    not distinguished from the residual's.
     """
     change, bank, ranks = _Tables(program), program.bank, program.ranks
     low, links, stalls, step_table = program.low, program.links, program.stalls, program.step_table
@@ -99,58 +107,3 @@ def _level_ranks(program: Program) -> tuple[engine.Ranks, engine.Lowering]:
         own = low.coef_stage < 0  # without a rank effect: as fast as measured
         mean[:, own] = low.fixed_mean[:, own]
     return ranks._replace(factor=np.ones_like(ranks.factor)), low._replace(fixed_mean=mean)
-
-
-def treat_ops(program: Program, chosen: NDArray[np.bool_], treatment: Treatment) -> Program:
-    """Treat whole ops, where each holds one kernel class, as those of a trace do.
-
-    Parameters
-    ----------
-    chosen : bool [coef]
-    """
-    change = _Tables(program)
-    ops, bank, ranks, low = program.ops, program.bank, program.ranks, program.low
-    hit = np.where((ops.kind == engine.DRAW) & chosen[ops.coef])[0]
-    table = ops.table.copy()
-    if treatment.frozen:
-        table[hit] = change(table[hit])
-    ops = ops._replace(table=table)
-    segments = np.zeros(low.seg_cv.size, bool)
-    for c in np.flatnonzero(chosen):
-        segments[low.coef_seg[low.coef_seg_ptr[c] : low.coef_seg_ptr[c + 1]]] = True
-    if treatment.frozen:
-        bank, vec = _freeze_vectors(bank, ops.vec, hit, change)
-        ops, n = ops._replace(vec=vec), ranks.tables.size
-        seg_mean = np.concatenate([low.seg_mean, np.zeros_like(low.seg_mean)], axis=1)
-        seg_mean[segments, n:], seg_mean[segments, :n] = seg_mean[segments, :n], 0.0
-        ranks = ranks._replace(
-            tables=np.concatenate([ranks.tables, change(ranks.tables)]),
-            factor=np.concatenate([ranks.factor, ranks.factor]),
-        )
-        low = low._replace(seg_mean=seg_mean)
-    f = treatment.factor
-    low = low._replace(
-        seg_mean=low.seg_mean * np.where(segments, f, 1.0)[:, None],
-        fixed_mean=low.fixed_mean * np.where(chosen, f, 1.0)[None, :, None],
-        fixed_var=low.fixed_var * np.where(chosen, f * f, 1.0),
-    )
-    return replace(program, ops=ops, bank=bank, ranks=ranks, low=low, tables=change.stack())
-
-
-def _freeze_vectors(
-    bank: engine.Bank, vec: Int, hit: NDArray[np.int64], change: _Tables
-) -> tuple[engine.Bank, Int]:
-    """Copy the shared-effect vectors of some ops, every effect at its median or mean."""
-    used = np.unique(vec[hit])
-    copies = np.zeros(bank.mb.size, np.int32)
-    copies[used] = bank.mb.size + np.arange(used.size)
-    vec = vec.copy()
-    vec[hit] = copies[vec[hit]]
-    joined = {
-        name: np.concatenate([getattr(bank, name), getattr(bank, name)[..., used]], axis=-1)
-        for name in ("step_table", "mb_table", "mb", "call_table", "call_draw", "link", "is_global")
-    }
-    joined["link"][bank.mb.size :] = -1
-    for name in ("step_table", "mb_table", "call_table"):
-        joined[name][..., bank.mb.size :] = change(getattr(bank, name)[..., used])
-    return engine.Bank(n_microbatches=bank.n_microbatches, **joined), vec

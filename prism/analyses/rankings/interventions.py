@@ -1,175 +1,223 @@
-"""What fixing one cause would bring: frozen or faster, with common random numbers.
+"""What fixing one cause would bring: at its median or faster, by paired differences.
 
-An intervention changes the program and nothing else (`prism.analyses.rankings.freezing`); both
-programs run under the same keys, on the same clusters.
+An intervention changes the program and nothing else (`prism.analyses.rankings.freezing`); all run
+under the same keys, on the same clusters, until the order of what they gain in p95 is clear
+(`prism.analyses.differences`).
 """
 
+import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from prism import engine
-from prism.analyses.rankings.freezing import freeze_effect, treat_ops
-from prism.analyses.rankings.shares import NEGLIGIBLE
-from prism.analyses.rankings.target import Case
-from prism.common.attribution import (
-    COMPARED,
-    Array,
-    Estimate,
-    reduction,
-    share_interval,
-    spread_clusters,
+from prism.analyses.differences import (
+    FIRST_BLOCKS,
+    Candidate,
+    Difference,
+    Sampler,
+    difference,
+    fit_slope,
+    standard_error,
 )
+from prism.analyses.rankings.freezing import freeze, freeze_effect
+from prism.analyses.rankings.shares import NEGLIGIBLE, stall_moments
+from prism.analyses.rankings.target import Case
+from prism.common.attribution import Array
 from prism.simulation.causes import Input
 from prism.simulation.draws import cluster_times
 from prism.simulation.prepare import treat_classes
 from prism.simulation.program import Program
 from prism.simulation.variability import Treatment
 
-COMPARED_BLOCKS = {"kernels": 8, "effects": 16}  # clusters of an intervention
-NOTABLE_CLUSTERS = 0.1  # share between clusters from which those compared are spread
-KERNEL_CONTROL = 128  # clusters that comparisons of a kernel class are spread over
+COMPARED = ("mean", "std", "p50", "p95", "p99")
+MOST_BLOCKS = 32  # clusters of an intervention
+BUDGET = 4_000_000_000  # op-samples beyond the first blocks of all
+TOLERANCE = 1e-3  # of p95, by which an answer tells gains apart
 SELDOM = 5e-5  # share of the critical path below which the answer shows no gain
 
 
-class Changed(NamedTuple):
-    """An intervention: where its figures go, on which input, how, and the program that it gives."""
+@dataclass(eq=False, kw_only=True)
+class Change(Candidate):
+    """An intervention on one cause, and its target."""
 
-    row: int
-    column: int
-    entry: Input
-    what: str
-    program: Program
+    case: Case
+    entry: Input | None = None  # None: as it is
+    what: str = ""
+    _samples: dict[tuple[int, float], Array] = field(default_factory=dict, repr=False)
+
+    @property
+    def held(self) -> str:
+        """Name of the effect that is at its median; empty where none is."""
+        return self.entry.name if self.entry and self.what == "freeze" else ""
+
+    def samples(self, measure: str, n: int | None = None) -> Array:
+        """Return the target on the first n cluster draws [draw, sample], whatever the measure."""
+        key = self.n if n is None else n, self.slope
+        if key not in self._samples:
+            steps = super().samples("mean", n)
+            effects = np.tile(self.effects[:n], steps.shape[1] // self.effects.shape[1])
+            times = self.case.target.times(steps, effects, steady=self.held == "step")
+            self._samples = {key: times}
+        return self._samples[key]
+
+
+@dataclass
+class _Runner(Sampler):
+    """Runs changes; their quiet times follow from those of the step as it is."""
+
+    quiet: Array = field(default_factory=lambda: np.empty(0))
+
+    def _begin(self, candidate: Candidate, program: Program) -> None:
+        assert isinstance(candidate, Change)
+        candidate.cost, candidate.quiet = program.n_draws * engine.LANES, self.quiet
+        if candidate.held == "rank":
+            candidate.quiet = np.zeros_like(self.quiet)
+        elif candidate.what == "speed" and self.quiet.size:
+            clusters = range(self.quiet.size)
+            quiet = cluster_times(program, clusters, self.seed, self.threads)
+            candidate.quiet = quiet.astype(np.float64)
 
 
 def compare_interventions(
-    case: Case, asked: Sequence[str], whole: dict[str, Any], speed_up: float
-) -> dict[str, Any]:
-    """Mean, spread and quantiles with each input frozen, or made faster.
+    case: Case, asked: Sequence[str], on_path: Array, figures: dict[str, float], speed_up: float
+) -> dict[str, dict[str, Any]]:
+    """Figures by cause of the target with it at its median, or faster, and what that gains.
 
-    A class that is next to never on the critical path is taken to change nothing.
+    A class that is next to never on the critical path, which `on_path` tells [class], is taken to
+    change nothing. `figures` are those of the target that are known better.
     """
-    shape = (len(asked), len(case.inputs))
-    out = {f"{n}_if": np.full(shape, np.nan) for n in COMPARED}
-    for n in COMPARED:
-        out[f"{n}_reduction"] = np.full(shape, np.nan)
-        out[f"{n}_reduction_ci"] = np.full((*shape, 2), np.nan)
-    quiet, sampler = _quiet_times(case), case.sampler
-    seldom = whole["critical_path_share"][: sampler.bounds.size] < SELDOM
-    seldom &= sampler.bounds <= NEGLIGIBLE * sampler.whole
-    for kind in COMPARED_BLOCKS:
-        changed: list[Changed] = []
-        alike: list[Changed] = []
-        for i, what in enumerate(asked):
-            for j, entry in enumerate(case.inputs):
-                if entry.kind != kind:
-                    continue
-                if j < seldom.size and seldom[j]:
-                    alike.append(Changed(i, j, entry, what, case.step.program))
-                elif (program := _intervene(case, entry, what, speed_up)) is not None:
-                    changed.append(Changed(i, j, entry, what, program))
-        before, *after = _compare(case, changed, kind, quiet)
-        after += [before] * len(alike)
-        for (i, j, entry, _, _), times in zip(changed + alike, after, strict=True):
-            for name, (left, saved) in reduction(before, times, sampler.seed).items():
-                if name in ("mean", "std"):
-                    saved = _with_rare_stalls(case, entry, name, saved)
-                if f"target_{name}" in whole:
-                    left = whole[f"target_{name}"] * (1.0 - saved.value)
-                out[f"{name}_if"][i, j] = left
-                out[f"{name}_reduction"][i, j] = saved.value
-                out[f"{name}_reduction_ci"][i, j] = saved.low, saved.high
+    sampler = case.sampler
+    base = Change(program=sampler.step.program, case=case)
+    changes = [
+        Change(program=program, case=case, entry=entry, what=what)
+        for what in asked
+        for entry in case.inputs
+        if (program := _program(case, entry, what, speed_up)) is not None
+    ]
+    seldom = (on_path < SELDOM) & (sampler.bounds <= NEGLIGIBLE * sampler.whole)
+    idle = {entry.name for entry, none in zip(case.inputs, seldom, strict=False) if none}
+    run = [base, *(c for c in changes if c.entry and c.entry.name not in idle)]
+    _run_until_clear(case, run)
+    out: dict[str, dict[str, Any]] = {entry.name: {} for entry in case.inputs}
+    for change in changes:
+        assert change.entry is not None
+        row, compared = out[change.entry.name], change if change in run else base
+        suffix, tail = ("frozen", "") if change.what == "freeze" else ("faster", "_faster")
+        gains = {name: _gain(base, compared, name) for name in COMPARED}
+        if sampler.stall_delays is not None and case.target.name == "step_time":
+            gains |= _with_rare_stalls(case, change, gains)
+        if case.per_step is not None:
+            part = 1.0 if case.target.name == "time_to_train" else case.per_step
+            gains["run"] = gains["mean"][0] * part, gains["mean"][1] * part
+        for name, (gain, half) in gains.items():
+            row[f"{name}_reduction{tail}"] = gain
+            row[f"{name}_reduction{tail}_ci"] = [gain - half, gain + half]
+            if name != "run":
+                before = figures[name] if name in figures else _figure(base, name)
+                row[f"{name}_if_{suffix}"] = before * (1.0 - gain)
     return out
 
 
-def _with_rare_stalls(case: Case, entry: Input, name: str, saved: Estimate) -> Estimate:
-    """Return what an intervention saves of mean or spread, from what it saves where none stalls.
+def _program(case: Case, entry: Input, what: str, speed_up: float) -> Program | None:
+    """Return the program with one input treated; None where an effect is to be made faster."""
+    if what == "freeze":
+        program = freeze(case.step, entry, case.sampler.seed)
+    elif entry.kind == "effects":
+        return None
+    else:
+        faster = {entry.name: Treatment(factor=1.0 - speed_up)}
+        program = treat_classes(case.step, faster, case.sampler.seed)
+    return program if case.sampler.stall_delays is None else freeze_effect(program, "stall")
 
-    Notes
-    -----
-    With V the variance of steps without stalls and S what stalls add to it, the spread falls by
-    1 - sqrt(((1 - r)^2 V + S) / (V + S)): r is the reduction without stalls. S goes where the
-    stalls themselves are left out.
+
+def _run_until_clear(case: Case, changes: Sequence[Change]) -> None:
+    """Run changes, the first of which changes nothing, until the order of their p95 is clear."""
+    sampler, control = case.sampler, case.sampler.control
+    has_ranks = control is not None and control.variance > 0.0
+    quiet = control.times[0] if control is not None and has_ranks else np.empty(0)
+    before, report = sampler.done, sampler.progress
+
+    def tell(done: int, planned: int) -> None:
+        sampler.done = before + done
+        if report is not None:
+            report(sampler.done, before + planned)
+
+    runner = _Runner(sampler.seed, sampler.threads, tell, quiet=quiet)
+    runner.planned, n, budget = FIRST_BLOCKS * len(changes), FIRST_BLOCKS, float(BUDGET)
+    for change in changes:
+        runner.extend(change, n)
+    slope = fit_slope(changes)
+    for change in changes:
+        change.slope = slope
+    while n < MOST_BLOCKS:
+        unclear = _unclear(changes[1:])
+        n = min(MOST_BLOCKS, n + max(n // 2, 4))
+        budget -= sum((n - change.n) * change.cost for change in (changes[0], *unclear))
+        if not unclear or budget < 0.0:
+            return
+        for change in (changes[0], *unclear):
+            runner.extend(change, n)
+
+
+def _unclear(changes: Sequence[Change]) -> list[Change]:
+    """Find those whose p95 is not clearly apart from the next one's, by what an answer shows."""
+    out: dict[int, Change] = {}
+    for one, other in pairwise(sorted(changes, key=lambda c: c.figure("p95"))):
+        apart = difference(one, other, "p95")
+        if not apart.is_clear and apart.half_widths[1] > TOLERANCE:
+            out |= {id(one): one, id(other): other}
+    return list(out.values())
+
+
+def _figure(base: Change, name: str) -> float:
+    return float(base.samples(name).std()) if name == "std" else base.figure(name)
+
+
+def _gain(base: Change, change: Change, name: str) -> tuple[float, float]:
+    """Relative reduction of a figure, and half of its 95 % interval."""
+    if change is base:
+        return 0.0, 0.0
+    if name != "std":
+        found = difference(change, base, name)
+        return -found.share, found.half_widths[1]
+    n = min(base.n, change.n)
+    square, less = (_squares(c.samples("std", n)) for c in (base, change))
+    whole = float(square.mean()) or 1.0
+    kept = float(less.mean()) / whole
+    error = standard_error(less - kept * square) / whole
+    half = Difference(0.0, error, kept, error, n).half_widths[0]
+    kept_std = kept**0.5
+    return 1.0 - kept_std, half / (2.0 * kept_std) if kept_std > 0.0 else 0.0
+
+
+def _squares(samples: Array) -> Array:
+    return np.asarray(((samples - samples.mean()) ** 2).mean(axis=1))
+
+
+def _with_rare_stalls(
+    case: Case, change: Change, gains: dict[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    """Gains in mean and spread, of steps with stalls that no run meets.
+
+    With s the share of the variance that stalls make, what else gains r of the spread without them
+    leaves sqrt((1 - s) (1 - r)^2 + s).
     """
     sampler = case.sampler
-    if sampler.rare is None or case.target.name != "step_time":
-        return saved
-    is_stall = engine.STALL in entry.streams
-    if name == "mean":
-        if not is_stall:
-            return saved
-        part = sampler.rare.delay / (sampler.a.mean() + sampler.rare.mean)
-        half = 2.0 * part.std(ddof=1) / part.size**0.5
-        return Estimate(*(float(part.mean() + k * half) for k in (0, -1, 1)))
-    added = sampler.rare.added
-    stalls = share_interval(added, sampler.resample(added.size))
-    if is_stall:
-        kept = [(1.0 - saved.value) ** 2 * (1.0 - s) for s in stalls]
-    else:
-        kept = [(1.0 - r) ** 2 * (1.0 - stalls.value) + stalls.value for r in saved]
-    return Estimate(*(1.0 - max(0.0, x) ** 0.5 for x in kept))
-
-
-def _quiet_times(case: Case) -> dict[str, Array]:
-    """Quiet times to spread the clusters of a comparison by; none where clusters matter little."""
-    control, variance = case.sampler.control, case.sampler.variance
-    if control is None or control.variance == 0.0:
-        return {}
-    if case.target.name == "step_time" and variance.between < NOTABLE_CLUSTERS * variance.total:
-        return {}
-    return {"kernels": control.times[0][:KERNEL_CONTROL], "effects": control.times[0]}
-
-
-def _quiet_after(case: Case, change: Changed, quiet: dict[str, Array]) -> Array | None:
-    """Quiet times under a change: a class's own; effects other than ranks leave them."""
-    _, _, entry, what, program = change
-    if entry.kind not in quiet:
-        return None
-    before = quiet[entry.kind]
-    if entry.kind == "effects" and engine.RANK not in entry.streams:
-        return before
-    if entry.kind == "effects" and what == "freeze":
-        return np.zeros_like(before)
-    sampler = case.sampler
-    times = cluster_times(program, range(before.size), sampler.seed, sampler.threads)
-    return times.astype(np.float64)
-
-
-def _compare(
-    case: Case, changed: Sequence[Changed], kind: str, quiet: dict[str, Array]
-) -> list[Array]:
-    """Target of the program, then under each change [cluster, replicate], under the same keys."""
-    sampler, blocks = case.sampler, range(COMPARED_BLOCKS[kind])
-    programs, known = [case.step.program, *(change.program for change in changed)], sampler.first
-    if sampler.rare is not None and case.target.name == "step_time":
-        programs = [freeze_effect(p, "stall") for p in programs]  # what few bring is added apart
-    has_first, found = len(known[0]) >= len(blocks), []
-    runs = sampler.run([(p, blocks, sampler.seed) for p in programs[has_first:]])
-    if has_first:
-        runs.insert(0, (known[0][: len(blocks)], known[1][: len(blocks)]))
-    for i, (steps, effects) in enumerate(runs):
-        own, steady = quiet.get(kind), False
-        if i > 0:
-            change = changed[i - 1]
-            own = _quiet_after(case, change, quiet)
-            steady = change.what == "freeze" and change.entry.name == "step"
-        if own is not None:
-            steps = spread_clusters(steps, own)
-            effects = np.tile(effects, steps.shape[1] // effects.shape[1])
-        found.append(case.target.times(steps, effects, steady))
-    return found
-
-
-def _intervene(case: Case, entry: Input, what: str, speed_up: float) -> Program | None:
-    """Return the program with one input treated; None where an effect is to be made faster."""
-    step = case.step
-    if entry.kind == "effects":
-        if what == "speed":
-            return None
-        return freeze_effect(step.program, entry.name)
-    treatment = Treatment(frozen=True) if what == "freeze" else Treatment(factor=1.0 - speed_up)
-    if step.workload is None and what == "freeze":
-        k = step.program.classes.index(entry.name)
-        return treat_ops(step.program, step.program.shares[:, k] > 0.0, treatment)
-    return treat_classes(step, {entry.name: treatment}, case.sampler.seed)
+    assert sampler.stall_delays is not None
+    delay, added = stall_moments(sampler.program, sampler.stall_delays)
+    share = float(added.mean()) / (sampler.variance.total or 1.0)
+    mean = float(sampler.step.a.mean() + delay.mean())
+    if sampler.is_rare(change.entry) if change.entry else False:
+        kept = (1.0 - share) ** 0.5
+        error = standard_error(added) / (sampler.variance.total or 1.0) * (1.0 - share)
+        return {
+            "mean": (float(delay.mean()) / mean, 2.0 * standard_error(delay) / mean),
+            "std": (1.0 - kept, error / kept if kept > 0.0 else math.nan),
+        }
+    gain, half = gains["std"]
+    kept = ((1.0 - share) * (1.0 - gain) ** 2 + share) ** 0.5
+    return {"std": (1.0 - kept, half * (1.0 - share) * (1.0 - gain) / (kept or 1.0))}

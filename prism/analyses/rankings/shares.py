@@ -1,18 +1,19 @@
 """Sampling for `prism rank`: pick-freeze runs, spent where shares are uncertain.
 
-Evaluations are blocks of 64 steps, one cluster each. Kernel classes that a first one and the bound
-from the critical path agree to make next to nothing stay with it; every other input starts with a
-few, and those whose interval is wider than asked for are doubled.
+Evaluations are blocks of 64 steps, one cluster each. What has a stream of its own is redrawn in the
+step as it is, a kernel class in ops of one class each. Kernel classes that a first cluster and the
+bound from the critical path agree to make next to nothing stay with it; every other input starts
+with a few, and those whose interval is wider than asked for are doubled.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from prism import engine
-from prism.analyses.rankings.rarestalls import RareStalls, find_rare_stalls
+from prism.analyses.rankings.freezing import freeze_effect
 from prism.common.attribution import (
     Array,
     ClusterControl,
@@ -20,8 +21,8 @@ from prism.common.attribution import (
     PickFreeze,
     Resamples,
     Variance,
-    match_spread,
     partial_variances,
+    recurrence,
     resample_runs,
     run_variance,
     share_interval,
@@ -31,7 +32,7 @@ from prism.simulation.causes import (
     Residuals,
     nominal_seconds,
     partition,
-    step_spread,
+    stall_bound,
     swap_keys,
 )
 from prism.simulation.classops import ClassOps
@@ -47,6 +48,7 @@ BUDGET = 60_000_000_000  # op-samples of pick-freeze runs, about a minute on two
 HALF_WIDTH, WIDE_HALF_WIDTH = 0.03, 0.06  # of shares below one half, and above
 MIN_CONTROL, MAX_CONTROL = 128, 2048  # clusters of each run whose quiet times are a control
 CONTROL_HALF_WIDTH = 0.01  # of the share between clusters, as far as the control tells it
+RARE, OFTEN = 0.02, 0.25  # stalls per step below which more are drawn, and how many then
 
 
 def _none() -> Array:
@@ -54,15 +56,27 @@ def _none() -> Array:
 
 
 @dataclass
+class Pair:
+    """Two independent runs of a program, which runs with single inputs swapped are compared to."""
+
+    program: Program
+    a: Array = field(default_factory=_none)
+    b: Array = field(default_factory=_none)
+
+
+@dataclass
 class Shares:
     """Runs and shares of one input."""
 
     entry: Input
+    pair: Pair
     ab: Array = field(default_factory=_none)
     ba: Array = field(default_factory=_none)
     first: Estimate = Estimate(0.0, 0.0, 0.0)
     total: Estimate = Estimate(0.0, 0.0, 0.0)
     variances: tuple[float, float] = (0.0, 0.0)  # first and total order [s^2]
+    lasting: float = math.nan  # share of what it does that stays in all steps of a cluster
+    in_few: float = math.nan  # share of its variance in the steps that it moves most
     bound: float = np.inf  # of its total order, from the critical path [s^2]
 
     @property
@@ -76,42 +90,46 @@ class Shares:
         target = HALF_WIDTH if self.total.value < 0.5 else WIDE_HALF_WIDTH
         return max(self.total.half_width, self.first.half_width) > target
 
+    @property
+    def runs(self) -> PickFreeze:
+        """The four runs, of as many clusters as it has."""
+        n = len(self.ab)
+        return PickFreeze(self.pair.a[:n], self.ab, self.pair.b[:n], self.ba)
+
 
 @dataclass
 class Sampler:
-    """Runs of one program under two independent seeds, and with single inputs swapped.
+    """Runs of a step under two independent seeds, and with single inputs swapped.
 
-    `program` has ops of one kernel class each; `quiet` is the same step with fewer ops.
+    `split` is the step in ops of one kernel class each; `first` its times [cluster, lane] under the
+    first seed, where they are known.
     """
 
     program: Program
-    quiet: Program
+    split: Program
     seed: int
     threads: int
+    first: Array = field(default_factory=_none)
     progress: Progress | None = None
-    a: Array = field(default_factory=_none)
-    b: Array = field(default_factory=_none)
-    effects: list[Array] = field(default_factory=lambda: [_none(), _none()])  # of a, b
-    first: tuple[Array, Array] = (_none(), _none())  # times and effects of `quiet`, where run
     bounds: Array = field(default_factory=lambda: np.empty(0))  # of the first inputs' variance
     whole: float = 0.0  # variance of the run that gave them [s^2]
-    slope: float = 0.0  # of a step over the step effect [s]
     control: ClusterControl | None = None
-    rare: RareStalls | None = None  # where stalls are: the program is then that without them
+    stall_delays: Array | None = None  # [cluster, lane] s, where stalls are rare; then none are run
     done: int = 0
     planned: int = 0
 
     def __post_init__(self) -> None:
         self.other = int(np.random.SeedSequence([self.seed, 4]).generate_state(1, np.uint64)[0])
+        self.often = _with_frequent_stalls(self.program)
+        programs = [self.program, self.split]
+        if self.often is not None:
+            self.stall_delays, self.first = _none(), _none()
+            programs = [freeze_effect(program, "stall") for program in programs]
+        self.step = Pair(programs[0], self.first)
+        self.classes = Pair(programs[1]) if self.split is not self.program else self.step
 
-    def set_rare_stalls_apart(self) -> None:
-        """Run without stalls where they are rare; what they add is measured apart."""
-        self.rare = find_rare_stalls(self.program, (self.seed, self.other))
-        if self.rare is not None:
-            self.program, self.first = self.rare.calm, (_none(), _none())
-
-    def run(self, runs: Sequence[Run]) -> list[tuple[Array, Array]]:
-        """Return step times [s] and step effects [block, lane] of each run."""
+    def run(self, runs: Sequence[Run]) -> list[Array]:
+        """Return step times [block, lane] of each run [s]."""
         before = self.done
 
         def report(done: int, _: int) -> None:
@@ -119,46 +137,54 @@ class Sampler:
             if self.progress is not None:
                 self.progress(self.done, max(self.done, self.planned))
 
-        found = run_each(runs, self.threads, progress=report)
-        return [(run[0].astype(np.float64), run[1].astype(np.float64)) for run in found]
+        return [run[0].astype(np.float64) for run in run_each(runs, self.threads, progress=report)]
 
-    def extend(self, inputs: Sequence[Shares], n: int) -> None:
-        """Bring the two runs that everything is compared with, and inputs' own, to n clusters."""
-        more = range(len(self.a), n)
-        swapped = [shares for shares in inputs if self.rare_of(shares.entry) is None]
-        runs: list[Run] = [(self.program, more, seed) for seed in (self.seed, self.other)]
-        for shares in swapped:
-            for base, other in ((self.seed, self.other), (self.other, self.seed)):
-                runs.append((self.program, more, swap_keys(shares.entry, base, other)))
-        drawn = self.run(runs)
-        (a, in_a), (b, in_b) = drawn[:2]
-        matched = self._match(a, in_a, in_b)
-        moved = [self.slope * (new - old) for new, old in zip(matched, (in_a, in_b), strict=True)]
-        self.a = np.concatenate([self.a, a + moved[0]])
-        self.b = np.concatenate([self.b, b + moved[1]])
-        self.effects = [np.concatenate(p) for p in zip(self.effects, matched, strict=True)]
-        for shares, (ab, _), (ba, _) in zip(swapped, drawn[2::2], drawn[3::2], strict=True):
-            own = moved[::-1] if engine.STEP in shares.entry.streams else moved
-            shares.ab = np.concatenate([shares.ab, ab + own[0]])
-            shares.ba = np.concatenate([shares.ba, ba + own[1]])
-        for shares in inputs:
-            if (rare := self.rare_of(shares.entry)) is not None:  # swapped runs say nothing of them
-                rare.measure(shares.entry, self.a[:n], self.b[:n], self.run)
-                shares.ab, shares.ba = self.a[:n], self.b[:n]
+    def shares(self, entry: Input) -> Shares:
+        """Begin an input."""
+        return Shares(entry, self.step if entry.owns is None else self.classes)
 
-    def _match(self, steps: Array, *effects: Array) -> Sequence[Array]:
-        """Step effects of both runs, with the spread that they were drawn with in each cluster.
+    def extend(self, inputs: Sequence[Shares], n: int, both: bool = True) -> None:
+        """Bring runs and inputs' own to n clusters; of one of the two seeds alone if not both."""
+        rare = [s for s in inputs if self.is_rare(s.entry)]
+        swapped = [s for s in inputs if not self.is_rare(s.entry)]
+        seeds = (self.seed, self.other), (self.other, self.seed)
+        runs: list[tuple[Pair | Shares, str, Run]] = []
+        for pair in {id(pair): pair for pair in (self.step, *(s.pair for s in swapped))}.values():
+            for name, (seed, _) in list(zip("ab", seeds, strict=True))[: 1 + both]:
+                have = len(getattr(pair, name))
+                runs.append((pair, name, (pair.program, range(have, max(n, have)), seed)))
+        for s in swapped:
+            for name, keys in list(zip(("ab", "ba"), seeds, strict=True))[: 1 + both]:
+                more, swap = range(len(getattr(s, name)), n), swap_keys(s.entry, *keys)
+                runs.append((s, name, (s.pair.program, more, swap)))
+        found = self.run([run for *_, run in runs])
+        for (owner, name, _), times in zip(runs, found, strict=True):
+            setattr(owner, name, np.concatenate([getattr(owner, name), times]))
+        for s in rare:
+            assert self.often is not None and self.stall_delays is not None
+            (stalled,) = self.run([(self.often, range(len(self.stall_delays), n), self.seed)])
+            delays = stalled - self.step.a[len(self.stall_delays) : n]
+            self.stall_delays = np.concatenate([self.stall_delays, delays])
+            s.ab = s.ba = self.stall_delays  # as many clusters
 
-        What steps follow of it goes along: shares need not wait until chance evens it out.
-        """
-        std = step_spread(self.program)
-        if self.rare is not None or std == 0.0:
-            return effects
-        if self.slope == 0.0:
-            drawn = self.first if len(self.first[0]) else (steps, effects[0])
-            y, x = (z - z.mean(axis=1, keepdims=True) for z in drawn)
-            self.slope = float((x * y).sum() / (x * x).sum())
-        return match_spread(effects, std)
+    def split_again(self, split: Callable[[list[str]], ClassOps], inputs: Sequence[Shares]) -> None:
+        """Run inputs that are left in ops of their own, and all other classes together."""
+        left = [s for s in inputs if s.entry.owns is not None]
+        if not left or self.classes is self.step:
+            return
+        program, owner = split([s.entry.name for s in left])
+        if self.often is not None:
+            program = freeze_effect(program, "stall")
+        pair = Pair(program)
+        for s in left:
+            names = self.program.classes  # the call effect stands behind them
+            index = names.index(s.entry.name) if s.entry.name in names else len(names)
+            s.entry = replace(s.entry, owns=owner == index)
+            s.pair, s.ab, s.ba = pair, _none(), _none()
+
+    def is_rare(self, entry: Input) -> bool:
+        """Tell whether an input is stalls that no run meets."""
+        return self.stall_delays is not None and engine.STALL in entry.streams
 
     def misses(self, shares: Shares) -> bool:
         """Tell whether an input's clusters are alike though others are not: rare slow GPUs."""
@@ -166,27 +192,23 @@ class Sampler:
             return False
         return all(np.ptp(times[: len(shares.ab)]) == 0.0 for times in self.control.times)
 
-    def rare_of(self, entry: Input) -> RareStalls | None:
-        """Return the runs that tell of an input where it is rare stalls."""
-        return self.rare if engine.STALL in entry.streams else None
-
     @property
     def runs(self) -> tuple[Array, ...]:
-        """The two independent runs."""
-        return self.a, self.b
+        """Runs that tell the variance: those of an estimate, else the two independent ones."""
+        return (self.step.a,) if len(self.first) else (self.step.a, self.step.b)
 
     @property
     def variance(self) -> Variance:
         """Variance of a step."""
         own, added = run_variance(self.runs, self.control), self.added
-        if added is None or not added.size:
-            return own
-        return Variance(own.within + float(added.mean()), own.between)
+        return Variance(own.within + (0.0 if added is None else float(added.mean())), own.between)
 
     @property
     def added(self) -> Array | None:
-        """Variance by rare stalls, which the runs lack [cluster]."""
-        return None if self.rare is None else self.rare.added
+        """Variance by rare stalls, which the runs lack [cluster]; see `stall_moments`."""
+        if self.stall_delays is None or not self.stall_delays.size:
+            return None
+        return stall_moments(self.program, self.stall_delays)[1]
 
     def estimate(self, shares: Shares, drawn: Resamples) -> None:
         """Update an input's shares from its runs, as `drawn` from as many clusters as it has.
@@ -195,9 +217,12 @@ class Sampler:
         its interactions are left to the swapped runs.
         """
         n, between = len(shares.ab), shares.is_persistent
-        first, total = partial_variances(self._compared(shares))
-        if (rare := self.rare_of(shares.entry)) is not None:
-            first, total = rare.first, rare.total
+        if (added := self.added) is not None and self.is_rare(shares.entry):
+            first = total = added
+            shares.lasting, shares.in_few = 0.0, 1.0
+        else:
+            first, total = partial_variances(shares.runs)
+            shares.lasting, shares.in_few = recurrence(shares.runs)
         if between:
             first, total = np.zeros(n), total - first
         own = self.variance.between if between else 0.0
@@ -209,57 +234,86 @@ class Sampler:
 
         The bound rests on more clusters, the runs on no assumption about the residual's tail.
         """
-        first, total = (float(x[0]) for x in partial_variances(self._compared(shares)))
-        if max(shares.bound, total) > NEGLIGIBLE * self.whole:
+        runs = shares.runs
+        total = 0.5 * float(((runs.a - runs.ab) ** 2).mean())
+        if total > NEGLIGIBLE * self.whole:
             return False
-        shares.variances = first, total
-        whole = self.whole or np.inf
-        shares.first = Estimate(first / whole, -NEGLIGIBLE, NEGLIGIBLE)
-        shares.total = Estimate(total / whole, 0.0, NEGLIGIBLE)
+        shares.variances = 0.0, total
+        shares.first = Estimate(0.0, -NEGLIGIBLE, NEGLIGIBLE)
+        shares.total = Estimate(total / (self.whole or np.inf), 0.0, NEGLIGIBLE)
         return True
-
-    def _compared(self, shares: Shares) -> PickFreeze:
-        """Return the runs that an input's own are compared with, and those."""
-        n = len(shares.ab)
-        return PickFreeze(self.a[:n], shares.ab, self.b[:n], shares.ba)
 
     def resample(self, m: int) -> Resamples:
         """Resample the runs for what their first m clusters tell."""
-        return resample_runs(m, self.a, self.b, self.seed, self.control, self.added)
+        return resample_runs(m, self.runs, self.seed, self.control, self.added)
 
-    def extend_control(self) -> ClusterControl:
+    def extend_control(self) -> None:
         """Bring quiet times to as many clusters as the share between clusters asks for."""
-        seeds = self.seed, self.other
+        seeds = (self.seed, self.other)[: len(self.runs)]
         times = list(self.control.times) if self.control else [np.zeros(0) for _ in seeds]
-        n = max(MIN_CONTROL, len(self.a), times[0].size)
+        n = max(MIN_CONTROL, len(self.runs[0]), times[0].size)
         while True:
             for i, key in enumerate(seeds):
-                more = cluster_times(self.quiet, range(times[i].size, n), key, self.threads)
+                more = cluster_times(self.program, range(times[i].size, n), key, self.threads)
                 times[i] = np.concatenate([times[i], more.astype(np.float64)])
             self.control = ClusterControl(tuple(times))
             variance = run_variance(self.runs, self.control)
             share = variance.between / (variance.total or 1.0)
             error = 2.0 * share * (1.0 - share) * self.control.error
             if error <= CONTROL_HALF_WIDTH or n >= MAX_CONTROL:
-                return self.control
+                return
             asked = n * (error / CONTROL_HALF_WIDTH) ** 2
             n = engine.LANES * math.ceil(max(n + 1, min(MAX_CONTROL, asked)) / engine.LANES)
 
 
-def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
+def _with_frequent_stalls(program: Program) -> Program | None:
+    """Return a program in which stalls are met where they are too rare to be; else None."""
+    rate, stalls = stall_bound(program)[0], program.stalls
+    if not 0.0 < rate < RARE:
+        return None
+    more = np.minimum(stalls.probability * OFTEN / rate, 0.5)  # where few groups have all of them
+    return replace(program, stalls=stalls._replace(probability=more))
+
+
+def stall_moments(program: Program, delays: Array) -> tuple[Array, Array]:
+    """Mean delay by rare stalls [s] and the variance that they bring [s^2], by cluster.
+
+    Notes
+    -----
+    From delays of steps with many of them: where the number N of stalls in a step is binomial over
+    n groups with mean m, and each delays by D, E d = m E D and E d^2 = m E D^2 + m^2 (1 - 1/n)
+    (E D)^2. Of those too rare for two in a step, only E D^2 remains. Left out: what stalls change
+    in the shares of other inputs.
+    """
+    often = _with_frequent_stalls(program)
+    assert often is not None
+    rate, m = stall_bound(program)[0], stall_bound(often)[0]
+    groups = int(np.count_nonzero(program.stalls.probability)) * program.graph.n_replicas
+    if program.stalls.entity == engine.JOB_STALL or groups == 0:
+        groups = 1
+    part, pairs = rate / m, (1.0 - 1.0 / groups) * float(delays.mean()) ** 2
+    return part * delays.mean(axis=1), part * ((delays**2).mean(axis=1) - pairs)
+
+
+def sample_shares(
+    sampler: Sampler, inputs: list[Input], split: Callable[[list[str]], ClassOps] | None = None
+) -> list[Shares]:
     """First and total order of all inputs, with more clusters where intervals are wide.
 
     An input's interval narrows as its own runs grow; the variance that it is a share of is that of
-    the longest runs of all.
+    the longest runs of all. `split` gives ops of some classes, once others are settled.
     """
-    sampler.set_rare_stalls_apart()
-    out = [Shares(entry) for entry in inputs]
+    out = [sampler.shares(entry) for entry in inputs]
     alive = [s for s in out if not s.entry.is_constant]
     sampler.planned += 2 * PILOT_BLOCKS * (1 + len(alive))
     for shares, bound in zip(out, sampler.bounds, strict=False):
         shares.bound = bound
-    sampler.extend(alive, 1)
-    alive = [s for s in alive if not sampler.settle(s)]
+    small = [s for s in alive if s.bound <= NEGLIGIBLE * sampler.whole]
+    sampler.extend(small, 1, both=False)
+    settled = [id(s) for s in small if sampler.settle(s)]
+    alive = [s for s in alive if id(s) not in settled]
+    if settled and split is not None:
+        sampler.split_again(split, alive)
     n, wide, spent = PILOT_BLOCKS, alive, 0
     while True:
         sampler.extend(wide, n)
@@ -271,7 +325,7 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
             sampler.estimate(shares, drawn[len(shares.ab)])
         wide = [s for s in alive if (s.is_wide or sampler.misses(s)) and len(s.ab) == n]
         n *= 2
-        cost = n * (len(wide) + 1) * sampler.program.n_draws * engine.LANES
+        cost = engine.LANES * n * sum(s.pair.program.n_draws for s in wide)
         if not wide or n > MAX_BLOCKS or spent + cost > BUDGET:
             break
         spent += cost

@@ -47,6 +47,7 @@ class Rest(NamedTuple):
     pauses: Array  # [run] what comes with the number of steps [s]
     parts: Mapping[str, float]  # of the variance of steps, by term [1]
     n_clusters: int
+    per_step: float  # share of a mean run that its steps take, or comes in proportion to them [1]
 
     def around(self, steps: Array) -> Array:
         """Return runs whose steps take so long [s], with one rest after the other."""
@@ -71,8 +72,9 @@ def rest_of_runs(dataset: "xr.Dataset") -> Rest:
     own, factors, stops = total(OF_STEPS), total(("run_effect", "model_error")), total(PER_TIME)
     alike = int(dataset.attrs["steps"]) * float(dataset.ideal_step_time)
     work = float(dataset.ideal_time_to_train) / alike
-    clusters = np.unique(dataset.run_cluster_idx).size
-    return Rest(work, 1.0 + factors / own, stops / own, total(list(times)), parts, clusters)
+    clusters, pauses = np.unique(dataset.run_cluster_idx).size, total(list(times))
+    per_step = 1.0 - float(np.mean(pauses) / (rows.sum(axis=0).mean() or 1.0))
+    return Rest(work, 1.0 + factors / own, stops / own, pauses, parts, clusters, per_step)
 
 
 @dataclass(frozen=True)
@@ -142,3 +144,4 @@ class Case:
     inputs: list[Input]
     sampler: Sampler
     target: Target
+    per_step: float | None  # share of a mean run that a shorter step shortens; None without a run

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prism import plots
-from prism.analyses.rank import STANDARD_ERRORS, Ranking
+from prism.analyses.rank import CAUSES, Ranking
 from prism.analyses.rankings.shares import HALF_WIDTH, WIDE_HALF_WIDTH
 from prism.common.labels import TARGETS, label, short_label
-from prism.common.text import format_share, percent_change
+from prism.common.text import format_share
 from prism.present.answer import (
     Answer,
     Cell,
-    Column,
     Errors,
     Figure,
     Finding,
     Picture,
-    Table,
     duration,
     error,
     pairs_table,
@@ -27,10 +25,9 @@ from prism.present.answer import (
 )
 from prism.present.answers.remedies import cause_text, remedy_text
 from prism.present.answers.times import NOT_INCLUDED
-from prism.simulation.runs.parts import OF_STEPS
+from prism.present.tables import lay_out, write
 
 Json = Mapping[str, Any]
-Columns = Sequence[tuple[Column, Callable[[Json], Cell]]]
 
 MOST_ROWS, MOST_CHANGES, MOST_NAMED = 12, 8, 3
 SMALL, SMALL_CHANGE = 1e-3, 0.01
@@ -39,13 +36,33 @@ LEAST_FINDING = 0.005
 """Change of p95 worth a sentence [1]."""
 NOTABLE = 0.02
 """Difference of shares worth a sentence [1]."""
+FIELDS = {field.name: field for field in CAUSES.fields}
+_SHARES = ("recurrence", "first_order", "total_order")
+_GAINS = ("p50_reduction", "p95_reduction", "run_reduction")
+_PATH = ("cv", "critical_path_share", "covariance_share", "tail_share")
 
 
 def rank_answer(result: Ranking) -> Answer:
     """Make the answer of a ranking."""
-    numbers = result.figures()
-    rows, target = _causes(numbers), TARGETS[numbers["target"]]
-    mean, p95, std = (words(cell) for _, cell in _spread(numbers)[:3])
+    numbers, rows = result.figures(), _named(result.rows)
+    target, spread = TARGETS[numbers["target"]], _spread(numbers)
+    mean, p95, std = (words(cell) for _, cell in spread[:3])
+    facts = spread[:3]
+    if numbers["std"]:
+        facts.append((f"largest cause, {rows[0]['name']}", _write(rows[0], "total_order")))
+    shown = [row for row in rows if _matters(row)][:MOST_ROWS] or rows[:MOST_ROWS]
+    rest = [row for row in rows if row not in shown]
+    on_path = sorted(rows, key=lambda row: -_value(row, "critical_path_share"))
+    tables = (
+        lay_out("", CAUSES, shown, (*_SHARES, *_GAINS), tuple(_notes(rows))),
+        _faster_table(rows, numbers),
+        lay_out("Smaller causes", CAUSES, rest, (*_SHARES, *_GAINS), details=True),
+        lay_out("Critical path", CAUSES, on_path, _PATH, (
+            "Critical path: the class's share of the mean step, of its spread and of the excess of "
+            "the slowest 5 % of steps; each sums to 100 %.",
+        ), details=True),
+        pairs_table("Spread", spread, details=True),
+    )  # fmt: skip
     return Answer(
         title=f"What makes the {target} vary",
         subject=str(numbers["job"]),
@@ -54,31 +71,26 @@ def rank_answer(result: Ranking) -> Answer:
         question=f"What makes the {target} of {numbers['job']} vary, and what would fixing a cause "
         "bring?",
         findings=tuple(_findings(numbers, rows, target)),
-        tables=tuple(table for table in _tables(numbers, rows) if table.rows),
+        tables=tuple(table for table in tables if table.rows),
         figures=numbers,
         warnings=tuple(_warnings(numbers, rows)),
-        facts=tuple((name, cell) for name, cell in _facts(numbers, rows)),
+        facts=tuple((name, cell) for name, cell in facts if isinstance(cell, Figure)),
         pictures=tuple(_pictures(numbers, rows, result)),
     )
 
 
 # ------------------------------------------------------------------------------------- causes
-def _causes(numbers: Json) -> list[dict[str, Any]]:
-    """Put kernel classes, effects and a run's other terms into one list, the largest first."""
-    rows = [
-        {**row, "kind": kind, "label": label(row["name"], kind)}
-        for kind in ("kernels", "effects")
-        for row in numbers[kind]
-    ]
-    for name, part in (numbers.get("variance_by_term") or {}).items():
-        if name in OF_STEPS:
-            continue
-        half = STANDARD_ERRORS * (numbers["variance_by_term_se"][name] or 0.0)
-        own = {"name": name, "kind": "terms", "label": label(name, "terms")}
-        for order in ("first_order", "total_order"):
-            own |= {order: part, f"{order}_ci": [part - half, part + half]}
-        rows.append(own)
-    return sorted(rows, key=lambda row: -_value(row, "total_order"))
+def _named(rows: Sequence[Json]) -> list[dict[str, Any]]:
+    """Give causes the names that tables have; `cause` is their own."""
+    return [
+        {**row, "cause": row["name"], "kind": f"{row['kind']}s",
+         "name": label(row["name"], f"{row['kind']}s")}
+        for row in rows
+    ]  # fmt: skip
+
+
+def _write(row: Json, name: str) -> Cell:
+    return write(FIELDS[name], row)
 
 
 def _value(row: Json, key: str) -> float:
@@ -90,38 +102,11 @@ def _value(row: Json, key: str) -> float:
 def _half(row: Json, key: str) -> float:
     """Half of the width of a figure's 95 % interval; 0 where there is none."""
     bounds = row.get(f"{key}_ci")
-    if not bounds or None in bounds:
-        return 0.0
-    return 0.5 * (float(bounds[1]) - float(bounds[0]))
+    return 0.5 * (float(bounds[1]) - float(bounds[0])) if bounds else 0.0
 
 
 def _short(row: Json) -> str:
-    return short_label(row["name"], row["kind"])
-
-
-def _share(key: str, interval: bool = True) -> Callable[[Json], Cell]:
-    def write(row: Json) -> Cell:
-        value = row.get(key)
-        if value is None:
-            return None
-        half = _half(row, key)
-        if not interval:
-            return Figure(value, format_share(value * (abs(value) > half), half=0.0))
-        return Figure(value, format_share(value, half=half))
-
-    return write
-
-
-def _change(key: str, interval: bool = True) -> Callable[[Json], Cell]:
-    def write(row: Json) -> Cell:
-        value = row.get(key)
-        if value is None:
-            return None
-        if not interval:
-            return Figure(value, percent_change(-value * (abs(value) > _half(row, key))))
-        return Figure(value, percent_change(-value, row.get(f"{key}_ci")))
-
-    return write
+    return short_label(row["cause"], row["kind"])
 
 
 # ------------------------------------------------------------------------------ in sentences
@@ -141,11 +126,12 @@ def _largest(rows: Sequence[Json], target: str) -> list[Finding]:
         return _value(top, key) - _value(row, key) < math.hypot(_half(top, key), _half(row, key))
 
     named = [top, *filter(alike, rows[1:])][:MOST_NAMED]
-    parts = ", ".join(f"{cause_text(row)}: {words(_share(key)(row))}" for row in named)
-    text = f"{parts} of the variance of the {target}"
-    text += " (statistically indistinguishable)" * (len(named) > 1)
-    if helpful := dict.fromkeys(remedy_text(row) for row in named if _helps(row)):
-        text += f"; {'; '.join(helpful)}"
+    causes = ((cause_text(row["cause"], row["kind"]), words(_write(row, key))) for row in named)
+    text = f"{', '.join(f'{name}: {share}' for name, share in causes)} of the variance of the "
+    text += target + " (statistically indistinguishable)" * (len(named) > 1)
+    helpful = [remedy_text(row["cause"], row["kind"]) for row in named if _helps(row)]
+    if helpful:
+        text += f"; {'; '.join(dict.fromkeys(helpful))}"
     text += "." + (_brings(top, target) if len(named) == 1 else "")
     return [Finding("largest_cause", text[0].upper() + text[1:], "answer")]
 
@@ -162,7 +148,7 @@ def _brings(row: Json, target: str) -> str:
     if row.get("std_reduction") is None:
         return ""
     held = {"stall": "Without it", "regime": "Held at its mean"}
-    fixed = held.get(row["name"], "Held at its median")
+    fixed = held.get(row["cause"], "Held at its median")
     std, p95 = (_distinct(row, key) for key in ("std_reduction", "p95_reduction"))
     return f" {fixed}: standard deviation {std}, p95 of the {target} {p95}."
 
@@ -170,31 +156,22 @@ def _brings(row: Json, target: str) -> str:
 def _distinct(row: Json, key: str) -> str:
     """Write a change where it is distinguishable from none, else what it is within."""
     if abs(_value(row, key)) > _half(row, key):
-        return words(_change(key)(row))
+        return words(_write(row, key))
     bound = max(abs(_value(row, key)) + _half(row, key), 5e-4)
     return f"statistically unchanged (within {format_share(bound, 2)})"
 
 
 def _best_for_p95(rows: Sequence[Json]) -> list[Finding]:
-    """Name another cause of the kind of the largest that p95 would gain more from.
-
-    Of the same kind, as a kernel class at its median has no effects on it either; of any where the
-    largest is none of the steps.
-    """
-    tried = [row for row in rows if row.get("p95_reduction") is not None]
-    of_steps = rows[0]["kind"] != "terms"
-    if of_steps:
-        tried = [row for row in tried if row["kind"] == rows[0]["kind"]]
-    if not tried or (of_steps and tried[0] is not rows[0]):
-        return []
-    best = max(tried, key=lambda row: _value(row, "p95_reduction"))
+    """Name the cause that p95 would gain more from than from the largest."""
+    best = max(rows, key=lambda row: _value(row, "p95_reduction"))
     gap = _value(best, "p95_reduction") - _value(rows[0], "p95_reduction")
-    error = _half(best, "p95_reduction") + _half(rows[0], "p95_reduction") * of_steps
+    error = _half(best, "p95_reduction") + _half(rows[0], "p95_reduction")
     if gap <= max(error, LEAST_FINDING):
         return []
-    gain = words(_change("p95_reduction")(best))
-    text = f"p95 would gain {'more' if of_steps else 'most'} from {_short(best)} held at its median"
-    return [Finding("largest_for_p95", f"{text}, {gain}: {remedy_text(best)}.", "advice")]
+    more = "most" if rows[0].get("p95_reduction") is None else "more"
+    text = f"p95 would gain {more} from {_short(best)} held at its median, "
+    text += f"{words(_write(best, 'p95_reduction'))}: {remedy_text(best['cause'], best['kind'])}."
+    return [Finding("largest_for_p95", text, "advice")]
 
 
 def _additivity(rows: Sequence[Json]) -> list[Finding]:
@@ -232,7 +209,7 @@ def _warnings(numbers: Json, rows: Sequence[Json]) -> list[str]:
             f"changes at the median, are of steps with all of them: standard deviation {std}"
         )
     wide = [
-        f"{_short(row)} {words(_share('total_order')(row))}" for row in rows
+        f"{_short(row)} {words(_write(row, 'total_order'))}" for row in rows
         if _half(row, "total_order")
         > 1.05 * (HALF_WIDTH if _value(row, "total_order") < 0.5 else WIDE_HALF_WIDTH)
     ]  # fmt: skip
@@ -245,54 +222,21 @@ def _warnings(numbers: Json, rows: Sequence[Json]) -> list[str]:
     ]
 
 
-def _facts(numbers: Json, rows: Sequence[Json]) -> list[tuple[str, Figure]]:
-    found = _spread(numbers)[:3]
-    if numbers["std"]:
-        found.append((f"largest cause, {rows[0]['label']}", _share("total_order")(rows[0])))
-    return [(name, cell) for name, cell in found if isinstance(cell, Figure)]
-
-
 # --------------------------------------------------------------------------------- in tables
-_ORDERS: Columns = (
-    (Column("first-order", "variance"), _share("first_order", interval=False)),
-    (Column("total-order", "variance"), _share("total_order")),
-)
-_FROZEN: Columns = (
-    (Column("std", "at its median"), _change("std_reduction")),
-    (Column("p95", "at its median"), _change("p95_reduction")),
-    (Column("mean", "at its median"), _change("mean_reduction", interval=False)),
-)
-_PATH: Columns = (
-    (Column("own CV"), _share("cv")),
-    (Column("mean", "critical path"), _share("critical_path_share")),
-    (Column("spread", "critical path"), _share("covariance_share", interval=False)),
-    (Column("slowest 5 %", "critical path"), _share("tail_share", interval=False)),
-)
-
-
-def _tables(numbers: Json, rows: Sequence[Json]) -> list[Table]:
-    frozen = _FROZEN if any(row.get("std_if_frozen") is not None for row in rows) else ()
-    columns = (*_ORDERS, *frozen)
-    path_note = (
-        "Critical path: the class's share of the mean step, of its spread and of the excess of the "
-        "slowest 5 % of steps; each sums to 100 %."
-    )
-    text = "Total-order: with what a cause makes only together with others. A kernel class "
-    notes = [f"{text}stands for its own noise. ±: half of the 95 % interval."]
-    if frozen:
-        notes.append("At its median, a kernel class has neither its own noise nor effects on it.")
-        if any(row["name"] == "regime" for row in rows):
-            notes.append("Congestion, on or off, is held at its mean.")
-    shown = [row for row in rows if _matters(row)][:MOST_ROWS] or rows[:MOST_ROWS]
-    rest = [row for row in rows if row not in shown]
-    on_path = sorted(rows, key=lambda row: -_value(row, "critical_path_share"))
-    return [
-        _causes_table("", shown, columns, notes),
-        _faster_table(rows, numbers),
-        _causes_table("Smaller causes", rest, columns, [], details=True),
-        _causes_table("Critical path", on_path, _PATH, [path_note], details=True),
-        pairs_table("Spread", _spread(numbers), details=True),
+def _notes(rows: Sequence[Json]) -> list[str]:
+    """Say what the columns of the first table mean."""
+    notes = [
+        "Total-order: with what a cause makes only together with others. A kernel class is its own "
+        "noise, in all columns. ±: half of the 95 % interval.",
+        "Recurs: persistent, the same GPUs in all steps; rotating, drawn anew in every step; "
+        "occasional, most of it in 5 % of the steps.",
     ]
+    at_median = "At its median: what p50 and p95 would be then, under the same draws"
+    if any(row.get("run_reduction") is not None for row in rows):
+        at_median += ", and the mean time-to-train (run)"
+    if any(row["cause"] == "regime" for row in rows):
+        at_median += ". Congestion, on or off, is held at its mean"
+    return [*notes, f"{at_median}."]
 
 
 def _matters(row: Json) -> bool:
@@ -302,25 +246,16 @@ def _matters(row: Json) -> bool:
     return changed or _value(row, "total_order") >= SMALL
 
 
-def _causes_table(
-    title: str, rows: Sequence[Json], columns: Columns, notes: list[str], details: bool = False
-) -> Table:
-    heads = (Column("cause", right=False), *(column for column, _ in columns))
-    cells = tuple((row["label"], *(write(row) for _, write in columns)) for row in rows)
-    return Table(title, heads, cells, tuple(notes), details)
-
-
-def _faster_table(rows: Sequence[Json], numbers: Json) -> Table:
+def _faster_table(rows: Sequence[Json], numbers: Json) -> Any:
     """Lay out what faster kernel classes would change, the largest change first."""
-    keys = {name: f"{name}_reduction_faster" for name in ("std", "p95")}
+    keys = tuple(f"{name}_faster" for name in _GAINS)
 
     def largest(row: Json) -> float:
-        return max(abs(_value(row, key)) for key in keys.values())
+        return max(abs(_value(row, key)) for key in keys)
 
     changed = sorted((row for row in rows if largest(row) >= SMALL), key=largest, reverse=True)
-    columns = [(Column(name), _change(key)) for name, key in keys.items()]
     title = f"If a kernel class took {format_share(numbers['speed_up'] or 0.0)} less time"
-    return _causes_table(title, changed[:MOST_CHANGES], columns, [])
+    return lay_out(title, CAUSES, changed[:MOST_CHANGES], keys)
 
 
 def _spread(numbers: Json) -> list[tuple[str, Cell]]:
@@ -361,5 +296,5 @@ def _errors(numbers: Json, rows: Sequence[Json], key: str = "total_order") -> Er
     widest = max(rows, key=lambda row: _half(row, key))
     if not _half(widest, key):
         return Errors("less than the digits shown", NOT_INCLUDED)
-    text = f"95 % intervals between cluster draws; the widest is {widest['label']}, "
-    return Errors(f"{text}{words(_share(key)(widest))}", NOT_INCLUDED)
+    text = f"95 % intervals between cluster draws; the widest is {widest['name']}, "
+    return Errors(f"{text}{words(_write(widest, key))}", NOT_INCLUDED)

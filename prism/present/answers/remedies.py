@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from prism.common.labels import short_label
-
-Json = Mapping[str, Any]
 
 _REMEDIES = {
     "rank": ("GPUs' own speed", "replace or regroup the slowest GPUs (prism place)"),
@@ -40,23 +35,22 @@ _COMMUNICATION = "p2p", "all_reduce", "all_gather", "reduce_scatter", "all_to_al
 """Words in the names of kernel classes that communicate."""
 
 
-def cause_text(row: Json) -> str:
+def cause_text(cause: str, kind: str) -> str:
     """Name a cause by what it is, with the name that tables give it."""
-    short = short_label(row["name"], row["kind"])
-    if row["kind"] == "terms":
+    short = short_label(cause, kind)
+    if kind == "terms":
         return short
-    if row["name"] in _REMEDIES:
-        return f"{_REMEDIES[row['name']][0]} ({short})"
-    return f"noise of {short}" if row["kind"] == "kernels" else f"the {short}"
+    if cause in _REMEDIES:
+        return f"{_REMEDIES[cause][0]} ({short})"
+    return f"noise of {short}" if kind == "kernels" else f"the {short}"
 
 
-def remedy_text(row: Json) -> str:
+def remedy_text(cause: str, kind: str) -> str:
     """Say what to do about a cause."""
-    if row["kind"] == "terms":
-        return _TERM_REMEDIES.get(row["name"], "look at what the run does beside its steps")
-    if row["name"] in _REMEDIES:
-        return _REMEDIES[row["name"]][1]
-    if row["kind"] == "effects":
+    if kind == "terms":
+        return _TERM_REMEDIES.get(cause, "look at what the run does beside its steps")
+    if cause in _REMEDIES:
+        return _REMEDIES[cause][1]
+    if kind == "effects":
         return "look for what the ranks that it acts on have in common"
-    communicates = any(word in row["name"].lower() for word in _COMMUNICATION)
-    return _OVERLAP if communicates else _STEADIER
+    return _OVERLAP if any(word in cause.lower() for word in _COMMUNICATION) else _STEADIER
