@@ -180,7 +180,7 @@ def test_validate_passes_its_options_on(run, table, tmp_path, train, more):
     findings = found.pop("findings")  # which name options as they are given
     expected = prism.summary(dataset)
     assert status == 0 and found == {key: expected[key] for key in found}
-    assert {finding["code"] for finding in findings} == {"distribution", "p95"}
+    assert {"distribution", "p95"} <= {finding["code"] for finding in findings}
     assert (found["n_train"], found["n_measured"]) == (8, 8)
     assert found["dependence"] == more.get("dependence", "full")
     assert {"copy", "independent"} <= set(found["baselines"])
@@ -242,14 +242,26 @@ def test_validate_refuses_with_a_way_out(run, table, tmp_path, monkeypatch, argu
 VALIDATION = {
     "n_train": 16, "n_measured": 16, "n_effective": 12.4, "ks": 0.31, "ks_critical_5pct": 0.327,
     "ks_p_value": 0.43, "p95_error": 0.012, "p95_measured_se": 0.005, "p95_floor": 0.069,
-    "dependence": "full", "baselines": {},
 }  # fmt: skip
+
+
+@cache
+def validated():
+    """Make a result whose figures `verdict` sets."""
+    sample = Path(__file__).parents[1] / "experiments" / "samples" / "trace.csv"
+    return prism.validate(trace=sample, bootstrap=0, replicates=100, seed=1).to_xarray()
 
 
 def verdict(code, **change):
     """What a finding says of some figures, numbers apart."""
-    attrs = {"kind": "validation", "summary": json.dumps(VALIDATION | change)}
-    found = {f.code: f.text for f in prism.answer(xr.Dataset(attrs=attrs)).findings}
+    made = validated().copy(deep=True)
+    for name, value in (VALIDATION | change).items():
+        value = np.nan if value is None else value
+        if made[name].dims:  # the prediction is the first of its table, before the baselines
+            made[name][0] = value
+        else:
+            made[name] = (), value
+    found = {finding.code: finding.text for finding in prism.answer(made).findings}
     return re.sub(r"[-+]?[\d.]+", "#", found[code])
 
 

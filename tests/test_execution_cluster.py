@@ -56,7 +56,7 @@ def short_tasks(monkeypatch):
 @pytest.fixture(scope="module")
 def here():
     """What one machine gives."""
-    return prism.simulate(JOB, **CALL).drop_attrs()
+    return prism.simulate(JOB, **CALL).to_xarray().drop_attrs()
 
 
 def workers(place):
@@ -78,7 +78,7 @@ def test_many_workers_give_the_bits_of_one_machine(cluster, here, short_tasks):
         there = prism.simulate(JOB, **CALL, progress=lambda done, n: seen.append((done, n)))
     assert "2 workers, 2 threads" in said[0]
     assert seen[-1] == (BLOCKS, BLOCKS) and len({done for done, _ in seen}) > 10
-    assert there.drop_attrs().identical(here)
+    assert there.to_xarray().drop_attrs().identical(here)
 
 
 @pytest.mark.parametrize("victims", [1, 2])
@@ -98,7 +98,7 @@ def test_workers_killed_in_mid_run_take_nothing_with_them(cluster, here, short_t
         assert len(killed) == victims and at[0] < 0.8 * BLOCKS  # in mid-run
         assert not set(killed) & set(workers(place).values())
     assert not any(alive(process) for process in killed)
-    assert there.drop_attrs().identical(here)
+    assert there.to_xarray().drop_attrs().identical(here)
 
 
 def test_analyses_are_those_of_one_machine(cluster):
@@ -117,14 +117,14 @@ def test_analyses_are_those_of_one_machine(cluster):
         return (
             prism.estimate(job, replicates=2000, run_replicates=2000, seed=1),
             figures(prism.sweep(job, vary, replicates=1024, seed=1)),
-            prism.rank(job, seed=1).drop_attrs(),
+            prism.rank(job, seed=1).to_xarray().drop_attrs(),
         )
 
     found, rows, ranks = analyses()
     assert len(rows["rows"]) == 5 and len(rows["refused"]) == 1
     with prism.run_on(cluster.scheduler_address):
         there, rows_there, ranks_there = analyses()
-    assert found.drop_attrs().identical(there.drop_attrs())
+    assert found.to_xarray().drop_attrs().identical(there.to_xarray().drop_attrs())
     assert rows == rows_there and ranks.identical(ranks_there)
 
 

@@ -163,7 +163,7 @@ def test_an_interval_beyond_the_end_is_no_checkpoint():
 @pytest.mark.parametrize(("times", "drawn"), [(1.2, 1), (20.0, 0)])
 def test_a_far_deadline_leaves_the_run_its_room(stopped, times, drawn):
     last = float(stopped.progress_time.max())
-    ax = plot_progress(stopped.assign(deadline=times * last))
+    ax = plot_progress(stopped.to_xarray().assign(deadline=times * last))
     assert ax.get_xlabel() == "date" and ax.lines[0].get_ydata()[-1] == 1.0
     assert sum("deadline" in str(line.get_label()) for line in ax.lines) == drawn
     assert sum("deadline" in text.get_text() for text in ax.texts) == 1 - drawn
