@@ -96,9 +96,11 @@ class RunLoop:
         # the work of the first s steps; steps alike where there is no profile
         profile = model.profile
         self.work = None if profile is None else np.concatenate([[0.0], np.cumsum(profile)])
+        self.least = 1.0 if profile is None else float(profile.min(initial=1.0))
+        self.pauses = model.pauses
         # seconds by term: on a checkpoint, and since the last [term, run]
         parts = {"congestion": model.regime, "stalls": model.stalls, "evaluations": None,
-                 "checkpoints": None, **model.pauses}  # fmt: skip
+                 "checkpoints": None, **self.pauses}  # fmt: skip
         steps = [x for x in term_names(model) if x not in STOPS]
         self.names = [x for x in steps if parts.get(x, x) is not None]
         self.kept, self.open = np.zeros((2, len(self.names), n))
@@ -158,7 +160,7 @@ class RunLoop:
         model, n = self.model, self.n_steps
         terms = dict(zip(self.names, self.kept + self.open, strict=True))
         terms |= {"restarts": self.restarts, "spares": self.waits}
-        for name, (every, seconds) in model.pauses.items():
+        for name, (every, seconds) in self.pauses.items():
             terms[name] = np.full(CHUNK, n // every * seconds)
         if model.ideal_s is not None:
             work = float(n if self.work is None else self.work[n])
@@ -171,6 +173,9 @@ class RunLoop:
     def _advance(self) -> None:
         """Take all runs to their next event, and let it happen."""
         left = self.n_steps - self.done
+        self.passed = {
+            name: np.floor(self.done / every) for name, (every, _) in self.pauses.items()
+        }
         event, runs = self.clock.argmin(axis=0), np.arange(CHUNK)
         slot = np.maximum(event - ENDS, 0)
         failed = event == FAILURE
@@ -232,11 +237,9 @@ class RunLoop:
 
     def _steps_within(self, gap: Array, pace: Array) -> Array:
         """Find the largest number of steps that are expected to end within `gap` seconds."""
-        pauses, least = self.model.pauses.values(), 1.0
-        if self.model.profile is not None:
-            least = float(self.model.profile.min(initial=1.0))
-        begun = sum(seconds * (self.done % every) / every for every, seconds in pauses)
-        smooth = sum(seconds / every for every, seconds in pauses) / least
+        pauses = self.pauses.items()
+        begun = sum(s * (self.done / every - self.passed[name]) for name, (every, s) in pauses)
+        smooth = sum(seconds / every for every, seconds in self.pauses.values()) / self.least
         low = self._steps_of(np.maximum(gap - begun, 0.0) / (pace + smooth))
         high = self._steps_of(np.maximum(gap, 0.0) / pace)
         while (high > low).any():
@@ -274,8 +277,8 @@ class RunLoop:
     def _pauses(self, n: Array) -> dict[str, Array]:
         """Seconds of checkpoints and of evaluations within the next n steps."""
         return {
-            name: seconds * (np.floor((self.done + n) / every) - np.floor(self.done / every))
-            for name, (every, seconds) in self.model.pauses.items()
+            name: seconds * (np.floor((self.done + n) / every) - self.passed[name])
+            for name, (every, seconds) in self.pauses.items()
         }
 
     def _look_ahead(self, n: int, pace: Array) -> tuple[Array, Array, Array]:
