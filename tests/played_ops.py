@@ -25,7 +25,9 @@ class Op(NamedTuple):
 
 def play(job, ideal=True, **shown):
     """Ops of all rows that are shown, stage after stage, by their start."""
-    found = prism.timeline(job, ideal=ideal, percentiles=(50,), replicates=64, seed=1, **shown).to_xarray()
+    found = prism.timeline(
+        job, ideal=ideal, percentiles=(50,), replicates=64, seed=1, **shown
+    ).to_xarray()
     text, at = found.label.values, {name: found[name].values for name in found.data_vars}
     rows = at["event_row"]
     mine = at["row_step"][rows] == (1 if ideal else 0)

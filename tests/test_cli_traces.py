@@ -6,6 +6,8 @@ Whether the analyses are right is tested beside them.
 import json
 import re
 import sys
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pandas as pd

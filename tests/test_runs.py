@@ -434,6 +434,13 @@ def test_terms_add_up_and_progress_rises(steps):
     assert (np.diff(progress, axis=1) >= 0.0).all() and (progress[:, 0] == 0.0).all()
 
 
+def test_short_runs_end_when_all_that_are_left_wait_for_a_repair():
+    """Other clocks run out meanwhile: under this seed for most runs of a chunk that are left."""
+    made = EVERYTHING.replace("run.steps=1500")
+    found = prism.estimate(made, replicates=640, run_replicates=8192, seed=3)
+    assert float(found.time_to_train.min()) > 1500 * STEP_S
+
+
 def test_the_first_runs_do_not_change_with_their_number():
     few, many = (runs_of(EVERYTHING, replicates=640, runs=n)[0].time_to_train.values
                  for n in (30, 1500))  # fmt: skip

@@ -103,9 +103,9 @@ class Candidate:
 def spread(times: Array, quiet: Array, slope: float) -> Array:
     """Give simulated times[draw, lane] the places of many more cluster draws, by quiet times.
 
-    The first ones of `quiet` are the simulated draws. The slope, which programs share, is held within
-    what is possible: a draw's mean follows its quiet time one to one at most, but for what shared
-    noise multiplies, and rare stalls in few draws would make it anything.
+    The first ones of `quiet` are the simulated draws. The slope, which programs share, is held
+    within what is possible: a draw's mean follows its quiet time one to one at most, but for what
+    shared noise multiplies, and rare stalls in few draws would make it anything.
     """
     n, slope = times.shape[0], float(np.clip(slope, 0.0, MOST_SLOPE))
     if slope == 0.0 or quiet.size < 2 * n:

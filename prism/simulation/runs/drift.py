@@ -6,29 +6,74 @@ a cosine.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from prism.simulation.runs.parts import DAY_S, Array
 
 _NONE = 1e4  # a rate that stands for no memory at all: exp(-rate) is 0
-_SLOW = 1e-4  # steps over memory below which the closed forms cancel, and series are exact
+_CONSTANT = 1e-8  # steps over memory below which the spread of a sum is lost to rounding
 
 
-def drift_variance(n_steps: int, step_s: float, tau_s: float) -> float:
-    """Variance of the sum of n values of an AR(1) series of unit variance [1].
+class Moments(NamedTuple):
+    """Of d_0 + ... + d_(n-1) and of d_n, given d_0, in an AR(1) series of unit variance [run].
+
+    With z, y standard normal the sum is decay d_0 + along z + across y, and d_n is left d_0 +
+    std z.
+    """
+
+    decay: Array
+    along: Array
+    across: Array
+    left: Array
+    std: Array
+
+    @property
+    def variance(self) -> Array:
+        """Variance of the sum where d_0 is not known."""
+        return np.asarray(self.decay**2 + self.along**2 + self.across**2)
+
+
+def rate_of(seconds: Array, tau_s: float | Array) -> Array:
+    """Seconds over the correlation time [1]; `_NONE` without memory."""
+    rate = np.full(np.broadcast(seconds, tau_s).shape, _NONE)
+    np.divide(seconds, tau_s, out=rate, where=np.greater(tau_s, 0.0))
+    return np.asarray(np.minimum(rate, _NONE))
+
+
+def decay_sum(n: Array, rate: Array) -> Array:
+    """Sum of r^i for i = 0 ... n - 1, r = exp(-rate) [run]: what a start value adds to n steps."""
+    found = np.array(n, float)
+    np.divide(-np.expm1(-rate * n), -np.expm1(-rate), out=found, where=rate > 0.0)
+    return found
+
+
+def drift_moments(n: Array, rate: Array) -> Moments:
+    """Return the moments of n values; `rate` is a step over the correlation time [run].
 
     Notes
     -----
-    With r = exp(-step/tau): n (1 + r)/(1 - r) - 2 r (1 - r^n)/(1 - r)^2, from summing r^|i-j|.
+    Given d_0, d_i = r d_(i-1) + sqrt(1 - r^2) e_i. The e_j enters d_n with r^(n-j) and the sum of
+    d_0 ... d_(n-1) with (1 - r^(n-j)) / (1 - r), so that with m = n - 1 and A_q = sum of r^(q k)
+    over k = 1 ... m: Var(sum) = (1 + r)/(1 - r) (m - 2 A_1 + A_2), Cov(sum, d_n) = (1 + r)
+    (A_1 - A_2), Var(d_n) = 1 - r^(2n).
     """
-    if tau_s <= 0.0:
-        return float(n_steps)
-    rate = step_s / tau_s
-    if n_steps * rate < 1e-6:
-        return float(n_steps) ** 2
-    r, gap = math.exp(-rate), -math.expm1(-rate)
-    return n_steps * (1.0 + r) / gap - 2.0 * r * -math.expm1(-rate * n_steps) / gap**2
+    m, r = np.maximum(n - 1.0, 0.0), np.exp(-rate)
+    one, two = r * decay_sum(m, rate), r**2 * decay_sum(m, 2.0 * rate)
+    std = np.sqrt(-np.expm1(-2.0 * rate * n))
+    known = rate * n > _CONSTANT
+    var, along = np.zeros((2, *np.shape(n)))
+    np.divide((1.0 + r) * (m - 2.0 * one + two), -np.expm1(-rate), out=var, where=known)
+    np.divide((1.0 + r) * (one - two), std, out=along, where=known)
+    across = np.sqrt(np.maximum(0.0, var - along**2))
+    return Moments(decay_sum(n, rate), along, across, np.exp(-rate * n), std)
+
+
+def drift_variance(n_steps: int, step_s: float, tau_s: float) -> float:
+    """Variance of the sum of n values of an AR(1) series of unit variance [1]."""
+    n, seconds = np.array([float(n_steps)]), np.array([step_s])
+    return float(drift_moments(n, rate_of(seconds, tau_s)).variance[0])
 
 
 def ar1(times: Array, n_series: int, rng: np.random.Generator) -> Array:
@@ -46,47 +91,6 @@ def ar1(times: Array, n_series: int, rng: np.random.Generator) -> Array:
     for i, r in enumerate(np.exp(-gaps)):
         out[i + 1] += r * out[i]
     return out
-
-
-def decay_sum(n: Array, rate: Array) -> Array:
-    """Sum of r^i for i = 0 ... n - 1, r = exp(-rate) [run]: what a start value adds to n steps."""
-    rate = np.minimum(rate, _NONE)
-    gap = -np.expm1(-rate)
-    found = np.divide(-np.expm1(-rate * n), gap, out=np.array(n, float), where=gap > 0.0)
-    return np.where(n > 0.0, found, 0.0)
-
-
-def drift_sum(start: Array, n: Array, rate: Array, z: Array) -> tuple[Array, Array]:
-    """Draw the sum of n values of an AR(1) series of unit variance, and the value that follows.
-
-    The first is `start`; `rate` is a step over the correlation time, z standard normal [2, run].
-
-    Notes
-    -----
-    Given d_0, d_i = r d_(i-1) + sqrt(1 - r^2) e_i. The e_j enters d_n with r^(n-j) and the sum of
-    d_0 ... d_(n-1) with (1 - r^(n-j)) / (1 - r), so that with m = n - 1 and A_q = sum of r^(q k)
-    over k = 1 ... m: Var(sum) = (1 + r)/(1 - r) (m - 2 A_1 + A_2), Cov(sum, d_n) = (1 + r)
-    (A_1 - A_2), Var(d_n) = 1 - r^(2n).
-    """
-    rate, m = np.minimum(rate, _NONE), np.maximum(n - 1.0, 0.0)
-    r, gap = np.exp(-rate), -np.expm1(-rate)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        one = r * -np.expm1(-rate * m) / gap
-        two = r**2 * -np.expm1(-2.0 * rate * m) / -np.expm1(-2.0 * rate)
-        var = (1.0 + r) / gap * (m - 2.0 * one + two)
-        cov = (1.0 + r) * (one - two)
-    slow = rate * n < _SLOW
-    if slow.any():
-        # sums of k and k^2, and of k^3, the square of the first: two orders of the rate
-        sums = m * (m + 1.0) / 2.0, m * (m + 1.0) * (2.0 * m + 1.0) / 6.0
-        var = np.where(slow, 2.0 * rate * (sums[1] - rate * sums[0] ** 2), var)
-        cov = np.where(slow, 2.0 * rate * (sums[0] - rate * (1.5 * sums[1] + 0.5 * sums[0])), cov)
-    left = np.where(n > 0.0, np.exp(-rate * np.maximum(n, 1.0)), 1.0)
-    std = np.sqrt(np.where(n > 0.0, -np.expm1(-2.0 * rate * np.maximum(n, 1.0)), 0.0))
-    along = np.divide(cov, std, out=np.zeros_like(var), where=std > 0.0)
-    across = np.sqrt(np.maximum(0.0, var - along**2))
-    total = start * decay_sum(n, rate) + along * z[0] + across * z[1]
-    return total, left * start + std * z[0]
 
 
 def wave_sum(at_s: Array, n: Array, step_s: Array, peak_s: float) -> Array:

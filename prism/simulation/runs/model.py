@@ -1,10 +1,10 @@
 """Draw whole runs from a model of their parts: total, terms that add up to it, and progress.
 
-Runs go from event to event (`prism.simulation.runs.events`), short ones step by step between two,
-so that a few rare steps show. Congestion that changes too often to be followed counts by its mean
-and its long-run spread.
+Runs go from event to event (`prism.simulation.runs.loop`). Congestion that changes too often to be
+followed counts by its mean and its long-run spread.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,18 +13,19 @@ import numpy as np
 
 from prism.common.errors import PrismError, named
 from prism.simulation.execution.tasks import Arrays, Shared, Task, run_tasks
-from prism.simulation.runs.events import CHUNK, Chunk, EventLoop, term_names
+from prism.simulation.runs.loop import CHUNK, Chunk, RunLoop, term_names
 from prism.simulation.runs.parts import RunModel, Runs
 from prism.simulation.runs.rates import expected_events, stationary, step_shares
 
-# Steps of a run up to which each is drawn, 0.15 s for a chunk of runs; beyond, their sum is normal:
+# Steps of a run up to which the noise of each is drawn, so that a few rare ones show; beyond, the
+# sum of it is normal:
 # p99 is then 1.1 % low of 2,000 steps of 5 s with a jitter of mean 3 s and CV 4, 0.5 % of 10,000.
 STEP_BY_STEP = 2000
-NORMAL_STEPS = 64  # the same of steps that are normal themselves
+NORMAL_STEPS = 64  # the same of steps that are nearly normal themselves
 MAX_EVENTS = 200_000.0  # of a run: minutes of work
 MOST_TRIES = 50.0  # of one checkpoint interval, on average, in a run that still gets on
 MARKED = 4 * CHUNK  # runs whose progress is kept: enough for percentiles
-STEP_S, EVENT_S = 1e-4, 3e-3  # of a chunk of runs: a step, an event; about
+STEP_S, EVENT_S = 5e-5, 2e-3  # of a chunk of runs: noise of a step, an event; about
 SWITCHES = 5_000.0  # changes of regime in a run beyond which it counts by its long-run spread
 
 
@@ -92,12 +93,12 @@ def draw_chunk(
 ) -> Chunk:  # fmt: skip
     """Draw `CHUNK` runs."""
     short = is_short(model, n_steps)
-    return EventLoop(model, n_steps, first, seed, start_s, marks, short).run(tell)
+    return RunLoop(model, n_steps, first, seed, start_s, marks, short).run(tell)
 
 
 def is_short(model: RunModel, n_steps: int) -> bool:
-    """Tell whether the steps of a run are few enough to be drawn one by one."""
-    return n_steps <= (STEP_BY_STEP if model.residuals.size else NORMAL_STEPS)
+    """Tell whether the steps of a run are few enough for their noise to be drawn one by one."""
+    return bool(model.residuals.size) and n_steps <= STEP_BY_STEP
 
 
 def _check_end(model: RunModel, n_steps: int) -> None:
@@ -150,8 +151,10 @@ def _averaged(model: RunModel, n_steps: int) -> RunModel:
     speed = model.mean[:, :1] / model.mean
     average = speed @ share
     spread = 2.0 * np.einsum("ks,s,ks->k", speed, share, speed @ deviation.T)
-    mean = np.column_stack([model.mean[:, 0], model.mean[:, 0] / average])
     own = (model.std**2) @ step_shares(model)
     std = np.sqrt(own + model.mean[:, 0] * np.maximum(0.0, spread) / average**3)
-    always = np.array([[0.0, 1.0], [0.0, 0.0]])  # state 1, from the start and for good
-    return replace(model, mean=mean, std=np.column_stack([model.std[:, 0], std]), regime=always)
+    wider = math.sqrt(float((std**2).mean()) / max(float((model.std[:, 0] ** 2).mean()), 1e-300))
+    return replace(
+        model, mean=model.mean[:, :1] / average[:, None], std=std[:, None], regime=None,
+        residuals=model.residuals * wider,
+    )  # fmt: skip

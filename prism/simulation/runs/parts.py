@@ -4,7 +4,7 @@ Parameters only; `prism.simulation.runs.build` takes them from a job's simulated
 `prism.simulation.runs.model` draws runs.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,6 @@ PER_TIME = ("fail_slow", *STOPS)
 """Terms as many of which come as a run is long."""
 
 
-def _of(value: float | Array, cluster: Index) -> float | Array:
-    return value[cluster] if isinstance(value, np.ndarray) else value
-
-
 @dataclass(frozen=True)
 class StallProcess:
     """Rare stops of the whole job: a compound Poisson process."""
@@ -37,29 +33,16 @@ class StallProcess:
         """Mean seconds of stalls in a second of stepping [1]."""
         return self.rate_per_s * float(self.lengths.mean())
 
-    def of(self, cluster: Index) -> "StallProcess":
-        """Give each run the rate of its cluster."""
-        return replace(self, rate_per_s=_of(self.rate_per_s, cluster))
-
 
 @dataclass(frozen=True)
 class Drift:
-    """What slows all steps together: a Gaussian AR(1) series in seconds, and a daily wave."""
+    """What slows all steps together: a lognormal AR(1) series in seconds, and a daily wave."""
 
     cv: float | Array  # spread of a step's relative drift [1], or [cluster]
     tau_s: float | Array  # its correlation time; 0: new in every step
     diurnal_cv: float = 0.0  # spread over a day of a cosine [1]
     diurnal_peak_s: float = 0.0  # time of day when it is highest
     initial: Array | None = None  # [cluster] drift at the start over `cv` [1]; None: drawn
-
-    def rate(self, seconds: Array) -> Array:
-        """Seconds over the correlation time [1]; infinite without memory."""
-        rate = np.full(seconds.shape, np.inf)
-        return np.divide(seconds, self.tau_s, out=rate, where=np.greater(self.tau_s, 0.0))  # type: ignore[no-any-return]
-
-    def of(self, cluster: Index) -> "Drift":
-        """Give each run the drift of its cluster; `initial` stays."""
-        return replace(self, cv=_of(self.cv, cluster), tau_s=_of(self.tau_s, cluster))
 
 
 @dataclass(frozen=True)
