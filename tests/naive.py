@@ -35,18 +35,20 @@ class Draws:
         self.key = (seed & MASK, seed >> 32)
         self.pools: dict[tuple, list[int]] = {}
 
-    def multiplier(self, law, power, stream, index, entity, replicate) -> float:
-        if law.std == 0.0 or power == 0.0:
+    def multiplier(self, distribution, power, stream, index, entity, replicate) -> float:
+        if distribution.std == 0.0 or power == 0.0:
             return 1.0
         word = philox4x32((index >> 2, entity, replicate, stream), self.key)[index & 3]
-        table = quantile_table(law, power)
+        table = quantile_table(distribution, power)
         return 1.0 + float(sample_table(table, np.array([word], np.uint32))[0])
 
-    def residual(self, law, uses, stream, stage, index, entity, replicate) -> float:
+    def residual(self, distribution, uses, stream, stage, index, entity, replicate) -> float:
         """Multiplier of a stage's index-th op, one of `uses` alike in a step."""
         if uses < 32:
-            return self.multiplier(law, 1.0, stream, (stage << 22) | index, entity, replicate)
-        if law.std == 0.0:
+            return self.multiplier(
+                distribution, 1.0, stream, (stage << 22) | index, entity, replicate
+            )
+        if distribution.std == 0.0:
             return 1.0
         block, lane = divmod(replicate, engine.LANES)
         counter = (
@@ -57,10 +59,10 @@ class Draws:
         )
         word = philox4x32(counter, self.key)[index & 3]
         place = word * POOL >> 32
-        at = self.pool(law, block)[(place + lane) % POOL]
+        at = self.pool(distribution, block)[(place + lane) % POOL]
         if at >> 24 == 0xFF:
             at = 0xFF << 24 | self.mixed(word + (lane + 1) * 0x9E3779B9) >> 8
-        table = quantile_table(law, 1.0)
+        table = quantile_table(distribution, 1.0)
         return 1.0 + float(sample_table(table, np.array([at], np.uint32))[0])
 
     @staticmethod
@@ -71,10 +73,10 @@ class Draws:
         x = (x ^ x >> 13) * 0xC2B2AE35 & MASK
         return x ^ x >> 16
 
-    def pool(self, law, block) -> list[int]:
+    def pool(self, distribution, block) -> list[int]:
         """Words of the residuals of a block that follow a law, in the order of the pool."""
-        if (law, block) in self.pools:
-            return self.pools[law, block]
+        if (distribution, block) in self.pools:
+            return self.pools[distribution, block]
         order: list[int] = []
         for i in range(0, POOL, engine.LANES):
             for lane in range(engine.LANES):
@@ -83,13 +85,15 @@ class Draws:
                 at = two[0] * (i + lane + 1) >> 32
                 order.append(order[at] if at < i + lane else 0)
                 order[at] = ((i + lane) << 21) | (two[1] >> 11)  # one of POOL equal parts
-        return self.pools.setdefault((law, block), order)
+        return self.pools.setdefault((distribution, block), order)
 
-    def rank(self, law, gpu, cluster) -> float:
-        if law.std == 0.0:
+    def rank(self, distribution, gpu, cluster) -> float:
+        if distribution.std == 0.0:
             return 1.0
         word = philox4x32((cluster, 0, gpu, engine.RANK), self.key)[0]
-        return 1.0 + float(sample_table(quantile_table(law), np.array([word], np.uint32))[0])
+        return 1.0 + float(
+            sample_table(quantile_table(distribution), np.array([word], np.uint32))[0]
+        )
 
 
 def step_time(job, variability, seed: int, replicate: int, ends=None) -> float:

@@ -83,12 +83,12 @@ def test_critical_value_is_the_tabulated_one():
 
 def test_critical_value_is_exceeded_in_one_of_twenty_cases():
     generator = np.random.default_rng(5)
-    law = stats.norm.ppf((np.arange(2_000) + 0.5) / 2_000)
-    found = [ks_statistic(generator.standard_normal(16), law) for _ in range(1_000)]
+    distribution = stats.norm.ppf((np.arange(2_000) + 0.5) / 2_000)
+    found = [ks_statistic(generator.standard_normal(16), distribution) for _ in range(1_000)]
     exceeded = int(np.sum(np.array(found) > ks_critical(16)))
     assert stats.binomtest(exceeded, 1_000, 0.05).pvalue > 1e-4
     # the check can fail: a sample half a standard deviation off is told more often
-    shifted = [ks_statistic(0.5 + generator.standard_normal(16), law) for _ in range(200)]
+    shifted = [ks_statistic(0.5 + generator.standard_normal(16), distribution) for _ in range(200)]
     assert np.mean(np.array(shifted) > ks_critical(16)) > 0.2
 
 
@@ -213,17 +213,17 @@ def test_lengths_must_agree():
 @pytest.mark.parametrize("n", [1, 2, 11, 40])
 def test_the_expected_quantile_is_the_mean_over_samples(n):
     rng = np.random.default_rng(2)
-    law = np.exp(0.5 * rng.standard_normal(5_000))
-    drawn = np.quantile(rng.choice(law, (20_000, n)), 0.95, axis=1)
-    found = expected_quantile(law, 0.95, n)
+    distribution = np.exp(0.5 * rng.standard_normal(5_000))
+    drawn = np.quantile(rng.choice(distribution, (20_000, n)), 0.95, axis=1)
+    found = expected_quantile(distribution, 0.95, n)
     assert found == pytest.approx(drawn.mean(), abs=4.0 * drawn.std() / np.sqrt(drawn.size))
     if n == 11:  # the plain p95 is far above what samples of this size show
-        assert np.quantile(law, 0.95) > found + 20.0 * drawn.std() / np.sqrt(drawn.size)
+        assert np.quantile(distribution, 0.95) > found + 20.0 * drawn.std() / np.sqrt(drawn.size)
 
 
-def test_the_true_law_has_no_error_of_p95_at_the_same_n():
+def test_the_true_distribution_has_no_error_of_p95_at_the_same_n():
     rng = np.random.default_rng(3)
-    law = 10.0 + rng.standard_normal(2_000)
-    errors = [compare(rng.choice(law, 5), law) for _ in range(100)]
+    distribution = 10.0 + rng.standard_normal(2_000)
+    errors = [compare(rng.choice(distribution, 5), distribution) for _ in range(100)]
     same, plain = (np.mean([e[k] for e in errors]) for k in ("p95_error_same_n", "p95_error"))
     assert abs(same) < 0.02 < 0.035 < plain

@@ -279,7 +279,7 @@ def test_a_shift_moves_the_mean_only_and_labels_do_not_matter(seed, shift, missi
 
 
 @pytest.mark.parametrize("rank_step", [0.0, 0.05])
-def test_content_keeps_the_sharp_ends_of_its_law(rank_step):
+def test_content_keeps_the_sharp_ends_of_its_distribution(rank_step):
     """Two lengths of work, 4 to a step: centring by the step's mean alone would smear them."""
     rng = np.random.default_rng(3)
     long = rng.random((8, 40, 4)) < 0.15

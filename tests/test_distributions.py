@@ -27,7 +27,7 @@ from prism.distributions.ranges import check_kernels
 from prism.distributions.samples import sorted_quantiles
 from prism.distributions.tables import LEVELS, N_CELLS, sample_table, table_row
 
-LAWS: dict[str, Distribution] = {
+DISTRIBUTIONS: dict[str, Distribution] = {
     "lognormal": lognormal(0.02),
     "normal": normal(0.065),
     "gamma": gamma(0.05),
@@ -51,9 +51,9 @@ CV = {"lognormal": 0.02, "normal": 0.065, "gamma": 0.05, "bounded_body": 0.015}
 Q = np.array([1e-6, 1e-3, 0.02, 0.3, 0.5, 0.8, 0.9, 0.97, 0.999, 1 - 1e-6, 1 - 1e-9])
 
 
-@pytest.fixture(params=LAWS)
-def law(request):
-    return LAWS[request.param]
+@pytest.fixture(params=DISTRIBUTIONS)
+def distribution(request):
+    return DISTRIBUTIONS[request.param]
 
 
 def exact_moments(table):
@@ -70,57 +70,57 @@ def exact_moments(table):
 
 
 @pytest.mark.parametrize("name", ORACLES)
-def test_law_equals_scipy(name):
-    law, oracle = LAWS[name], ORACLES[name]
-    assert law.mean == pytest.approx(oracle.mean(), rel=1e-10)
-    assert law.std == pytest.approx(oracle.std(), rel=1e-8)
-    np.testing.assert_allclose(law.ppf(Q), oracle.ppf(Q), rtol=1e-9)
-    np.testing.assert_allclose(law.cdf(oracle.ppf(Q)), Q, rtol=1e-7)
+def test_distribution_equals_scipy(name):
+    distribution, oracle = DISTRIBUTIONS[name], ORACLES[name]
+    assert distribution.mean == pytest.approx(oracle.mean(), rel=1e-10)
+    assert distribution.std == pytest.approx(oracle.std(), rel=1e-8)
+    np.testing.assert_allclose(distribution.ppf(Q), oracle.ppf(Q), rtol=1e-9)
+    np.testing.assert_allclose(distribution.cdf(oracle.ppf(Q)), Q, rtol=1e-7)
 
 
 def test_mean_is_one_and_cv_as_asked():
-    for name, law in LAWS.items():
-        assert law.mean == pytest.approx(1.0, abs=1e-12)
+    for name, distribution in DISTRIBUTIONS.items():
+        assert distribution.mean == pytest.approx(1.0, abs=1e-12)
         if name in CV:
-            assert law.cv == pytest.approx(CV[name], rel=1e-8)
+            assert distribution.cv == pytest.approx(CV[name], rel=1e-8)
 
 
-def test_cdf_inverts_ppf(law):
-    np.testing.assert_allclose(law.cdf(law.ppf(Q)), Q, rtol=1e-8, atol=1e-12)
-    assert np.all(np.diff(law.ppf(Q)) > 0.0)
+def test_cdf_inverts_ppf(distribution):
+    np.testing.assert_allclose(distribution.cdf(distribution.ppf(Q)), Q, rtol=1e-8, atol=1e-12)
+    assert np.all(np.diff(distribution.ppf(Q)) > 0.0)
 
 
 def test_bounded_body_has_a_smooth_density_and_the_stated_bound():
-    law = bounded_body(0.015, -0.15)
-    top = float(law.ppf(1.0))
-    spread = (float(law.ppf(0.8413447460685429)) - float(law.ppf(0.5))) / 0.015
+    distribution = bounded_body(0.015, -0.15)
+    top = float(distribution.ppf(1.0))
+    spread = (float(distribution.ppf(0.8413447460685429)) - float(distribution.ppf(0.5))) / 0.015
     assert spread == pytest.approx(1.0, abs=0.03)
-    assert (top - float(law.ppf(0.5))) / (0.015 * spread) == pytest.approx(5.08, abs=0.02)
-    x = float(law.ppf(0.9)) + np.array([-2e-6, -1e-6, 1e-6, 2e-6])
-    below, _, above = np.diff(law.cdf(x))
+    assert (top - float(distribution.ppf(0.5))) / (0.015 * spread) == pytest.approx(5.08, abs=0.02)
+    x = float(distribution.ppf(0.9)) + np.array([-2e-6, -1e-6, 1e-6, 2e-6])
+    below, _, above = np.diff(distribution.cdf(x))
     assert below == pytest.approx(above, rel=1e-3)
 
 
 def test_lemons_are_relative_to_the_body_and_culled():
-    law = bounded_body_lemons(0.015, -0.15, 0.03, 1.06, 1.5, 1.25)
-    body_mean = law.scale  # the body's own mean is 1 before the whole is scaled to mean 1
-    assert float(law.ppf(1.0)) / body_mean == pytest.approx(1.25, abs=1e-9)
-    assert law.with_params(max_slowdown=1.5).params[-1] == 1.5
-    assert law.with_params(lemon_fraction=0.0).cv == pytest.approx(0.015, rel=1e-8)
+    distribution = bounded_body_lemons(0.015, -0.15, 0.03, 1.06, 1.5, 1.25)
+    body_mean = distribution.scale  # the body's own mean is 1 before the whole is scaled to mean 1
+    assert float(distribution.ppf(1.0)) / body_mean == pytest.approx(1.25, abs=1e-9)
+    assert distribution.with_params(max_slowdown=1.5).params[-1] == 1.5
+    assert distribution.with_params(lemon_fraction=0.0).cv == pytest.approx(0.015, rel=1e-8)
 
 
 def test_mixture_moments_equal_a_sum_over_parts():
-    law = mixture([0.9, 0.1], [normal(0.05), normal(0.1).times(2.0)])
+    distribution = mixture([0.9, 0.1], [normal(0.05), normal(0.1).times(2.0)])
     mean = 1.1
     second = 0.9 * (1 + 0.05**2) + 0.1 * 4 * (1 + 0.1**2)
-    assert law.std == pytest.approx(math.sqrt(second - mean**2) / mean, rel=1e-9)
+    assert distribution.std == pytest.approx(math.sqrt(second - mean**2) / mean, rel=1e-9)
 
 
 @pytest.mark.parametrize("power", [0.67, 1.5, 2.0])
-def test_power_moments_by_sampling(law, power):
+def test_power_moments_by_sampling(distribution, power):
     rng = np.random.default_rng(3)
-    x = np.maximum(law.ppf(rng.random(50_000)), 1e-9) ** power
-    moments = law.power_moments(power)
+    x = np.maximum(distribution.ppf(rng.random(50_000)), 1e-9) ** power
+    moments = distribution.power_moments(power)
     assert abs(x.mean() - moments.norm) < 5 * x.std() / math.sqrt(x.size)
     y = x / moments.norm
     spread = np.std((y - 1.0) ** 2) / (2 * moments.std * math.sqrt(x.size))
@@ -133,40 +133,40 @@ def test_power_of_a_lognormal_is_a_lognormal():
     assert moments.std == pytest.approx(math.sqrt(math.expm1(2.25 * sigma2)), rel=1e-9)
 
 
-def test_scaled_to(law):
-    scaled = law.scaled_to(0.04)
+def test_scaled_to(distribution):
+    scaled = distribution.scaled_to(0.04)
     assert scaled.mean == pytest.approx(1.0, abs=1e-10)
     assert scaled.cv == pytest.approx(0.04, rel=1e-8)
-    assert law.scaled_to(0.0) == constant()
+    assert distribution.scaled_to(0.0) == constant()
 
 
-def test_table_is_monotone_and_exact(law):
-    table = quantile_table(law)
+def test_table_is_monotone_and_exact(distribution):
+    table = quantile_table(distribution)
     assert table.shape == (N_CELLS, 2) and table.dtype == np.float32
     mean, std = exact_moments(table)
-    assert abs(mean) < 1e-6 * law.std
-    assert std == pytest.approx(law.std, rel=1e-6)
+    assert abs(mean) < 1e-6 * distribution.std
+    assert std == pytest.approx(distribution.std, rel=1e-6)
     u = np.unique(np.concatenate([np.arange(0, 2**32, 99_991), 2**32 - 2 ** np.arange(33)]))
     y = sample_table(table, u[u < 2**32].astype(np.uint32))
-    assert np.all(np.diff(y) >= -1e-6 * law.std)
+    assert np.all(np.diff(y) >= -1e-6 * distribution.std)
 
 
-def test_table_of_a_power(law):
-    table = quantile_table(law, 1.5)
+def test_table_of_a_power(distribution):
+    table = quantile_table(distribution, 1.5)
     mean, std = exact_moments(table)
-    moments = law.power_moments(1.5)
+    moments = distribution.power_moments(1.5)
     assert abs(mean) < 1e-6 * moments.std
     assert std == pytest.approx(moments.std, rel=1e-6)
 
 
 def test_two_values_of_which_one_is_nearly_zero_stay_above_it():
     """A jump inside a cell takes spread away; making it up must not take less than no time."""
-    law = empirical([0, 0.2505, 0.2506, 1], [1e-5, 1e-5, 1.334, 1.334])
-    table = quantile_table(law)
+    distribution = empirical([0, 0.2505, 0.2506, 1], [1e-5, 1e-5, 1.334, 1.334])
+    table = quantile_table(distribution)
     mean, std = exact_moments(table)
     assert float(table[:, 0].min()) >= -1.0
     assert abs(mean) < 1e-6
-    assert std == pytest.approx(law.std, rel=0.01)
+    assert std == pytest.approx(distribution.std, rel=0.01)
 
 
 def test_table_rows_cover_every_number_once():
@@ -180,34 +180,34 @@ def test_table_rows_cover_every_number_once():
     assert fraction.tolist() == [2**12 - 1, 0, 3]
 
 
-def test_table_draws_follow_the_law(law):
+def test_table_draws_follow_the_distribution(distribution):
     u = np.random.default_rng(11).integers(0, 2**32, 100_000, dtype=np.uint32)
-    draws = 1.0 + sample_table(quantile_table(law), u)
-    assert stats.kstest(draws, law.cdf, method="asymp").pvalue > 1e-3
+    draws = 1.0 + sample_table(quantile_table(distribution), u)
+    assert stats.kstest(draws, distribution.cdf, method="asymp").pvalue > 1e-3
 
 
-def expected_maximum(law, n):
+def expected_maximum(distribution, n):
     """Integral of ppf(v**(1/n)) over v in (0, 1), on panels that halve towards both ends."""
     low, high = 0.5 ** np.arange(45.0, 0.0, -1.0), 1.0 - 0.5 ** np.arange(2.0, 27.0)
     panels = np.concatenate([low, high])
     nodes, weights = np.polynomial.legendre.leggauss(12)
     half = 0.5 * np.diff(panels)[:, None]
     v = 0.5 * (panels[1:] + panels[:-1])[:, None] + half * nodes
-    values = law.ppf(np.exp(np.log(v) / n))
+    values = distribution.ppf(np.exp(np.log(v) / n))
     return float(np.sum(values * half * weights) / np.sum(half * weights))
 
 
 @pytest.mark.parametrize("n", [1_000, 1_000_000])
-def test_expected_maximum(law, n):
+def test_expected_maximum(distribution, n):
     u = np.random.default_rng(5).random(400) ** (1.0 / n)
-    top = 1.0 + sample_table(quantile_table(law), np.floor(u * 2.0**32).astype(np.uint32))
+    top = 1.0 + sample_table(quantile_table(distribution), np.floor(u * 2.0**32).astype(np.uint32))
     # Bounded laws have an all but certain maximum, with a Monte Carlo error below the error of the
     # table's straight lines (5e-4 std for the law with a gap before its lemons): allow for both.
-    error = 5 * top.std() / math.sqrt(top.size) + 1e-3 * law.std
-    assert abs(top.mean() - expected_maximum(law, n)) < error
+    error = 5 * top.std() / math.sqrt(top.size) + 1e-3 * distribution.std
+    assert abs(top.mean() - expected_maximum(distribution, n)) < error
 
 
-def test_constant_law_gives_an_empty_table():
+def test_constant_distribution_gives_an_empty_table():
     assert constant() == lognormal(0.0)
     assert not quantile_table(constant()).any()
 

@@ -102,12 +102,12 @@ def test_a_step_spreads_by_its_effects(effects, layout, mean, std):
     "law",
     [stats.lognorm(s=math.log1p(0.25) ** 0.5, scale=1.25**-0.5), stats.gamma(4.0, scale=0.25)],
 )
-def test_a_family_is_that_of_statistics(law):
+def test_a_family_is_that_of_statistics(distribution):
     """Also far out, of which a fit of two moments says nothing."""
-    name = "lognormal" if law.dist.name == "lognorm" else "gamma"
+    name = "lognormal" if distribution.dist.name == "lognorm" else "gamma"
     x = times(made({"residual": {"law": name, "cv": 0.5}}, seconds=(1.0, 0.0)), 64_000)
     for q in (1e-3, 0.05, 0.5, 0.95, 0.999):
-        share = (x <= law.ppf(q)).mean()
+        share = (x <= distribution.ppf(q)).mean()
         assert share == pytest.approx(q, abs=5 * (q * (1 - q) / x.size) ** 0.5)
 
 
@@ -126,12 +126,12 @@ def test_a_normal_residual_has_no_skew():
         ("gamma", stats.gamma(100.0, scale=0.01).ppf),
     ],
 )
-def test_a_step_waits_for_the_slowest_of_many_ranks(law, quantile, n):
+def test_a_step_waits_for_the_slowest_of_many_ranks(distribution, quantile, n):
     """Of n replicas: the mean of their maximum, a quantile near 1 - 1 / n."""
     q = (np.arange(20_000) + 0.5) / 20_000
     slowest = quantile(q ** (1.0 / n))
     cluster = {"nodes": n // 8, "gpus_per_node": 8}
-    residual = {"residual": {"law": law, "cv": 0.1}}
+    residual = {"residual": {"law": distribution, "cv": 0.1}}
     job = made(residual, dp=n, seconds=(1.0, 0.0), cluster=cluster)
     found = prism.simulate(job, replicates=1280, seed=1, engine="exact")
     x = found.step_time.to_numpy().astype(float)
@@ -443,11 +443,11 @@ def relative(job, n=2000):
 
 
 def test_what_a_job_leaves_out_of_an_effect_is_its_library_s():
-    law = prism.load_library("h100-uncurated").law("rank")
+    distribution = prism.load_library("h100-uncurated").distribution("rank")
     follow = {"memory_loading": 1.0}
     for given, expected in (
-        ({}, law), ({"cv": 0.03}, law.with_params(body_cv=0.03)),
-        ({"lemon_fraction": 0.2}, law.with_params(lemon_fraction=0.2)),
+        ({}, distribution), ({"cv": 0.03}, distribution.with_params(body_cv=0.03)),
+        ({"lemon_fraction": 0.2}, distribution.with_params(lemon_fraction=0.2)),
     ):  # fmt: skip
         x = relative(on_library(effects={"rank": follow | given}))
         assert stats.kstest(x, expected.cdf).statistic < 1.95 / x.size**0.5
@@ -499,10 +499,12 @@ def test_a_spread_is_the_library_s_unless_the_job_sets_or_scales_it(key):
     own = spread(None)
     assert own > 1e-4
     if key == "step":
-        assert own == pytest.approx(library.law("step").cv, rel=0.06)
+        assert own == pytest.approx(library.distribution("step").cv, rel=0.06)
         assert spread({"cv": 0.03}) == pytest.approx(0.03, rel=0.06)
     elif key == "call":
-        assert spread({"cv": 3 * library.law("call").cv}) == pytest.approx(3 * own, rel=0.06)
+        assert spread({"cv": 3 * library.distribution("call").cv}) == pytest.approx(
+            3 * own, rel=0.06
+        )
     else:
         assert spread({"scale": 2.0}) == pytest.approx(2 * own, rel=0.06)
 

@@ -12,7 +12,7 @@ from test_stepgraph import sized
 
 import prism
 from prism import engine
-from prism.distributions import distribution as laws
+from prism.distributions import distribution as distributions
 from prism.distributions.tables import sample_table
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.steps import run_blocks
@@ -72,7 +72,7 @@ def test_philox_lanes_against_python(counter, key):
 
 @pytest.mark.nojit
 def test_lookup_is_the_table():
-    tables = np.stack([laws.quantile_table(laws.lognormal(0.3))])
+    tables = np.stack([distributions.quantile_table(distributions.lognormal(0.3))])
     u = np.array(
         [0, 1, 2**22, 2**31, 2**32 - 2**22, 2**32 - 2**12, 2**32 - 5, 2**32 - 1], np.uint32
     )

@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 from played_ops import of_kind, play
-from test_lowering import law_of
+from test_lowering import distribution_of
 from test_stepgraph import sized
 
 import prism
@@ -136,7 +136,7 @@ def test_a_group_waits_for_its_longest_microbatch():
     compute = sum(op.duration for op in of_kind(ops, "forward", "backward"))
     longest = 1.0 + (steps(job, 200) - max(op.end for op in ops)) / compute
     q = np.array([0.01, 0.5, 0.99])
-    expected = law_of("lognormal", 0.1).ppf(q ** (1 / 32))
+    expected = distribution_of("lognormal", 0.1).ppf(q ** (1 / 32))
     assert np.quantile(longest, q) == pytest.approx(expected, rel=6e-3)
 
 

@@ -72,7 +72,7 @@ def test_the_spread_is_the_library_s_distribution():
     library = prism.load_library("h100-healthy")
     for kind, sizes in CASES.items():
         found = prism.kernel(kind, library=library, **sizes)
-        spread = library.law(found["distribution"])
+        spread = library.distribution(found["distribution"])
         expected = found["mean"] * spread.ppf([0.05, 0.5, 0.95])
         assert [found[key] for key in ("p5", "p50", "p95")] == pytest.approx(expected.tolist())
         assert found["cv"] == spread.cv

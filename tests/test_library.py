@@ -24,7 +24,7 @@ SIZES = [
     f"{tier}_{size}" for tier in ("nvlink", "network") for size in ("small", "medium", "large")
 ]
 KERNELS = ["gemm_large", "gemm_small", "attention", "memory", "optimizer", "compute", "p2p"]
-LAWS = [*(f"residual/{name}" for name in KERNELS + SIZES), "rank", "step", "call"]
+DISTRIBUTIONS = [*(f"residual/{name}" for name in KERNELS + SIZES), "rank", "step", "call"]
 CLASSES = {
     "h100": "megatron compiled eager experts", "a100": "megatron eager", "b200": "megatron experts",
     "b300": "experts", "gb200": "megatron experts", "gb300": "megatron experts",
@@ -59,21 +59,21 @@ def test_a_set_is_complete_sourced_and_of_mean_one(name, run):
     errors = {
         f"run/{x}_{k}" for x in ("model_error", "largest_gpus") for k in kinds
     } | {"run/model_error_unmeasured", "run/model_error_growth"}  # fmt: skip
-    assert set(LAWS) | set(NUMBERS) | errors <= set(shipped.entries)
+    assert set(DISTRIBUTIONS) | set(NUMBERS) | errors <= set(shipped.entries)
     for entry in shipped.entries.values():
         assert len(entry.source) >= 10 and entry.long_name and entry.units, entry.name
     assert shipped.device and shipped.date
-    for entry in LAWS:
-        law = shipped.law(entry)
-        assert law.mean == pytest.approx(1.0, abs=1e-9), entry
-        assert float(law.ppf(1e-9)) > 0.0, entry
+    for entry in DISTRIBUTIONS:
+        distribution = shipped.distribution(entry)
+        assert distribution.mean == pytest.approx(1.0, abs=1e-9), entry
+        assert float(distribution.ppf(1e-9)) > 0.0, entry
         q = np.array([0.01, 0.3, 0.5, 0.9, 0.999])
-        if law.std:
-            above = law.cdf(law.ppf(q)) - q  # more where values are alike
+        if distribution.std:
+            above = distribution.cdf(distribution.ppf(q)) - q  # more where values are alike
             assert (above > -1e-9).all() and (above < 0.15).all(), entry
             # moments are those of its quantiles
-            x = law.ppf((np.arange(10_000) + 0.5) / 10_000)
-            assert (x.mean(), x.std()) == pytest.approx((1.0, law.std), rel=0.02), entry
+            x = distribution.ppf((np.arange(10_000) + 0.5) / 10_000)
+            assert (x.mean(), x.std()) == pytest.approx((1.0, distribution.std), rel=0.02), entry
     for entry in NUMBERS:
         value = shipped.value(entry)
         assert np.isfinite(value) and value >= 0.0
@@ -86,14 +86,16 @@ def test_a_set_is_complete_sourced_and_of_mean_one(name, run):
 
 def test_healthy_h100_is_as_documented():
     shipped = library("h100-healthy")
-    body = shipped.law("rank").ppf(np.array([0.5, 1.0]))
+    body = shipped.distribution("rank").ppf(np.array([0.5, 1.0]))
     assert body[1] / body[0] < 1.05  # no lemons after a burn-in
-    assert shipped.law("residual/gemm_large").cv == pytest.approx(0.0124, abs=5e-4)
-    p2p = shipped.law("residual/p2p")
+    assert shipped.distribution("residual/gemm_large").cv == pytest.approx(0.0124, abs=5e-4)
+    p2p = shipped.distribution("residual/p2p")
     assert float(p2p.ppf(0.99) / p2p.ppf(0.5)) == pytest.approx(1.3, abs=0.01)
     assert shipped.value("regime/probability") == shipped.value("stall/rate_per_hour") == 0.0
     gb200 = library("gb200-healthy")
-    assert all("assumption: carried over from H100" in gb200.source(name) for name in LAWS[:13])
+    assert all(
+        "assumption: carried over from H100" in gb200.source(name) for name in DISTRIBUTIONS[:13]
+    )
 
 
 def test_libraries_hold_what_was_fitted_to_published_jobs():
@@ -107,9 +109,9 @@ def test_libraries_hold_what_was_fitted_to_published_jobs():
             row["entry"],
         )
         if entry == "rank/body_cv":
-            found = shipped.law("rank").params[0]
+            found = shipped.distribution("rank").params[0]
         else:
-            found = shipped.law("step").cv if entry == "step/cv" else shipped.value(entry)
+            found = shipped.distribution("step").cv if entry == "step/cv" else shipped.value(entry)
         rounded = 5e-3 if entry == "rank/node_share" else 0.0
         assert found == pytest.approx(value, rel=5e-3, abs=rounded)
         if row["low"] != "nan":
@@ -134,13 +136,16 @@ def test_states_differ_in_what_they_are_named_for(gpu):
     changed = {n for n, e in healthy.entries.items() if e != uncurated.entry(n)}
     assert changed == {"rank", "rank/node_share"}
     # 392 V100 (gpu_variability): 1.6 % and four GPUs of up to 1.203
-    rank = uncurated.law("rank")
+    rank = uncurated.distribution("rank")
     slow = rank.ppf(1.0) / rank.ppf(0.49)
     assert slow == pytest.approx(1.203, abs=2e-3)
     assert 1.0 - rank.cdf(1.058) == pytest.approx(4 / 392, rel=0.05)
     spread = rank.ppf(0.8413 * (1 - 4 / 392)) - rank.ppf(0.5 * (1 - 4 / 392))
     assert spread == pytest.approx(0.0162, rel=0.05)
-    assert all(stressed.law(name).cv >= healthy.law(name).cv - 1e-12 for name in LAWS)
+    assert all(
+        stressed.distribution(name).cv >= healthy.distribution(name).cv - 1e-12
+        for name in DISTRIBUTIONS
+    )
 
 
 # ------------------------------------------------------------------------------- tables of kernels
@@ -306,8 +311,9 @@ def test_errors_name_a_way_out(tmp_path):
             prism.load_library(name)
     shipped = library("h100-healthy")
     for ask, match in (
-        (lambda: shipped.law("residual/gemm_lage"), "residual/gemm_large"),
-        (lambda: shipped.law("rank/node_share"), "value"), (lambda: shipped.value("rank"), "law"),
+        (lambda: shipped.distribution("residual/gemm_lage"), "residual/gemm_large"),
+        (lambda: shipped.distribution("rank/node_share"), "value"),
+        (lambda: shipped.value("rank"), "distribution"),
         (lambda: prism.load_job(FILES["h100-healthy"]), "variability.library="),
     ):  # fmt: skip
         with pytest.raises(prism.PrismError, match=match):

@@ -13,7 +13,7 @@ import prism
 Q = np.array([0.01, 0.1, 0.5, 0.9, 0.99])
 
 
-def law_of(name, cv):
+def distribution_of(name, cv):
     """A distribution of mean 1."""
     sigma = np.log1p(cv**2) ** 0.5
     return {
@@ -51,10 +51,10 @@ def check_quantiles(x, expected):
     ("law", "cv"), [("normal", 0.1), ("lognormal", 0.05), ("gamma", 0.5), ("lognormal", 1.0)]
 )
 @pytest.mark.parametrize("n", [1, 8, 64])
-def test_a_group_takes_as_long_as_its_slowest_rank(law, cv, n):
+def test_a_group_takes_as_long_as_its_slowest_rank(distribution, cv, n):
     """The largest of n: where tails are heavy, beyond what a few nodes of a quadrature reach."""
-    x = steps(group(n, {"residual": {"law": law, "cv": cv}}), 500).ravel()
-    one = law_of(law, cv)
+    x = steps(group(n, {"residual": {"law": distribution, "cv": cv}}), 500).ravel()
+    one = distribution_of(distribution, cv)
     check_quantiles(x, lambda q: one.ppf(q ** (1 / n)))
     z = one.ppf(np.random.default_rng(1).random((200_000 // n, n))).max(axis=1)
     error = (x.var() / x.size + z.var() / z.size) ** 0.5
@@ -71,7 +71,7 @@ def test_ranks_that_are_not_alike(slow):
     x = steps(job, 500).ravel()
     speed = np.repeat([1.0, slow], 4)
     rng = np.random.default_rng(2)
-    z = (law_of("lognormal", 0.05).ppf(rng.random((100_000, 8))) * speed).max(axis=1)
+    z = (distribution_of("lognormal", 0.05).ppf(rng.random((100_000, 8))) * speed).max(axis=1)
     assert abs(x.mean() - z.mean()) < 5 * (x.var() / x.size + z.var() / z.size) ** 0.5 + 1e-4
     assert x.std() == pytest.approx(z.std(), rel=0.05)
     assert np.quantile(x, 0.99) == pytest.approx(np.quantile(z, 0.99), rel=3e-3)
@@ -86,7 +86,7 @@ def test_persistent_speeds_of_a_group(node_share):
     rng = np.random.default_rng(3)
     node, own = rng.standard_normal((100_000, 2)), rng.standard_normal((100_000, 8))
     z = node_share**0.5 * node.repeat(4, axis=1) + (1 - node_share) ** 0.5 * own
-    z = law_of("lognormal", 0.05).ppf(stats.norm.cdf(z)).max(axis=1)
+    z = distribution_of("lognormal", 0.05).ppf(stats.norm.cdf(z)).max(axis=1)
     assert abs(x[:, 0].mean() - z.mean()) < 5 * z.std() / 4000**0.5
     assert x[:, 0].std() == pytest.approx(z.std(), rel=0.08)
 

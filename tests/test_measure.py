@@ -18,7 +18,7 @@ from prism.cli.app import prism as command_line
 from prism.measuring import figures, machine
 from prism.measuring.collectives import collective_cases, parse_size
 from prism.measuring.command import check_time, samples_path, write_library
-from prism.measuring.entries import CARRIED, entry_name, pooled_law
+from prism.measuring.entries import CARRIED, entry_name, pooled_distribution
 from prism.measuring.kernels import kernel_cases, parse_sizes
 from prism.measuring.samples import Samples, load_samples, save_samples, to_dataset
 from prism.measuring.session import Block, CpuTimer, Plan, is_settled, run_session
@@ -180,15 +180,15 @@ def test_rare_calls_have_ticks_that_can_be_told_apart():
     assert [ticks(share) for share in (0.001, 0.01, 1.0)] == ["0.1 %", "1 %", "100 %"]
 
 
-def test_library_holds_laws_and_keeps_what_was_not_measured(tmp_path):
+def test_library_holds_distributions_and_keeps_what_was_not_measured(tmp_path):
     file = tmp_path / "here.nc"
     samples, _ = made((2e-3, 5e-3), repetitions=2_000)
     write_library(samples, file)
     library = load_library(file)
     assert library.device == "h100"  # the name by which a job finds its measured table
-    law = library.entry("residual/gemm_large")
-    assert law.n == 4_000 and law.law.cv == pytest.approx(0.05, rel=0.05)
-    assert "NVIDIA H100 80GB HBM3" in law.source and "2026-01-01" in law.source
+    distribution = library.entry("residual/gemm_large")
+    assert distribution.n == 4_000 and distribution.distribution.cv == pytest.approx(0.05, rel=0.05)
+    assert "NVIDIA H100 80GB HBM3" in distribution.source and "2026-01-01" in distribution.source
     assert library.value("kernel/gemm/256x256x256/bfloat16/mean_s") == pytest.approx(2e-3, rel=0.01)
     assert library.source("step").startswith(CARRIED)
     table = library.tables["gemm/bf16"]
@@ -315,13 +315,13 @@ def test_a_network_that_was_measured_is_what_jobs_then_take(
         assert "prism measure collective" in found["source"]
 
 
-def test_pooled_law_takes_the_median_spread():
+def test_pooled_distribution_takes_the_median_spread():
     rng = np.random.default_rng(1)
     parts = [m * np.exp(cv * rng.standard_normal(4_000)) for m, cv in
              ((1.0, 0.02), (3.0, 0.03), (2.0, 0.4))]  # fmt: skip
-    law, n = pooled_law(parts)
-    assert n == 12_000 and law.mean == pytest.approx(1.0)
-    assert law.cv == pytest.approx(0.03, rel=0.15)
+    distribution, n = pooled_distribution(parts)
+    assert n == 12_000 and distribution.mean == pytest.approx(1.0)
+    assert distribution.cv == pytest.approx(0.03, rel=0.15)
 
 
 def test_samples_come_back_as_they_were(tmp_path):

@@ -260,7 +260,7 @@ def test_stalls_come_at_the_rate_of_their_entities(entity, tp, per_group):
         assert abs(times.mean() - 30) < 5 * times.std() / times.size**0.5
 
 
-def test_stall_lengths_have_their_law():
+def test_stall_lengths_have_their_distribution():
     times = steps(on_nodes(stalled("rank", 0.5)), 2000)
     quiet = 30 + np.expm1(-RATE / 3600 * 30) * LENGTH
     lengths = times[times > quiet + 0.01] - quiet

@@ -9,15 +9,17 @@ from scipy.stats import norm
 
 from prism.distributions.distribution import constant, empirical, gamma, lognormal, normal
 from prism.distributions.sums import Draws, largest_of, sum_of
-from prism.simulation.unseenlaw import noise_table, widen
+from prism.simulation.tailfit import noise_table, widen
 
 Q = np.array([1e-9, 1e-4, 0.03, 0.5, 0.97, 1 - 1e-4, 1 - 1e-9])
 
 
 def test_sum_of_gammas_is_a_gamma():
     """Ten of shape 9, in parts of other counts: shape 90."""
-    law = gamma(1 / 3)
-    found = sum_of((Draws(law, 2.0, 7.0), Draws(law, 2.0), Draws(law, 2.0, 2.0)))
+    distribution = gamma(1 / 3)
+    found = sum_of(
+        (Draws(distribution, 2.0, 7.0), Draws(distribution, 2.0), Draws(distribution, 2.0, 2.0))
+    )
     exact = gamma(1 / 90**0.5)
     np.testing.assert_allclose(found.ppf(Q), exact.ppf(Q), atol=2e-3 * exact.std)
     assert found.mean == pytest.approx(1.0, abs=1e-5)
@@ -45,21 +47,21 @@ def test_a_sum_keeps_the_tail_of_a_rare_slow_part():
 
 
 def test_one_draw_and_none_are_as_they_are():
-    law = lognormal(0.3)
-    assert sum_of((Draws(law, 2.0),)) == law
+    distribution = lognormal(0.3)
+    assert sum_of((Draws(distribution, 2.0),)) == distribution
     assert sum_of((Draws(constant(), 2.0, 3.0),)) == sum_of(()) == constant()
 
 
 @pytest.mark.parametrize("n", [2, 8, 512])
 def test_largest_of_some(n):
-    law = gamma(0.2)
-    found, q = largest_of(law, n), np.array([0.01, 0.5, 0.99, 1 - 1e-6])
-    np.testing.assert_allclose(law.cdf(found.ppf(q)) ** n, q, atol=2e-3)
-    assert largest_of(law, 1) == law
+    distribution = gamma(0.2)
+    found, q = largest_of(distribution, n), np.array([0.01, 0.5, 0.99, 1 - 1e-6])
+    np.testing.assert_allclose(distribution.cdf(found.ppf(q)) ** n, q, atol=2e-3)
+    assert largest_of(distribution, 1) == distribution
     assert largest_of(constant(), n) == constant()
 
 
-def test_noise_table_reads_a_normal_law_and_its_tail():
+def test_noise_table_reads_a_normal_distribution_and_its_tail():
     rng = np.random.default_rng(2)
     first, width, log_cdf = noise_table(np.sort(rng.standard_normal(132_096)))
     grid = first + width * np.arange(log_cdf.size)

@@ -27,7 +27,7 @@ from prism.simulation.tracemodel.model import (
     conditioned,
     draw_durations,
     independent_graph,
-    score_law,
+    score_distribution,
     synthetic_graph,
 )
 
@@ -152,7 +152,9 @@ def test_drawn_workers_have_the_body_s_spread_and_lemons_in_proportion():
         assert np.mean((drawn > 1.25) & (drawn < 1.75)) == pytest.approx(share, abs=0.002)
         body = drawn[drawn < 1.25]
         assert body.mean() == pytest.approx(1.0, abs=1e-3)
-        assert body.std() == pytest.approx(model.rank_law.std * model.rank_power[k], rel=0.03)
+        assert body.std() == pytest.approx(
+            model.rank_distribution.std * model.rank_power[k], rel=0.03
+        )
         assert mean == pytest.approx(1.0 + (1.0 + 0.5) / 16.0, rel=0.02)
 
 
@@ -262,8 +264,8 @@ def test_drifts_of_stages_are_drawn_apart():
         g._replace(rank_step=0.08, drift=g.stage) if g.op_kind in COMPUTE else g
         for g in model.groups
     ]
-    law = _normal_scores()
-    apart = dataclasses.replace(model, groups=tuple(groups), rank_step=law)
+    distribution = _normal_scores()
+    apart = dataclasses.replace(model, groups=tuple(groups), rank_step=distribution)
     together = dataclasses.replace(apart, groups=tuple(g._replace(drift=0) for g in groups))
     rng = np.random.default_rng(2)
     numpy = synthetic_graph(apart, np.arange(N_DRAWS) * 10**6, rng).measured
@@ -273,7 +275,7 @@ def test_drifts_of_stages_are_drawn_apart():
 
 def _normal_scores():
     z = ndtri((np.arange(400) + 0.5) / 400)
-    return score_law(z / z.std())
+    return score_distribution(z / z.std())
 
 
 # ------------------------------------------------------------------ draws in plain NumPy

@@ -232,10 +232,14 @@ class Effects:
     def _effect(self, effect: str) -> Array | None:
         cv = getattr(getattr(self.job.variability.effects, effect), "cv", None)
         if self.library is not None and effect in self.library:
-            law = self.library.law(effect)
+            distribution = self.library.distribution(effect)
             if cv is not None:
-                law = law.with_params(body_cv=cv) if effect == "rank" else law.scaled_to(cv)
-            return law.ppf(GRID) if law.std else None
+                distribution = (
+                    distribution.with_params(body_cv=cv)
+                    if effect == "rank"
+                    else distribution.scaled_to(cv)
+                )
+            return distribution.ppf(GRID) if distribution.std else None
         if cv is None:
             cv = {"jitter": 1.0, "expert": 0.05 * (self.library is not None)}.get(effect)
         return lognormal(cv) if cv else None
@@ -248,9 +252,11 @@ class Effects:
             return lognormal(float(entry.split("/")[1]))
         if self.library is None:
             return None
-        law = self.library.law(entry)
-        law = law.scaled_to(law.cv * (1.0 if given is None or given.scale is None else given.scale))
-        return law.ppf(GRID) if law.std else None
+        distribution = self.library.distribution(entry)
+        distribution = distribution.scaled_to(
+            distribution.cv * (1.0 if given is None or given.scale is None else given.scale)
+        )
+        return distribution.ppf(GRID) if distribution.std else None
 
     def at(self, effect: str, u: Array, loading: float = 1.0) -> Any:
         """Multiplier X**loading / E[X**loading] at probabilities u; 1 where the effect is off."""
@@ -439,17 +445,17 @@ class Walk:
                 shape, axis = self.grouped(k.group), -2 if k.group == "tp" else -3
                 clock = stage.clock.reshape(*shape, n)
                 begin = clock.max(axis=axis, keepdims=True)
-                own = self.draw(k.law, begin.shape) * self.step
+                own = self.draw(k.distribution, begin.shape) * self.step
                 if k.group != "ep":
-                    own = own * spread(self.slowed(k.law, s), begin.ndim)
+                    own = own * spread(self.slowed(k.distribution, s), begin.ndim)
                 if np.ndim(load):
                     own = own * load.reshape(*shape, n).max(axis=axis, keepdims=True)
-                if k.group == "ep" and "nvlink" not in k.law:
+                if k.group == "ep" and "nvlink" not in k.distribution:
                     own = own * spread(self.on_link("ep", s), begin.ndim)
                 clock = np.broadcast_to(begin + k.duration * own, clock.shape)
                 stage.clock = clock.reshape(dp, cp, tp, n)
                 continue
-            seconds = k.duration * self.step * load * self.draw(k.law, stage.clock.shape)
+            seconds = k.duration * self.step * load * self.draw(k.distribution, stage.clock.shape)
             if k.kernel_class in COMPUTE | MEMORY:
                 seconds = seconds * call * self.rank_factor(s, k.kernel_class)
                 if self.rng is not None and not k.routed:
@@ -472,9 +478,9 @@ class Walk:
             drawn = self.effects.at("rank", self.speed[:, s], loading)
         return self.slow[kind][:, s, :, :, None] * drawn
 
-    def slowed(self, law: str, *stages: int) -> Array:
+    def slowed(self, distribution: str, *stages: int) -> Array:
         """How slow nodes make a message: the slowest of a replica's that take part [replica, 1]."""
-        factor = self.slow["other" if law.startswith("residual/nvlink") else "network"]
+        factor = self.slow["other" if distribution.startswith("residual/nvlink") else "network"]
         return factor[:, list(stages)].max(axis=(1, 2, 3))[:, None]
 
     def grouped(self, group: str) -> tuple[int, ...]:
@@ -555,8 +561,10 @@ class Walk:
         if seconds is None:
             seconds = np.zeros(shape)
             for t in self.work.transfers(low):
-                own = self.draw(t.law, shape) * self.on_link("hop", low, peer)
-                seconds = seconds + t.duration * self.step * own * self.slowed(t.law, low, peer)
+                own = self.draw(t.distribution, shape) * self.on_link("hop", low, peer)
+                seconds = seconds + t.duration * self.step * own * self.slowed(
+                    t.distribution, low, peer
+                )
             self.keep(("transfer", low), seconds)
         return seconds
 
@@ -586,9 +594,9 @@ class Walk:
         seconds = self.given(op, begin.shape)
         if seconds is None:
             of = {"world": all_stages, "embedding": (0, all_stages[-1])}.get(c.group, (s,))
-            seconds = c.duration * self.step * self.draw(c.law, begin.shape)
+            seconds = c.duration * self.step * self.draw(c.distribution, begin.shape)
             if c.group and not c.kernel_class.startswith("tp_"):
-                slow = self.slowed(c.law, *of).reshape(-1, size).max(axis=1)
+                slow = self.slowed(c.distribution, *of).reshape(-1, size).max(axis=1)
                 seconds = seconds * self.on_link(c.group, *of) * slow[:, None]
             self.keep(op, np.broadcast_to(seconds, begin.shape))
         return (begin + seconds).repeat(size, axis=0)

@@ -81,13 +81,17 @@ def measure(layout: str, n: int, effect: str, cv: float) -> dict:
     }  # fmt: skip
 
 
-def largest(n: int, law=None) -> tuple[float, float]:
+def largest(n: int, distribution=None) -> tuple[float, float]:
     """Mean and standard deviation of the largest of n draws, in units of one's own.
 
     Of a distribution of mean 1, or of standard normals.
     """
     u = ((np.arange(200_000) + 0.5) / 200_000) ** (1.0 / n)
-    z = stats.norm.ppf(u) if law is None else (law.ppf(u) - 1.0) / law.std
+    z = (
+        stats.norm.ppf(u)
+        if distribution is None
+        else (distribution.ppf(u) - 1.0) / distribution.std
+    )
     return float(z.mean()), float(z.std())
 
 
@@ -111,9 +115,12 @@ def closed_form(row: dict) -> tuple[float, float] | None:
     alone = {"rank": 1.0, "microbatch": m**-0.5, "call": work["calls"] * m**-0.5,
              "residual": work["kernels"] * m**-0.5}  # fmt: skip
     made = job(row["layout"], n, row["effect"], cv)
-    laws = resolve_variability(made, load_library("h100-healthy"))
-    law = {"rank": laws.rank, "microbatch": laws.microbatch if m == 1 else None}
-    mean, std = largest(n, law.get(row["effect"]))
+    distributions = resolve_variability(made, load_library("h100-healthy"))
+    distribution = {
+        "rank": distributions.rank,
+        "microbatch": distributions.microbatch if m == 1 else None,
+    }
+    mean, std = largest(n, distribution.get(row["effect"]))
     s = cv * alone[row["effect"]] * work["seconds"] * m / row["ideal"]
     return s * std / (1.0 + s * mean), s * mean
 

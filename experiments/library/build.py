@@ -79,15 +79,23 @@ ASSUMED = {"nominal/derate": Fit(1.0, 0, "assumption: the tables' speed")}
 OTHER_NVLINK = Fit(0.80, 0, "assumption: a little below H100's 0.84")
 
 
-def law_entry(name: str, law: Distribution, source: str, long_name: str, n: int = 0) -> Entry:
-    return Entry(name, source, long_name, law=law, n=n)
+def distribution_entry(
+    name: str, distribution: Distribution, source: str, long_name: str, n: int = 0
+) -> Entry:
+    return Entry(name, source, long_name, distribution=distribution, n=n)
 
 
 def fitted(
-    name: str, fit: Fit, long_name: str, law: Distribution | None = None, source: str = ""
+    name: str, fit: Fit, long_name: str, distribution: Distribution | None = None, source: str = ""
 ) -> Entry:
     """Return the entry of a fit, its distribution and source replaced where given."""
-    row = Entry(name, source or fit.source, long_name, law=law or fit.law, n=fit.n)
+    row = Entry(
+        name,
+        source or fit.source,
+        long_name,
+        distribution=distribution or fit.distribution,
+        n=fit.n,
+    )
     return replace(row, device=fit.device)
 
 
@@ -134,40 +142,53 @@ def from_jobs(data: Data, gpu: str, entry: str) -> Fit:
 
 def to_tail(fit: Fit, p99_p50: float) -> Distribution:
     """Stretch a distribution about its median until p99 / median is as asked; shape kept."""
-    p50, p99 = fit.law.ppf([0.5, 0.99])
+    p50, p99 = fit.distribution.ppf([0.5, 0.99])
     ratio = (p99_p50 - 1.0) / (p99 / p50 - 1.0)
     values = np.maximum(
-        1.0 + ratio * (np.asarray(fit.law.knots_x) * fit.law.scale / p50 - 1.0), 0.5
+        1.0 + ratio * (np.asarray(fit.distribution.knots_x) * fit.distribution.scale / p50 - 1.0),
+        0.5,
     )
-    law = replace(fit.law, knots_x=tuple(float(v) for v in values), scale=1.0)
-    return replace(law, scale=1.0 / law.mean)
+    distribution = replace(fit.distribution, knots_x=tuple(float(v) for v in values), scale=1.0)
+    return replace(distribution, scale=1.0 / distribution.mean)
 
 
-def kernel_laws(data: Data, gpu: str) -> list[Entry]:
+def kernel_distributions(data: Data, gpu: str) -> list[Entry]:
     """Distributions of kernels' repeats on one GPU."""
     shape, memory = data.gemm_shape, data.memory_shape
     told = f"; shape: {shape.source}"
-    memory_law = memory.law.scaled_to(data.memory_cv.number)
+    memory_distribution = memory.distribution.scaled_to(data.memory_cv.number)
     memory_told = f"measured: {memory.source}, median CV"
     entries = []
     for name, low, high in (("gemm_large", 1.0, np.inf), ("gemm_small", 0.3, 1.0)):
         cv = gemm_cv(data.gemm, gpu, low, high)
         text = f"matrix product {'of 1 ms or more' if low == 1.0 else 'below 1 ms'}"
-        law = shape.law.scaled_to(cv.number)
-        entries.append(fitted(f"residual/{name}", cv, text, law, f"measured: {cv.source}{told}"))
+        distribution = shape.distribution.scaled_to(cv.number)
+        entries.append(
+            fitted(f"residual/{name}", cv, text, distribution, f"measured: {cv.source}{told}")
+        )
     attention = "assumption: 1 %, as matrix products (too few repeats in kineto_kernels)"
     optimizer = f"assumption: as memory-bound kernels; {memory_told}"
     text = "a whole forward or backward"
     return [
         *entries,
-        law_entry("residual/attention", shape.law.scaled_to(0.01), attention + told, "attention"),
-        fitted("residual/memory", memory, "elementwise and norm kernels", memory_law, memory_told),
-        law_entry("residual/optimizer", memory_law, optimizer, "optimizer kernels"),
+        distribution_entry(
+            "residual/attention", shape.distribution.scaled_to(0.01), attention + told, "attention"
+        ),
+        fitted(
+            "residual/memory",
+            memory,
+            "elementwise and norm kernels",
+            memory_distribution,
+            memory_told,
+        ),
+        distribution_entry(
+            "residual/optimizer", memory_distribution, optimizer, "optimizer kernels"
+        ),
         fitted("residual/compute", data.op_residual, text),
     ]
 
 
-def communication_laws(data: Data, gpu: str) -> list[Entry]:
+def communication_distributions(data: Data, gpu: str) -> list[Entry]:
     """Distributions of transfers, without waiting, by tier and message size."""
     sizes = {
         "small": (0.0, 1e6, 1.5, "below 1 MB"),
@@ -203,7 +224,7 @@ def communication_laws(data: Data, gpu: str) -> list[Entry]:
 def effect_entries(data: Data, gpu: str) -> list[Entry]:
     """Shared effects: rank, step, microbatch, call, run."""
     body, share = (from_jobs(data, gpu, f"rank/{name}") for name in ("body_cv", "node_share"))
-    step, shape = from_jobs(data, gpu, "step/cv"), data.op_residual.law
+    step, shape = from_jobs(data, gpu, "step/cv"), data.op_residual.distribution
     carried = "assumption, carried over from H100: " if gpu == "a100" else ""
     return [
         fitted(
@@ -260,7 +281,7 @@ def effect_entries(data: Data, gpu: str) -> list[Entry]:
             f"last stage over first in two of three jobs, 0.65-0.69 ({OSDI})",
             "power of the content on the loss layer",
         ),
-        law_entry(
+        distribution_entry(
             "call",
             shape.scaled_to(0.005),
             f"assumption: 0.5 % within 0.3-1 %; shape: {data.op_residual.source}",
@@ -415,9 +436,12 @@ def stressed(entry: Entry, data: Data) -> Entry:
     shared = f"stressed end of the range of {OSDI}"
     changes: dict[str, tuple[Distribution | float, str]] = {
         "step": (lognormal(0.0225), f"{shared}: 2.1-2.2 %"),
-        "call": (data.op_residual.law.scaled_to(0.02), "assumption: 2 %, four times healthy"),
+        "call": (
+            data.op_residual.distribution.scaled_to(0.02),
+            "assumption: 2 %, four times healthy",
+        ),
         "residual/compute": (
-            data.op_residual.law.scaled_to(0.05),
+            data.op_residual.distribution.scaled_to(0.05),
             f"{shared}: 5.0-5.5 % where stages' content loadings are taken as equal",
         ),
         "residual/network_medium": (twice, slow),
@@ -429,14 +453,16 @@ def stressed(entry: Entry, data: Data) -> Entry:
         ),
     }
     kernels = ("gemm_large", "gemm_small", "attention", "memory", "optimizer")
-    if entry.law is not None and entry.name.removeprefix("residual/") in kernels:
+    if entry.distribution is not None and entry.name.removeprefix("residual/") in kernels:
         text = "arXiv:2510.15596v2: temporal GEMM variation 0.98-6.46 %, upper end"
-        return replace(entry, law=entry.law.scaled_to(0.065), source=text, n=0, device="")
+        return replace(
+            entry, distribution=entry.distribution.scaled_to(0.065), source=text, n=0, device=""
+        )
     if entry.name not in changes:
         return entry
     value, source = changes[entry.name]
     if isinstance(value, Distribution):
-        return replace(entry, law=value, source=source, n=0, device="")
+        return replace(entry, distribution=value, source=source, n=0, device="")
     return replace(entry, number=value, source=source, n=0, device="")
 
 
@@ -447,7 +473,7 @@ def uncurated(entry: Entry, data: Data) -> Entry:
         return replace(entry, number=round(share.number, 2), source=share.source, n=share.n)
     if entry.name != "rank":
         return entry
-    law = bounded_body_lemons(
+    distribution = bounded_body_lemons(
         rank["body_cv"].number, rank["gpd_shape"].number, rank["lemon_fraction"].number, 1.06,
         rank["lemon_max"].number, 1.25,
     )  # fmt: skip
@@ -456,21 +482,32 @@ def uncurated(entry: Entry, data: Data) -> Entry:
         f"{100 * rank['lemon_fraction'].number:.2f} % lemons up to {rank['lemon_max'].number:.2f}"
     )
     name = "GPU of a cluster, compute-bound kernels, no burn-in; lemons culled above 1.25"
-    return replace(entry, law=law, source=told, long_name=name, n=rank["body_cv"].n, device="V100")
+    return replace(
+        entry,
+        distribution=distribution,
+        source=told,
+        long_name=name,
+        n=rank["body_cv"].n,
+        device="V100",
+    )
 
 
 def unpacked(data: Data) -> Entry:
     """Return the content of microbatches where sequences of all lengths are not packed."""
-    law, source = data.content_bad.law, data.content_bad.source
-    told = f"{source}: bimodal, CV {100 * law.cv:.0f} % (17-44 % seen), set to 25 %"
+    distribution, source = data.content_bad.distribution, data.content_bad.source
+    told = f"{source}: bimodal, CV {100 * distribution.cv:.0f} % (17-44 % seen), set to 25 %"
     text = "content of a microbatch, shared by stages, forward and backward"
-    return law_entry("microbatch", law.scaled_to(0.25), told, text)
+    return distribution_entry("microbatch", distribution.scaled_to(0.25), told, text)
 
 
 def build_set(data: Data, gpu: str, state: str) -> Library:
     """Assemble one set."""
     base = REPEATS[gpu]
-    entries = kernel_laws(data, base) + communication_laws(data, base) + effect_entries(data, gpu)
+    entries = (
+        kernel_distributions(data, base)
+        + communication_distributions(data, base)
+        + effect_entries(data, gpu)
+    )
     if base != gpu:
         text = f"assumption: carried over from {base.upper()}; "
         entries = [

@@ -34,7 +34,7 @@ class Fit(NamedTuple):
     device: str = ""  # what was measured
 
     @property
-    def law(self) -> Distribution:
+    def distribution(self) -> Distribution:
         """The distribution; only for fits of distributions."""
         assert isinstance(self.value, Distribution)
         return self.value
@@ -46,7 +46,7 @@ class Fit(NamedTuple):
         return self.value
 
 
-def empirical_law(sample: ArrayLike) -> Distribution:
+def empirical_distribution(sample: ArrayLike) -> Distribution:
     """Quantile distribution of a sample > 0, scaled to mean 1; its ends are the extremes."""
     values = np.asarray(sample, dtype=np.float64)
     inside = (
@@ -178,10 +178,10 @@ def kernel_shape(data: Path, kinds: list[str]) -> tuple[Fit, Fit]:
     groups = kept.drop_duplicates(keys)
     z = (kept.dur_us / kept["mean"] - 1.0) / kept.cv * np.sqrt(kept.n / (kept.n - 1.0))
     story = f"{len(kept)} repeats of {len(groups)} {'/'.join(kinds)} kernels (kineto_kernels)"
-    law = empirical_law(1.0 + 0.02 * z.to_numpy(dtype=np.float64))
+    distribution = empirical_distribution(1.0 + 0.02 * z.to_numpy(dtype=np.float64))
     typical = float(groups.cv.median())
     device = "A100, V100"
-    return Fit(law, len(kept), story, device), Fit(typical, len(kept), story, device)
+    return Fit(distribution, len(kept), story, device), Fit(typical, len(kept), story, device)
 
 
 def back_to_back_gap(data: Path) -> Fit:
@@ -224,7 +224,7 @@ def collective(
         f"{dropped:.1f} % of points spread beyond {cap:g}x left out (CV with them "
         f"{100 * all_residuals.std():.1f} %)"
     )
-    return Fit(empirical_law(residual.ravel()), residual.size, story, net[:4].upper())
+    return Fit(empirical_distribution(residual.ravel()), residual.size, story, net[:4].upper())
 
 
 def dp_transfer(data: Path) -> Fit:
@@ -246,7 +246,7 @@ def dp_transfer(data: Path) -> Fit:
         "measured: DP reduce-scatter and all-gather transfers of traces AR and ST "
         "(production_traces; GPU model not stated); SE, with 2x outliers, not used"
     )
-    return Fit(empirical_law(sample), sample.size, story)
+    return Fit(empirical_distribution(sample), sample.size, story)
 
 
 def p2p(data: Path, low: float, high: float) -> Fit:
@@ -294,8 +294,12 @@ def content(data: Path, trace: str, without_replica: int | None) -> tuple[Fit, F
     left = f", what content leaves, {pooled.size - residual.size} outliers taken out"
     story = f"measured: compute ops of trace {trace} (production_traces)"
     return (
-        Fit(empirical_law(np.exp(forward)), forward.size, story + ", content over the stages"),
-        Fit(empirical_law(residual), residual.size, story + left),
+        Fit(
+            empirical_distribution(np.exp(forward)),
+            forward.size,
+            story + ", content over the stages",
+        ),
+        Fit(empirical_distribution(residual), residual.size, story + left),
         Fit(float(backward.std() / forward.std()), forward.size, story + ", backward over forward"),
     )
 

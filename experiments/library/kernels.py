@@ -137,10 +137,10 @@ def uneven(data: Carried) -> pd.DataFrame:
         wide = rows.pivot_table(index=keys, columns="distribution", values="seconds").reset_index()
         wide = wide[wide.moe_ep_size == 1]
         tokens = np.exp2(np.log2(wide.m).round()).astype(int)
-        for law in ("power_law_1.01", "power_law_1.2"):
-            ratio = wide[law] / wide.balanced
+        for distribution in ("power_law_1.01", "power_law_1.2"):
+            ratio = wide[distribution] / wide.balanced
             for (dtype, m), part in ratio.groupby([wide.dtype, tokens]):
-                out.append((gpu, dtype, law, m, len(part), round(float(part.median()), 3)))
+                out.append((gpu, dtype, distribution, m, len(part), round(float(part.median()), 3)))
     names = ["device", "dtype", "distribution", "tokens_per_expert", "n", "factor"]
     return pd.DataFrame(out, columns=names)
 

@@ -19,7 +19,7 @@ from prism.plots.base import save_figure
 from prism.plots.run import plot_progress
 from prism.simulation.prepare import prepare
 from prism.simulation.runs.build import PAUSES, build_run_model, mean_step
-from prism.simulation.runs.checkpointing import FailureLaw, best_steps
+from prism.simulation.runs.checkpointing import FailureDistribution, best_steps
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import RunModel
 from prism.simulation.steps import default_threads
@@ -37,12 +37,12 @@ def one(model: RunModel, rate: float, restart_s: float, steps: int, runs: int, s
     assert model.interruptions is not None and model.checkpoints is not None
     kinds = tuple(replace(k, restart_s=restart_s) for k in model.interruptions.causes)
     fail = replace(model.interruptions, per_1000_node_days=rate, causes=kinds)
-    law = FailureLaw(fail.rate_per_s, fail.mean_down_s)
+    distribution = FailureDistribution(fail.rate_per_s, fail.mean_down_s)
     step_s = mean_step(model)
-    steps = steps or best_steps(step_s, model.checkpoints.write_s, law)
+    steps = steps or best_steps(step_s, model.checkpoints.write_s, distribution)
     checkpoints = replace(model.checkpoints, interval_steps=steps)
     model = replace(model, interruptions=fail, checkpoints=checkpoints)
-    lost = law.rate_per_s * (law.down_s + 0.5 * steps * step_s)
+    lost = distribution.rate_per_s * (distribution.down_s + 0.5 * steps * step_s)
     n_steps = round(DAYS * DAY_S * (1.0 - lost) / step_s)
     found = simulate_runs(model, n_steps, runs, seed)
     counts = np.sum([v for k, v in found.terms.items() if k not in PAUSES], axis=0)

@@ -33,10 +33,13 @@ def series(n, rng, rho=0.0, cv=0.02, stalls=0.0, start=0.0):
     return seconds * (1.0 + start * np.exp(-np.arange(n) / 20.0))
 
 
-def runs(n_runs, n, rng, effect=0.0, **law):
+def runs(n_runs, n, rng, effect=0.0, **distribution):
     """Draw several runs that differ as a whole."""
     values = np.concatenate(
-        [series(n, rng, **law) * np.exp(effect * rng.standard_normal()) for _ in range(n_runs)]
+        [
+            series(n, rng, **distribution) * np.exp(effect * rng.standard_normal())
+            for _ in range(n_runs)
+        ]
     )
     kind = "runs" if n_runs > 1 else "steps"
     return Sample(values, np.repeat(np.arange(n_runs), n), np.tile(np.arange(n), n_runs), kind)
@@ -55,9 +58,9 @@ def clusters(n, rng, paired):
     return sides
 
 
-def both(*arguments, **law):
+def both(*arguments, **distribution):
     """Draw two sides alike."""
-    return lambda g: [runs(*arguments[:2], g, *arguments[2:], **law) for _ in "ab"]
+    return lambda g: [runs(*arguments[:2], g, *arguments[2:], **distribution) for _ in "ab"]
 
 
 CASES = {

@@ -76,7 +76,7 @@ def make_library(kind, rng, path):
     """Write a shipped library with something spoilt."""
     library = load_library(rng.choice(library_names()))
     if kind == "figure":
-        name = rng.choice([n for n, e in library.entries.items() if e.law is None])
+        name = rng.choice([n for n, e in library.entries.items() if e.distribution is None])
         changed = dataclasses.replace(library.entries[name], number=rng.choice(VALUES))
         library = dataclasses.replace(library, entries={**library.entries, name: changed})
         return save_library(library, path)

@@ -23,7 +23,7 @@ from prism.jobs.job import Job, job_from_dict
 from prism.simulation.prepare import prepare
 from prism.simulation.program import Program, make_keys, stream_keys
 from prism.simulation.runs.build import build_run_model
-from prism.simulation.runs.checkpointing import FailureLaw, best_steps, expected_time
+from prism.simulation.runs.checkpointing import FailureDistribution, best_steps, expected_time
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import Checkpoints, Drift, Interruptions, RunModel
 from prism.simulation.steps import default_threads, run_blocks, simulate
@@ -190,23 +190,25 @@ def closed_forms(seed: int) -> bool:
     good = True
     print("\nfailures alone: 16,384 GPUs, 3.8 per 1,000 node-days, steps of 6 s, restart 10 min")
     fail = Interruptions(3.8, 2048, 0.0, 600.0)
-    law = FailureLaw(fail.rate_per_s, 600.0)
+    distribution = FailureDistribution(fail.rate_per_s, 600.0)
     flat = RunModel(np.full((1, 1), 6.0), np.zeros((1, 1)), n_nodes=2048, interruptions=fail)
     n_steps, write = 200_000, 60.0
     for interval in (100, 200, 400):
         model = replace(flat, checkpoints=Checkpoints(interval, write))
         total = simulate_runs(model, n_steps, 4096, seed).total
-        wanted = expected_time(n_steps * 6.0, interval * 6.0, write, law)
+        wanted = expected_time(n_steps * 6.0, interval * 6.0, write, distribution)
         error = total.std() / total.size**0.5 / wanted
         off = total.mean() / wanted - 1.0
         ok = abs(off) < 4.0 * error
-        ettr, young = n_steps * 6.0 / total.mean(), np.sqrt(2.0 * write / law.rate_per_s)
-        first = (1.0 - law.rate_per_s * (600.0 + 3.0 * interval)) / (1.0 + write / 6.0 / interval)
+        ettr, young = n_steps * 6.0 / total.mean(), np.sqrt(2.0 * write / distribution.rate_per_s)
+        first = (1.0 - distribution.rate_per_s * (600.0 + 3.0 * interval)) / (
+            1.0 + write / 6.0 / interval
+        )
         print(f"  every {interval} steps: effective {ettr:.4f}, closed form "
               f"{n_steps * 6.0 / wanted:.4f} ({off:+.4%} ± {error:.4%}), first order {first:.4f}"
               f"  {'ok' if ok else 'BROKEN'}")  # fmt: skip
         good &= ok
-    best = best_steps(6.0, write, law)
+    best = best_steps(6.0, write, distribution)
     grid = np.unique(np.round(best * np.exp(np.linspace(-0.5, 0.5, 21))).astype(int))
     means = [
         simulate_runs(

@@ -62,7 +62,7 @@ EXCEPTIONS = {
     "prism/cli/commands/options.py": _RECORDED,
     "prism/analyses/watch.py": _RECORDED,
     "experiments/verification/watch.py": _RECORDED,
-    "prism/models/kernellaws/collectives.py": (r"iterations", "repeats of a test, not steps"),
+    "prism/models/kernellibraries/collectives.py": (r"iterations", "repeats of a test, not steps"),
 }
 """By file: words that it may use, as a pattern, and why."""
 

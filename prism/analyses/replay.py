@@ -31,7 +31,7 @@ from prism.common.results import (
 )
 from prism.common.text import percent_change
 from prism.models.changes.find import choose_steps
-from prism.models.kernellaws import why_no_model
+from prism.models.kernellibraries import why_no_model
 from prism.models.kerneltrace.graph import KernelGraph, step_graph
 from prism.models.kerneltrace.steps import KernelSteps, split_steps
 from prism.models.pipelinetrace.build import CLOSE, build_trace_graph

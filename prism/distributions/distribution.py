@@ -214,15 +214,22 @@ def bounded_body(cv: float, gpd_shape: float) -> Distribution:
     return Distribution("bounded_body", (cv, gpd_shape), loc=1.0 - scale * z_mean, scale=scale)
 
 
-def mixture(weights: Sequence[float], laws: Sequence[Distribution]) -> Distribution:
+def mixture(weights: Sequence[float], distributions: Sequence[Distribution]) -> Distribution:
     """Mixture, scaled as a whole to mean 1; parts may have any mean (`Distribution.times`)."""
     total = math.fsum(weights)
-    if len(weights) != len(laws) or not laws or min(weights) < 0.0 or total <= 0.0:
+    if (
+        len(weights) != len(distributions)
+        or not distributions
+        or min(weights) < 0.0
+        or total <= 0.0
+    ):
         raise PrismError(
-            f"mixture: {len(weights)} weights (each >= 0) for {len(laws)} distributions"
+            f"mixture: {len(weights)} weights (each >= 0) for {len(distributions)} distributions"
         )
-    law = Distribution("mixture", tuple(w / total for w in weights), parts=tuple(laws))
-    return replace(law, scale=1.0 / law.mean)
+    distribution = Distribution(
+        "mixture", tuple(w / total for w in weights), parts=tuple(distributions)
+    )
+    return replace(distribution, scale=1.0 / distribution.mean)
 
 
 def bounded_body_lemons(
@@ -244,12 +251,12 @@ def bounded_body_lemons(
         raise PrismError(f"max_slowdown = {max_slowdown:g}, expected more than 1")
     top = min(hi, max_slowdown)
     body, lemons = bounded_body(body_cv, gpd_shape), uniform(min(lo, top), top)
-    law = Distribution(
+    distribution = Distribution(
         "bounded_body_lemons",
         (body_cv, gpd_shape, lemon_fraction, lo, hi, max_slowdown),
         parts=(body, lemons) if lemon_fraction else (body,),
     )
-    return replace(law, scale=1.0 / law.mean)
+    return replace(distribution, scale=1.0 / distribution.mean)
 
 
 def empirical(q: Sequence[float], values: Sequence[float]) -> Distribution:
@@ -262,8 +269,8 @@ def empirical(q: Sequence[float], values: Sequence[float]) -> Distribution:
         raise PrismError("empirical: q must rise, values must not fall, both equally long")
     if probabilities[0] != 0.0 or probabilities[-1] != 1.0 or points[0] < 0.0 or points[-1] <= 0.0:
         raise PrismError("empirical: q must run from 0 to 1 and values must be positive")
-    law = Distribution("empirical", knots_q=probabilities, knots_x=points)
-    return replace(law, scale=1.0 / law.mean)
+    distribution = Distribution("empirical", knots_q=probabilities, knots_x=points)
+    return replace(distribution, scale=1.0 / distribution.mean)
 
 
 # family -> constructor from its PARAM_NAMES
@@ -288,10 +295,10 @@ def _standard(family: str) -> tuple[Function, Function]:
     return STANDARD[family]
 
 
-def _invert_mixture(law: Distribution, q: Array) -> Array:
+def _invert_mixture(distribution: Distribution, q: Array) -> Array:
     """Bisect the parts' joint cdf, between the smallest and the largest of their quantiles."""
-    standard = replace(law, loc=0.0, scale=1.0)
-    quantiles = np.stack([part.ppf(q) for part in law.parts])
+    standard = replace(distribution, loc=0.0, scale=1.0)
+    quantiles = np.stack([part.ppf(q) for part in distribution.parts])
     lo, hi = quantiles.min(axis=0), quantiles.max(axis=0)
     for _ in range(44):
         middle = 0.5 * (lo + hi)
@@ -310,17 +317,17 @@ def _nodes(with_kink: bool) -> tuple[Array, Array]:
 
 
 @lru_cache(maxsize=4096)
-def _moments(law: Distribution, power: float) -> tuple[float, float]:
+def _moments(distribution: Distribution, power: float) -> tuple[float, float]:
     """Mean and standard deviation of X**power."""
-    if law.family == "constant":
-        return law.loc**power, 0.0
-    if law.parts:
-        return _mixture_moments(law, power)
-    if law.family == "empirical":
-        q, weights = quadrature(np.asarray(law.knots_q), 6)
+    if distribution.family == "constant":
+        return distribution.loc**power, 0.0
+    if distribution.parts:
+        return _mixture_moments(distribution, power)
+    if distribution.family == "empirical":
+        q, weights = quadrature(np.asarray(distribution.knots_q), 6)
     else:
-        q, weights = _nodes(law.family == "bounded_body")
-    x = law.ppf(q)
+        q, weights = _nodes(distribution.family == "bounded_body")
+    x = distribution.ppf(q)
     if power != 1.0:
         x = np.maximum(x, POSITIVE) ** power
     total = weights.sum()
@@ -328,27 +335,31 @@ def _moments(law: Distribution, power: float) -> tuple[float, float]:
     return mean, math.sqrt(weights @ (x - mean) ** 2 / total)
 
 
-def _mixture_moments(law: Distribution, power: float) -> tuple[float, float]:
+def _mixture_moments(distribution: Distribution, power: float) -> tuple[float, float]:
     shifted = [
-        replace(part, loc=law.loc + law.scale * part.loc, scale=law.scale * part.scale)
-        for part in law.parts
+        replace(
+            part,
+            loc=distribution.loc + distribution.scale * part.loc,
+            scale=distribution.scale * part.scale,
+        )
+        for part in distribution.parts
     ]
     moments = [_moments(part, power) for part in shifted]
-    mean = math.fsum(w * m[0] for w, m in zip(law.weights, moments, strict=True))
-    parts = zip(law.weights, moments, strict=True)
+    mean = math.fsum(w * m[0] for w, m in zip(distribution.weights, moments, strict=True))
+    parts = zip(distribution.weights, moments, strict=True)
     return mean, math.sqrt(sum(w * (s * s + (m - mean) ** 2) for w, (m, s) in parts))
 
 
 @lru_cache(maxsize=256)  # programs of one job differ in few of them
-def quantile_table(law: Distribution, power: float = 1.0) -> NDArray[np.float32]:
+def quantile_table(distribution: Distribution, power: float = 1.0) -> NDArray[np.float32]:
     """Table [3072, 2] of Y = X**power / E[X**power] - 1, see `table_of_quantiles`."""
-    moments = law.power_moments(power)
+    moments = distribution.power_moments(power)
     if moments.std == 0.0:
         return np.zeros((N_CELLS, 2), dtype=np.float32)
 
     def multiplier(q: Array) -> Array:
-        x = law.ppf(q)
+        x = distribution.ppf(q)
         return (np.maximum(x, POSITIVE) ** power if power != 1.0 else x) / moments.norm - 1.0
 
-    low = -1.0 if float(law.ppf(np.zeros(1))[0]) > -1e-9 else -math.inf
+    low = -1.0 if float(distribution.ppf(np.zeros(1))[0]) > -1e-9 else -math.inf
     return table_of_quantiles(multiplier, moments.std, low)

@@ -38,8 +38,8 @@ from prism.distributions.kerneltables import (
     read_tables,
 )
 from prism.distributions.ranges import (
+    check_distribution,
     check_kernels,
-    check_law,
     check_params,
     check_tables,
     figure_range,
@@ -65,7 +65,7 @@ class Entry:
     name: str
     source: str
     long_name: str = ""
-    law: Distribution | None = None
+    distribution: Distribution | None = None
     number: float = math.nan
     units: str = "1"
     n: int = 0  # observations behind a fitted entry; 0 for a figure taken from a text
@@ -74,12 +74,12 @@ class Entry:
     @property
     def mean(self) -> float:
         """Mean of the distribution, or the figure itself."""
-        return self.number if self.law is None else self.law.mean
+        return self.number if self.distribution is None else self.distribution.mean
 
     @property
     def std(self) -> float:
         """Standard deviation of the distribution; 0 for a figure."""
-        return 0.0 if self.law is None else self.law.std
+        return 0.0 if self.distribution is None else self.distribution.std
 
 
 @dataclass(frozen=True)
@@ -106,21 +106,21 @@ class Library:
             raise PrismError(f"library {self.name}: no entry {name!r}{hint}")
         return self.entries[name]
 
-    def law(self, name: str) -> Distribution:
+    def distribution(self, name: str) -> Distribution:
         """Distribution of an entry, mean 1."""
-        law = self.entry(name).law
-        if law is None:
+        distribution = self.entry(name).distribution
+        if distribution is None:
             raise PrismError(
                 f"library {self.name}: {name!r} is a figure, not a distribution; use value()"
             )
-        return law
+        return distribution
 
     def value(self, name: str) -> float:
         """Figure of an entry, in the entry's units (SI)."""
         entry = self.entry(name)
-        if entry.law is not None:
+        if entry.distribution is not None:
             raise PrismError(
-                f"library {self.name}: {name!r} is a distribution, not a figure; use law()"
+                f"library {self.name}: {name!r} is a distribution, not a figure; use distribution()"
             )
         return entry.number
 
@@ -145,7 +145,7 @@ def load_library(name_or_path: str | os.PathLike[str]) -> Library:
     Returns
     -------
     Library
-        ``entries`` by name, each with its source; ``law(name)`` gives a distribution of mean 1,
+        ``entries`` by name, each with its source; ``distribution(name)`` gives one of mean 1,
         ``value(name)`` a figure in the entry's units.
 
     Raises
@@ -157,7 +157,7 @@ def load_library(name_or_path: str | os.PathLike[str]) -> Library:
     --------
     >>> import prism
     >>> library = prism.load_library("h100-healthy")
-    >>> library.value("rank/node_share"), round(library.law("rank").cv, 4)
+    >>> library.value("rank/node_share"), round(library.distribution("rank").cv, 4)
     (0.08, 0.0077)
     """
     path = library_path(os.fspath(name_or_path))
@@ -205,17 +205,19 @@ def from_dataset(dataset: xr.Dataset, name: str) -> Library:
     for i, label in enumerate(map(str, dataset["entry"].values)):
         mean, std = float(columns["mean"][i]), float(columns["std"][i])
         try:
-            law = _law_from_file(str(columns["family"][i]), *(used_part(x[i]) for x in numbers))
-            if law is not None:
-                check_law(law, mean, std)
+            distribution = _distribution_from_file(
+                str(columns["family"][i]), *(used_part(x[i]) for x in numbers)
+            )
+            if distribution is not None:
+                check_distribution(distribution, mean, std)
         except (PrismError, ValueError) as error:
             raise ValueError(f"{label}: {error}") from error
-        if law is None:
+        if distribution is None:
             figure_range(label).check(label, mean)
         entries[label] = Entry(
             name=label,
-            law=law,
-            number=mean if law is None else math.nan,
+            distribution=distribution,
+            number=mean if distribution is None else math.nan,
             n=int(columns["n"][i]),
             **{key: str(columns[key][i]) for key in _TEXTS},
         )
@@ -228,7 +230,7 @@ def from_dataset(dataset: xr.Dataset, name: str) -> Library:
     return Library(name, device, entries, date, tables, attrs, kernels)
 
 
-def _law_from_file(
+def _distribution_from_file(
     family: str, params: list[float], q: list[float], values: list[float]
 ) -> Distribution | None:
     """Rebuild a distribution from a row of the file: parameters, knots' probabilities, values."""
@@ -248,17 +250,29 @@ def _law_from_file(
     return CONSTRUCTORS[family](*params)
 
 
-def _law_to_file(law: Distribution | None) -> tuple[str, list[float], list[tuple[float, float]]]:
+def _distribution_to_file(
+    distribution: Distribution | None,
+) -> tuple[str, list[float], list[tuple[float, float]]]:
     """Family, parameters, and (probability, value) knots: a row of the file."""
-    if law is None:
+    if distribution is None:
         return "scalar", [], []
-    if law.family == "mixture":
-        if law.loc or any(part.family != "lognormal" or part.loc for part in law.parts):
+    if distribution.family == "mixture":
+        if distribution.loc or any(
+            part.family != "lognormal" or part.loc for part in distribution.parts
+        ):
             raise PrismError("library: only mixtures of lognormals can be written to a file")
-        rows = zip(law.weights, law.parts, strict=True)
-        return MIXTURE, [v for w, p in rows for v in (w, p.scale * law.scale, p.params[0])], []
-    values = [law.loc + law.scale * x for x in law.knots_x]
-    return law.family, list(law.params), list(zip(law.knots_q, values, strict=True))
+        rows = zip(distribution.weights, distribution.parts, strict=True)
+        return (
+            MIXTURE,
+            [v for w, p in rows for v in (w, p.scale * distribution.scale, p.params[0])],
+            [],
+        )
+    values = [distribution.loc + distribution.scale * x for x in distribution.knots_x]
+    return (
+        distribution.family,
+        list(distribution.params),
+        list(zip(distribution.knots_q, values, strict=True)),
+    )
 
 
 def to_dataset(library: Library) -> xr.Dataset:
@@ -266,16 +280,16 @@ def to_dataset(library: Library) -> xr.Dataset:
     import xarray as xr
 
     rows = list(library.entries.values())
-    laws = [_law_to_file(row.law) for row in rows]
-    n_params = max((len(params) for _, params, _ in laws), default=0)
-    n_knots = max((len(knots) for _, _, knots in laws), default=0)
+    distributions = [_distribution_to_file(row.distribution) for row in rows]
+    n_params = max((len(params) for _, params, _ in distributions), default=0)
+    n_knots = max((len(knots) for _, _, knots in distributions), default=0)
     params = np.full((len(rows), max(n_params, 1)), np.nan)
     knots = np.full((len(rows), max(n_knots, 1), 2), np.nan)
-    for i, (_, law_params, law_knots) in enumerate(laws):
-        params[i, : len(law_params)] = law_params
-        if law_knots:
-            knots[i, : len(law_knots)] = law_knots
-    families = np.array([family for family, _, _ in laws], object)
+    for i, (_, distribution_params, distribution_knots) in enumerate(distributions):
+        params[i, : len(distribution_params)] = distribution_params
+        if distribution_knots:
+            knots[i, : len(distribution_knots)] = distribution_knots
+    families = np.array([family for family, _, _ in distributions], object)
     legend = "; ".join(f"{name}: {', '.join(p)}" for name, p in PARAM_NAMES.items() if p)
     legend += f"; {MIXTURE}: weight, mean, cv of every part"
     one = "entry"

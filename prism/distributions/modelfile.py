@@ -64,15 +64,18 @@ class ModelFile:
     command: str
 
     def lay_out(
-        self, arrays: Mapping[str, Any], laws: Mapping[str, Distribution],
+        self, arrays: Mapping[str, Any], distributions: Mapping[str, Distribution],
         texts: Mapping[str, tuple[Any, str]], coords: Mapping[str, Any], attrs: Mapping[str, Any],
     ) -> xr.Dataset:  # fmt: skip
         """Lay arrays, distributions by name, and JSON values with what they are into a dataset."""
         import xarray as xr
 
         found = xr.Dataset()
-        if laws:
-            entries = {name: Entry(name, self.what, law=law) for name, law in laws.items()}
+        if distributions:
+            entries = {
+                name: Entry(name, self.what, distribution=distribution)
+                for name, distribution in distributions.items()
+            }
             found = to_dataset(Library("", "", entries)).drop_attrs(deep=False)
         for name, spec in self.arrays.items():
             about = {"units": spec.units, "long_name": spec.long_name}
@@ -93,10 +96,14 @@ class ModelFile:
             )
         return int(schema)
 
-    def laws(self, dataset: xr.Dataset) -> dict[str, Distribution]:
+    def distributions(self, dataset: xr.Dataset) -> dict[str, Distribution]:
         """Distributions of a file by name."""
         entries = from_dataset(dataset, self.kind).entries
-        return {name: entry.law for name, entry in entries.items() if entry.law is not None}
+        return {
+            name: entry.distribution
+            for name, entry in entries.items()
+            if entry.distribution is not None
+        }
 
     def values(self, dataset: xr.Dataset) -> dict[str, Any]:
         """Arrays of a file by name; ValueError where one has other dimensions, or cannot be."""

@@ -78,13 +78,16 @@ def figure_range(name: str) -> Range:
     return next((r for pattern, r in KINDS.items() if fnmatchcase(name, pattern)), NON_NEGATIVE)
 
 
-def check_law(law: Distribution, mean: float, std: float) -> None:
+def check_distribution(distribution: Distribution, mean: float, std: float) -> None:
     """Refuse a distribution that is not of mean 1, or not the one that was written: ValueError."""
-    for name, value, written in (("mean", law.mean, mean), ("standard deviation", law.std, std)):
+    for name, value, written in (
+        ("mean", distribution.mean, mean),
+        ("standard deviation", distribution.std, std),
+    ):
         if not abs(value - written) <= SAME * max(1.0, abs(written)):
             raise ValueError(f"its {name} is {value:g}, and {written:g} by the file")
-    if not abs(law.mean - 1.0) <= SAME:
-        raise ValueError(f"its mean is {law.mean:g}, expected 1")
+    if not abs(distribution.mean - 1.0) <= SAME:
+        raise ValueError(f"its mean is {distribution.mean:g}, expected 1")
 
 
 def used_part(row: NDArray[np.float64]) -> list[float]:

@@ -21,7 +21,7 @@ def sorted_quantiles(values: Array, q: Array) -> Array:
     return np.where(part < 0.5, below + part * step, above - (1.0 - part) * step)
 
 
-def sample_law(values: Array, cv: float | None = None) -> Distribution:
+def sample_distribution(values: Array, cv: float | None = None) -> Distribution:
     """Empirical distribution of mean 1 through the quantiles of positive values.
 
     Its coefficient of variation is the sample's, or `cv` as far as no value becomes negative.
@@ -35,6 +35,6 @@ def sample_law(values: Array, cv: float | None = None) -> Distribution:
         tail = 0.5 ** np.arange(9, 9 + int(math.log2(values.size / KNOTS)))
         q = np.unique(np.concatenate([q, 1.0 - tail]))
     x = np.maximum(sorted_quantiles(np.sort(values), q), FLOOR * float(values.mean()))
-    law = empirical(q.tolist(), x.tolist())
-    scaled = law.scaled_to(cv)
-    return scaled if float(scaled.ppf(np.array([0.0]))[0]) > 0.0 else law
+    distribution = empirical(q.tolist(), x.tolist())
+    scaled = distribution.scaled_to(cv)
+    return scaled if float(scaled.ppf(np.array([0.0]))[0]) > 0.0 else distribution

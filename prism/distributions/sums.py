@@ -30,19 +30,19 @@ KNOTS = np.unique(np.concatenate([np.linspace(0.0, 1.0, 513)[1:-1], _TAIL, 1.0 -
 class Draws(NamedTuple):
     """A number of independent durations of one distribution."""
 
-    law: Distribution
+    distribution: Distribution
     seconds: float  # of a duration that the distribution gives as 1
     times: float = 1.0
 
     @property
     def mean(self) -> float:
         """Mean of them all [s]."""
-        return self.times * self.seconds * self.law.mean
+        return self.times * self.seconds * self.distribution.mean
 
     @property
     def variance(self) -> float:
         """Variance of their sum [s^2]."""
-        return self.times * (self.seconds * self.law.std) ** 2
+        return self.times * (self.seconds * self.distribution.std) ** 2
 
 
 @lru_cache(maxsize=512)  # programs of one job differ in few of them
@@ -56,17 +56,17 @@ def sum_of(draws: tuple[Draws, ...]) -> Distribution:
     if not varying:
         return constant()
     if len(draws) == 1 and draws[0].times == 1.0:
-        return draws[0].law
+        return draws[0].distribution
     mean, std = sum(d.mean for d in draws), math.sqrt(sum(d.variance for d in varying))
     tips = np.array([TIP, 1.0 - TIP])
-    reach = np.abs([d.seconds * (d.law.ppf(tips) - d.law.mean) for d in varying])
+    reach = np.abs([d.seconds * (d.distribution.ppf(tips) - d.distribution.mean) for d in varying])
     below, above = ROOM * std + reach.max(axis=0)
     step = (below + above) / CELLS
     first = math.ceil(below / step)  # cells below the one around the mean
     edges = (np.arange(CELLS + 1) - first - 0.5) * step
     whole = np.ones(CELLS // 2 + 1, np.complex128)
-    for law, seconds, times in varying:
-        upto = law.cdf(law.mean + edges / seconds)
+    for distribution, seconds, times in varying:
+        upto = distribution.cdf(distribution.mean + edges / seconds)
         upto[0], upto[-1] = 0.0, 1.0
         whole *= np.fft.rfft(np.roll(np.diff(upto), -first)) ** times
     mass = np.maximum(np.roll(np.fft.irfft(whole, CELLS), first), 0.0)
@@ -78,12 +78,12 @@ def sum_of(draws: tuple[Draws, ...]) -> Distribution:
 
 
 @lru_cache(maxsize=512)
-def largest_of(law: Distribution, n: int) -> Distribution:
+def largest_of(distribution: Distribution, n: int) -> Distribution:
     """Distribution of the largest of n independent draws, in the same unit: no mean of 1."""
-    if n == 1 or law.std == 0.0:
-        return law
-    x = np.unique(law.ppf(np.concatenate([KNOTS, KNOTS ** (1.0 / n)])))
-    return _from_cdf(x, law.cdf(x) ** n)
+    if n == 1 or distribution.std == 0.0:
+        return distribution
+    x = np.unique(distribution.ppf(np.concatenate([KNOTS, KNOTS ** (1.0 / n)])))
+    return _from_cdf(x, distribution.cdf(x) ** n)
 
 
 def _from_cdf(x: Array, upto: Array, every: int = 1) -> Distribution:

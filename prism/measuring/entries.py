@@ -27,7 +27,7 @@ from prism.distributions.distribution import Distribution
 from prism.distributions.kerneltables import KernelFit, KernelTable, fit_kernel
 from prism.distributions.library import Entry, Library, library_names, load_library
 from prism.distributions.ranges import TABLE_AXES
-from prism.distributions.samples import sample_law
+from prism.distributions.samples import sample_distribution
 from prism.measuring.samples import Array, Case, Samples
 from prism.workload.kernelcost import GEMM_LARGE_S, KINDS, NUMBER_BYTES
 from prism.workload.kernels import MESSAGE_BYTES
@@ -171,9 +171,9 @@ def _provenance(samples: Samples) -> str:
 def _case_entries(row: _Row, story: str, device: str) -> dict[str, Entry]:
     """Distribution and mean of one case."""
     n, name = row.seconds.size, f"kernel/{row.case.label}"
-    law = sample_law(row.seconds)
+    distribution = sample_distribution(row.seconds)
     return {
-        name: Entry(name, story, "duration over its mean", law, n=n, device=device),
+        name: Entry(name, story, "duration over its mean", distribution, n=n, device=device),
         f"{name}/mean_s": Entry(
             f"{name}/mean_s", story, "mean duration", number=row.mean, units="s", n=n,
             device=device,
@@ -188,10 +188,15 @@ def _class_entries(rows: Sequence[_Row], story: str, device: str) -> dict[str, E
         of_class.setdefault(entry_name(row.case, row.mean), []).append(row)
     found = {}
     for name, members in of_class.items():
-        law, n = pooled_law([row.seconds for row in members])
+        distribution, n = pooled_distribution([row.seconds for row in members])
         text = f"{format_count(len(members), 'case')}"
         found[name] = Entry(
-            name, f"{story}: {text}, median CV", "duration over its mean", law, n=n, device=device
+            name,
+            f"{story}: {text}, median CV",
+            "duration over its mean",
+            distribution,
+            n=n,
+            device=device,
         )
     return found
 
@@ -206,7 +211,7 @@ def entry_name(case: Case, seconds: float) -> str:
     return f"residual/{case.settings.get('tier', 'nvlink')}_{size}"
 
 
-def pooled_law(parts: Sequence[Array]) -> tuple[Distribution, int]:
+def pooled_distribution(parts: Sequence[Array]) -> tuple[Distribution, int]:
     """Distribution of mean 1 of several cases, and the calls behind it.
 
     Notes
@@ -217,7 +222,7 @@ def pooled_law(parts: Sequence[Array]) -> tuple[Distribution, int]:
     kept = [x for x in parts if x.std() > 0.0] or list(parts)
     cv = float(np.median([x.std() / x.mean() for x in kept]))
     z = np.concatenate([(x - x.mean()) / (x.std() or 1.0) for x in kept])
-    return sample_law(np.maximum(1.0 + cv * z, _LEAST)), int(z.size)
+    return sample_distribution(np.maximum(1.0 + cv * z, _LEAST)), int(z.size)
 
 
 def product_tables(rows: Sequence[_Row], story: str) -> dict[str, KernelTable]:

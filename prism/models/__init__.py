@@ -3,7 +3,7 @@
 # modules that rooms above may import
 FACE = (
     "calibration.model", "changes.find", "changes.fit", "changes.report",
-    "fit", "fitted", "kernellaws",
+    "fit", "fitted", "kernellibraries",
     "kerneltrace.graph", "kerneltrace.model", "kerneltrace.steps",
     "pipelinetrace.build", "pipelinetrace.fit", "pipelinetrace.reduce",
     "steptimes.estimate", "steptimes.fit", "steptimes.model",

@@ -24,7 +24,7 @@ from prism.models.changes.find import changes_of_trace, choose_steps, without_st
 from prism.models.changes.fit import fit_steps
 from prism.models.changes.report import report_changes
 from prism.models.fitted import Model
-from prism.models.kernellaws import library_of_table, library_of_trace, why_no_model
+from prism.models.kernellibraries import library_of_table, library_of_trace, why_no_model
 from prism.models.kerneltrace.model import fit_kernels
 from prism.models.pipelinetrace.build import CLOSE, build_trace_graph
 from prism.models.pipelinetrace.fit import NEGLIGIBLE, fit_with_components

@@ -253,10 +253,10 @@ def _describe_library(path: Path) -> Answer:
          count(row["n"]), basis[row["entry"]])
         for row in rows if row["distribution"] is None
     )  # fmt: skip
-    name, law, what = (
+    name, distribution, what = (
         Column(head, right=False) for head in ("multiplier of mean 1", "distribution", "basis")
     )
-    heads = name, law, Column("CV"), Column("p99/p50"), Column("n"), what
+    heads = name, distribution, Column("CV"), Column("p99/p50"), Column("n"), what
     found: dict[str, Any] = {"kind": "library", "library": library.name, "entries": rows}
     tables = [
         Table("Distributions", heads, spreads),
@@ -372,11 +372,12 @@ _FOLLOW = ("kv_heads", "v_head_dim")
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
-    law = entry.law
+    distribution = entry.distribution
     return {
-        "entry": entry.name, "distribution": None if law is None else law.family,
+        "entry": entry.name, "distribution": None if distribution is None else distribution.family,
         "mean": float(entry.mean), "units": entry.units,
-        "cv": None if law is None else float(law.cv),
-        "p99_p50": None if law is None else float(law.ppf(0.99) / law.ppf(0.5)),
+        "cv": None if distribution is None else float(distribution.cv),
+        "p99_p50": None if distribution is None
+        else float(distribution.ppf(0.99) / distribution.ppf(0.5)),
         "n": entry.n or None, "source": entry.source,
     }  # fmt: skip

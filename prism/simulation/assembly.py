@@ -135,8 +135,8 @@ def _residual_tables(
     group = default.members().shape[2]
     for c, (op, op_type) in enumerate(zip(lowered, graph.op_types, strict=True)):
         lowered_call = call if op_type.collective is None else None
-        law = residual_of(op, group if op_type.member < 0 else 1, lowered_call)
-        index[c], stds[c] = tables.checked(law), law.cv
+        distribution = residual_of(op, group if op_type.member < 0 else 1, lowered_call)
+        index[c], stds[c] = tables.checked(distribution), distribution.cv
     return index, stds
 
 
@@ -200,7 +200,7 @@ def _relative_speeds(placement: Placement, v: Variability) -> NDArray[np.float64
 
 @lru_cache(maxsize=4)  # programs of one job have the same
 def _draw_speeds(
-    law: Distribution, node_share: float, n: int, members: int, nodes_of_groups: bytes
+    distribution: Distribution, node_share: float, n: int, members: int, nodes_of_groups: bytes
 ) -> NDArray[np.float64]:
     nodes = np.frombuffer(nodes_of_groups, np.int64).reshape(-1, members)
     rng = np.random.Generator(np.random.Philox(0))
@@ -210,7 +210,7 @@ def _draw_speeds(
     at = np.cumsum(np.diff(at, axis=1, prepend=at[:, :1]) > 0, axis=1)  # ranks rise in a group
     node = np.take_along_axis(rng.standard_normal((draws, at.max() + 1)), at, axis=1)
     z = np.sqrt(node_share) * node + np.sqrt(1.0 - node_share) * own
-    x = law.ppf(ndtr(z)).reshape(draws, n, -1).max(axis=2)
+    x = distribution.ppf(ndtr(z)).reshape(draws, n, -1).max(axis=2)
     return np.asarray(x / x.max(axis=1, keepdims=True))
 
 

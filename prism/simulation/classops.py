@@ -45,7 +45,7 @@ class _Link(NamedTuple):
     owner: int
     entries: Array  # [entry of the op] share of the variance of its segments
     fixed: float  # and of that of its collectives
-    law: Distribution
+    distribution: Distribution
 
 
 def lower_again(step: Prepared) -> list[LoweredOp]:
@@ -122,7 +122,7 @@ def _lower_links(
     held = [slice(a, b) for a, b in pairwise(low.coef_seg_ptr)]
     shares = [np.maximum(link.entries, CARRIED) for link in flat]
     for i in np.flatnonzero(n > 1).tolist():
-        table[i], std[i] = tables.add(flat[i].law), flat[i].law.cv
+        table[i], std[i] = tables.add(flat[i].distribution), flat[i].distribution.cv
         call_cv[i] *= flat[i].owner == len(program.classes)
     each = list(zip(of, n, shares, strict=True))
     return low._replace(

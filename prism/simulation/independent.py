@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.distributions.distribution import Distribution, constant
-from prism.distributions.samples import sample_law
+from prism.distributions.samples import sample_distribution
 from prism.distributions.tables import sample_table
 from prism.simulation.draws import seed_key
 from prism.simulation.program import Bank, Program, Tables
@@ -24,9 +24,10 @@ POOL_SAMPLES = 1 << 16  # samples of each op's pooled distribution
 
 def pool_program(program: Program, graph: StepGraph, seed: int) -> Program:
     """Make every op redraw everything from its pooled distribution, its total variance kept."""
-    laws, means = _pooled_laws(program, graph, seed)
-    tables, n = Tables(), len(laws)
-    index = np.array([tables.add(law) for law in laws], np.int32)
+    distributions, means = _pooled_distributions(program, graph, seed)
+    tables, n = Tables(), len(distributions)
+    stds = np.array([distribution.std for distribution in distributions])
+    index = np.array([tables.add(distribution) for distribution in distributions], np.int32)
     stall, jitter = (
         tables.add_table((i,), program.tables[i])
         for i in (program.stalls.table, program.jitter.table)
@@ -38,8 +39,8 @@ def pool_program(program: Program, graph: StepGraph, seed: int) -> Program:
         coef_seg_ptr=np.zeros(n + 1, np.int32), coef_seg=np.zeros(0, np.int32),
         coef_count=np.zeros(0), coef_split=np.zeros((0, 1)),
         fixed_mean=np.array(means)[None, :, None],
-        fixed_var=np.array([[(m * law.std) ** 2 for m, law in zip(means, laws, strict=True)]]),
-        call_cv=np.zeros((n, 1)), table_std=np.array([law.std for law in laws]),
+        fixed_var=((np.array(means) * stds) ** 2)[None, :],
+        call_cv=np.zeros((n, 1)), table_std=stds,
         quiet=np.ones(n),
     )  # fmt: skip
     ranks = program.ranks._replace(
@@ -57,7 +58,7 @@ def pool_program(program: Program, graph: StepGraph, seed: int) -> Program:
     )  # fmt: skip
 
 
-def _pooled_laws(
+def _pooled_distributions(
     program: Program, graph: StepGraph, seed: int
 ) -> tuple[list[Distribution], list[float]]:
     """Pool each op type's duration over clusters, replicas and all shared effects."""
@@ -67,7 +68,7 @@ def _pooled_laws(
     x = engine.draw_clusters(program.ranks, program.tables, 0, n_clusters, key)
     drawn = engine.lower(program.low, x, np.arange(n_replicas))
     pooled_a, pooled_r = (np.concatenate(v) for v in drawn)  # [draw, coef, term], [draw, coef]
-    laws: list[Distribution] = []
+    distributions: list[Distribution] = []
     means: list[float] = []
     example = {int(t): i for i, t in enumerate(graph.op_type) if t >= 0}
     alike, bank = program.alike, program.bank
@@ -75,7 +76,7 @@ def _pooled_laws(
     for c in range(program.low.table_std.size):
         if alike is not None and alike[c] != c:
             same = int(alike[c])
-            laws.append(laws[same])
+            distributions.append(distributions[same])
             means.append(means[same] * seconds[c] / seconds[same] if seconds[same] > 0.0 else 0.0)
             continue
         i = example[c]
@@ -101,8 +102,8 @@ def _pooled_laws(
         samples *= 1.0 + pooled_r[pick, c] * residual
         mean = float(samples.mean())
         means.append(mean)
-        laws.append(sample_law(samples) if mean > 0.0 else constant())
-    return laws, means
+        distributions.append(sample_distribution(samples) if mean > 0.0 else constant())
+    return distributions, means
 
 
 def _factors(

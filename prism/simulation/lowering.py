@@ -106,13 +106,13 @@ def residual_of(op: LoweredOp, n_members: int, call: Distribution | None) -> Dis
     """
     largest = [largest_of(distribution_of(s.noise), n_members) for s, _ in op.segments]
     segments = list(zip(largest, op.segments, strict=True))
-    draws = [Draws(law, sum(s.mean), times) for law, (s, times) in segments]
+    draws = [Draws(distribution, sum(s.mean), times) for distribution, (s, times) in segments]
     if call is not None:
         fixed = dict(zip(op.terms, op.fixed, strict=True))
         seconds = sum(t for term, t in fixed.items() if term.compute)
-        for law, (s, times) in segments:
+        for distribution, (s, times) in segments:
             share = sum(part for term, part in s.split if term.compute)
-            seconds += times * sum(s.mean) * law.mean * share
+            seconds += times * sum(s.mean) * distribution.mean * share
         draws += [Draws(call, seconds)] if seconds > 0.0 else []
     return sum_of((*draws, *(n.draws for n in op.noise)))
 
@@ -151,21 +151,21 @@ class Lowerer:
 
     def _treated(self, kernel: Kernel | Collective) -> tuple[Distribution, float]:
         """Residual and duration of a kernel or collective [s] under its class's treatment."""
-        law, factor = self.v.treated_residual(kernel.kernel_class, kernel.law)
-        return law, kernel.duration * factor
+        distribution, factor = self.v.treated_residual(kernel.kernel_class, kernel.distribution)
+        return distribution, kernel.duration * factor
 
     def lower(self, op_type: OpType) -> LoweredOp:
         """Lower one op type; a collective is one fixed part."""
         c = op_type.collective
         if c is None:
             return self._lower_kernels(op_type)
-        law, duration = self._treated(c)
+        distribution, duration = self._treated(c)
         term = Term(0.0, is_compute(c.kernel_class))
-        var = (duration * law.std) ** 2
-        role = "memory" if c.kernel_class in MEMORY_CLASSES else _link_role(c.law)
+        var = (duration * distribution.std) ** 2
+        role = "memory" if c.kernel_class in MEMORY_CLASSES else _link_role(c.distribution)
         part = Part(role, c.group or "stage", c.bytes, 0, duration, var, c.op_kind)
         return LoweredOp(
-            (), (term,), (duration,), (Noise(c.kernel_class, Draws(law, duration)),),
+            (), (term,), (duration,), (Noise(c.kernel_class, Draws(distribution, duration)),),
             ((c.kernel_class, 1.0),), (part,),
         )  # fmt: skip
 
@@ -195,13 +195,13 @@ class Lowerer:
                 continue
             for kernel in run:
                 term = self._term(op_type.op_kind, kernel)
-                law, duration = self._treated(kernel)
+                distribution, duration = self._treated(kernel)
                 fixed[term] += duration
-                own = Draws(law, duration)
-                same = alike[kernel.kernel_class, kernel.law, duration]
+                own = Draws(distribution, duration)
+                same = alike[kernel.kernel_class, kernel.distribution, duration]
                 same.append(Noise(kernel.kernel_class, own))
                 part = (
-                    _link_role(kernel.law), kernel.group, kernel.bytes, term,
+                    _link_role(kernel.distribution), kernel.group, kernel.bytes, term,
                     kernel.kernel_class.partition("_")[2],
                 )  # fmt: skip
                 mean, spread = stretched.get(part, (0.0, 0.0))
@@ -224,9 +224,9 @@ class Lowerer:
         noise: list[Noise] = []
         split: dict[Term, float] = defaultdict(float)
         for k in run:
-            law, duration = self._treated(k)
+            distribution, duration = self._treated(k)
             mean[self._column(k.kernel_class)] += duration
-            noise.append(Noise(k.kernel_class, Draws(law, duration)))
+            noise.append(Noise(k.kernel_class, Draws(distribution, duration)))
             split[self._term(op_kind, k)] += duration
         called = sum(d for term, d in split.items() if term.compute)
         if self.call is not None and called > 0.0:
@@ -240,34 +240,36 @@ class Lowerer:
 
 def _is_far(kernel: Kernel) -> bool:
     """Tell whether a kernel is an all-to-all over the network."""
-    return kernel.group == "ep" and _link_role(kernel.law) == "network"
+    return kernel.group == "ep" and _link_role(kernel.distribution) == "network"
 
 
-def _link_role(law: str) -> str:
+def _link_role(distribution: str) -> str:
     """Part of a node that a message follows, by the tier in its residual law's name."""
-    return "other" if law.startswith("residual/nvlink") else "network"
+    return "other" if distribution.startswith("residual/nvlink") else "network"
 
 
 @lru_cache(maxsize=256)  # programs of one job differ in few of them
-def standardised_cdf(law: Distribution) -> Array:
+def standardised_cdf(distribution: Distribution) -> Array:
     """Tabulate the cdf of (X - mean) / std on the engine's knots; a step for a constant."""
     z = np.linspace(-engine.CDF_RANGE, engine.CDF_RANGE, engine.CDF_ROWS)
-    if law.std == 0.0:
+    if distribution.std == 0.0:
         return np.where(z >= 0.0, 1.0, 0.0)
-    return np.asarray(law.cdf(law.mean + law.std * z))
+    return np.asarray(distribution.cdf(distribution.mean + distribution.std * z))
 
 
-def _stretch(law: Distribution, cv: float, cdf: Array, n: int) -> tuple[float, float]:
+def _stretch(distribution: Distribution, cv: float, cdf: Array, n: int) -> tuple[float, float]:
     """Find what a maximum adds to a mean, and its variance, over what the engine makes of them.
 
     The engine's few nodes step over kinks and end where a heavy tail does not. Taken where all GPUs
     are alike; where they are not, the maximum adds less, and less is missed of it.
     """
-    if n == 1 or law.std == 0.0:
+    if n == 1 or distribution.std == 0.0:
         return 1.0, 1.0
-    largest, unit = largest_of(law, n), cv / law.std
+    largest, unit = largest_of(distribution, n), cv / distribution.std
     mean, variance = engine.group_max(np.ones(n), cv, cdf)
-    return unit * (largest.mean - law.mean) / (mean - 1.0), (unit * largest.std) ** 2 / variance
+    return unit * (largest.mean - distribution.mean) / (mean - 1.0), (
+        unit * largest.std
+    ) ** 2 / variance
 
 
 def lowering_arrays(
@@ -300,14 +302,21 @@ def lowering_arrays(
             call_cv[c, : len(op.terms)] = [std if t.compute else 0.0 for t in op.terms]
     n_loadings = max((len(s.mean) for s in segments), default=1)
     shapes = [distribution_of(s.noise) for s in segments]
-    shape_index = {law: i for i, law in enumerate(dict.fromkeys(shapes))}
-    cdfs = [standardised_cdf(law) for law in shape_index] or [np.zeros(engine.CDF_ROWS)]
+    shape_index = {distribution: i for i, distribution in enumerate(dict.fromkeys(shapes))}
+    cdfs = [standardised_cdf(distribution) for distribution in shape_index] or [
+        np.zeros(engine.CDF_ROWS)
+    ]
     cells, cvs = engine.cdf_cells(np.array(cdfs)), [s.cv for s in segments]
     grouped = {s for op, t in zip(lowered, op_types, strict=True) if t.member < 0
                for s, _ in op.segments}  # fmt: skip
     stretch = [
-        _stretch(law, cv, cells[shape_index[law]], member.shape[2] if s in grouped else 1)
-        for s, law, cv in zip(segments, shapes, cvs, strict=True)
+        _stretch(
+            distribution,
+            cv,
+            cells[shape_index[distribution]],
+            member.shape[2] if s in grouped else 1,
+        )
+        for s, distribution, cv in zip(segments, shapes, cvs, strict=True)
     ]
     stages = [t.stage if op.segments else -1 for t, op in zip(op_types, lowered, strict=True)]
     return engine.Lowering(
@@ -315,7 +324,7 @@ def lowering_arrays(
         seg_mean=np.array([s.mean for s in segments], np.float64).reshape(-1, n_loadings),
         seg_cv=np.array(cvs),
         seg_stretch=np.array(stretch).reshape(-1, 2),
-        seg_cdf=np.array([shape_index[law] for law in shapes], np.int32),
+        seg_cdf=np.array([shape_index[distribution] for distribution in shapes], np.int32),
         cdf=cells,
         coef_stage=np.array(stages, np.int32),
         coef_seg_ptr=np.cumsum([0, *(len(op.segments) for op in lowered)], dtype=np.int32),

@@ -89,11 +89,11 @@ class Tables:
         self.index: dict[Hashable, int] = {}
         self.arrays: list[NDArray[np.float32]] = []
 
-    def add(self, law: Distribution, power: float = 1.0) -> int:
+    def add(self, distribution: Distribution, power: float = 1.0) -> int:
         """Index of the table of X**power."""
-        key = (law, power)
+        key = (distribution, power)
         found = self.index.get(key)
-        return self.add_table(key, quantile_table(law, power)) if found is None else found
+        return self.add_table(key, quantile_table(distribution, power)) if found is None else found
 
     def add_table(self, key: Hashable, table: NDArray[np.float32]) -> int:
         """Index of a table made elsewhere; equal keys share it."""
@@ -102,38 +102,42 @@ class Tables:
             self.arrays.append(table)
         return found
 
-    def checked(self, law: Distribution, power: float = 1.0, effect: str = "residual") -> int:
+    def checked(
+        self, distribution: Distribution, power: float = 1.0, effect: str = "residual"
+    ) -> int:
         """Index of a table of durations; raises PrismError where it reaches below 0."""
-        index = self.add(law, power)
+        index = self.add(distribution, power)
         if float(self.arrays[index][0, 0]) >= -1.0:
             return index
         of = f"variability.effects.{effect}" if effect else "an effect of the fitted trace"
         way_out = f"take a smaller {of}.cv" if effect else "its spread is too wide to be drawn"
         if effect == "residual":
             way_out += " (or scale)"
-            way_out += "" if law.family == "lognormal" else ", or law: lognormal with a cv"
+            way_out += "" if distribution.family == "lognormal" else ", or law: lognormal with a cv"
         if effect in ("residual", "rank"):
             way_out += ", or of cluster.scale where that widens it"
         raise PrismError(
-            f"{self.source}{of}: its distribution ({law.family.replace('_', ' ')}) with cv "
-            f"{law.cv:.3g} gives negative durations; {way_out}"
+            f"{self.source}{of}: its distribution ({distribution.family.replace('_', ' ')}) with "
+            f"cv {distribution.cv:.3g} gives negative durations; {way_out}"
         )
 
-    def optional(self, law: Distribution, power: float = 1.0, effect: str = "") -> int:
+    def optional(self, distribution: Distribution, power: float = 1.0, effect: str = "") -> int:
         """Index of the table, -1 where the effect is off; `effect` is named in an error."""
-        if power == 0.0 or law.std == 0.0:
+        if power == 0.0 or distribution.std == 0.0:
             return -1
-        return self.checked(law, power, effect)
+        return self.checked(distribution, power, effect)
 
-    def largest(self, law: Distribution, power: float, relative: NDArray[np.float64]) -> int:
+    def largest(
+        self, distribution: Distribution, power: float, relative: NDArray[np.float64]
+    ) -> int:
         """Index of the table of the largest of several X**power; -1 where the effect is off.
 
         `relative` [draw, n] multiplies each of n values in equally likely cases; at most 1.
         """
-        if relative.shape[1] == 1 or power == 0.0 or law.std == 0.0:
-            return self.optional(law, power, "microbatch")
-        key = (law, power, relative.tobytes())
-        return self.add_table(key, _largest_table(law, power, relative.shape[1], key[2]))
+        if relative.shape[1] == 1 or power == 0.0 or distribution.std == 0.0:
+            return self.optional(distribution, power, "microbatch")
+        key = (distribution, power, relative.tobytes())
+        return self.add_table(key, _largest_table(distribution, power, relative.shape[1], key[2]))
 
     def stack(self) -> NDArray[np.float32]:
         """All tables, [table, row, 2]; at least one, since an array needs an element type."""
@@ -274,7 +278,9 @@ def make_room(step: engine.Step, n: int) -> Arrays:
 
 
 @lru_cache(maxsize=64)
-def _largest_table(law: Distribution, power: float, n: int, cases: bytes) -> NDArray[np.float32]:
+def _largest_table(
+    distribution: Distribution, power: float, n: int, cases: bytes
+) -> NDArray[np.float32]:
     """Table of the largest of n X**power, times the float64 [draw, n] in `cases`.
 
     With F the distribution of one, the largest's is the mean over draws of prod_i F(t /
@@ -282,8 +288,8 @@ def _largest_table(law: Distribution, power: float, n: int, cases: bytes) -> NDA
     """
     relative = np.frombuffer(cases).reshape(-1, n)
     q = np.unique(np.concatenate([tail_panels(), np.linspace(0.0, 1.0, 257)[1:-1]]))
-    x = law.ppf(q if power > 0.0 else 1.0 - q)
-    one = np.maximum(x, POSITIVE) ** power / law.power_moments(power).norm
+    x = distribution.ppf(q if power > 0.0 else 1.0 - q)
+    one = np.maximum(x, POSITIVE) ** power / distribution.power_moments(power).norm
     keep = np.concatenate([[True], np.diff(one) > 0.0])
     one, logit = one[keep], (np.log(q) - np.log1p(-q))[keep]
     most = np.empty_like(one)

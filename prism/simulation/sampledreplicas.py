@@ -19,7 +19,7 @@ from scipy.special import ndtri
 from prism import engine
 from prism.simulation.draws import lower
 from prism.simulation.program import Program, global_ops, make_keys, make_room
-from prism.simulation.unseenlaw import by_level, noise_table, widen
+from prism.simulation.tailfit import by_level, noise_table, widen
 
 Array = NDArray[np.float64]
 ENGINES = ("auto", "exact", "exchangeable")
@@ -183,7 +183,7 @@ def fit_unseen(program: Program, seed: int | engine.Keys, threads: int = 1) -> U
 
     The pilot is the first clusters, however many are asked for, so that the first of many
     replicates are those of few. A replica's own work over the typical one's, which has the same
-    shared effects, follows the distribution of `prism.simulation.unseenlaw`. Where microbatches
+    shared effects, follows the distribution of `prism.simulation.tailfit`. Where microbatches
     decide, most of it is known without simulating.
     """
     assert program.sample is not None

@@ -116,12 +116,14 @@ class Variability:
         if self.replaced_residual is not None:
             return self.replaced_residual.spread_by(spread)
         if entry not in self._cache:
-            law = distributions.constant()
+            distribution = distributions.constant()
             if entry.startswith(LOGNORMAL):
-                law = distributions.lognormal(float(entry.removeprefix(LOGNORMAL)))
+                distribution = distributions.lognormal(float(entry.removeprefix(LOGNORMAL)))
             elif self.library is not None:
-                law = self.library.law(entry)
-            self._cache[entry] = law.scaled_to(law.cv * self.residual_scale).spread_by(spread)
+                distribution = self.library.distribution(entry)
+            self._cache[entry] = distribution.scaled_to(
+                distribution.cv * self.residual_scale
+            ).spread_by(spread)
         return self._cache[entry]
 
     def treatment(self, kernel_class: str) -> Treatment:
@@ -130,10 +132,10 @@ class Variability:
 
     def treated_residual(self, kernel_class: str, entry: str) -> tuple[Distribution, float]:
         """Residual of a kernel of a treated class, mean 1, and the factor on its duration."""
-        treatment, law = self.treatment(kernel_class), self.residual(entry)
+        treatment, distribution = self.treatment(kernel_class), self.residual(entry)
         if treatment.frozen:
-            return distributions.constant(), treatment.factor * float(law.ppf(0.5))
-        return law, treatment.factor
+            return distributions.constant(), treatment.factor * float(distribution.ppf(0.5))
+        return distribution, treatment.factor
 
     def rank_loading(self, kernel_class: str) -> float:
         """Exponent of the rank effect on a kernel class."""
@@ -186,14 +188,14 @@ def resolve_variability(
     residual, power = job.variability.effects.residual, gpu_power(job)
     spread = scale.compute.cv * power.spread  # of what GPUs differ in, as compute follows it
     return Variability(
-        rank=_rank_law(job, library).spread_by(spread),
-        step=_step_law(job, pick, workload),
-        microbatch=pick.law("microbatch"),
-        expert=_expert_law(job, pick),
-        call=pick.law("call"),
+        rank=_rank_distribution(job, library).spread_by(spread),
+        step=_step_distribution(job, pick, workload),
+        microbatch=pick.distribution("microbatch"),
+        expert=_expert_distribution(job, pick),
+        call=pick.distribution("call"),
         regime=_regime(job, pick),
         stall=_stall(job, pick),
-        jitter=pick.law("jitter", JITTER_CV),
+        jitter=pick.distribution("jitter", JITTER_CV),
         jitter_s=pick.value("jitter", "mean_s"),
         run_cv=pick.value("run", "cv"),
         model_error=_model_error(job, pick),
@@ -228,11 +230,11 @@ class _Pick:
             return self.library.value(entry)
         return default
 
-    def law(self, effect: str, default_cv: float = 0.0) -> Distribution:
+    def distribution(self, effect: str, default_cv: float = 0.0) -> Distribution:
         cv = getattr(getattr(self.effects, effect), "cv", None)
         if self.library is not None and effect in self.library:
-            law = self.library.law(effect)
-            return law if cv is None else law.scaled_to(cv)
+            distribution = self.library.distribution(effect)
+            return distribution if cv is None else distribution.scaled_to(cv)
         return distributions.lognormal(default_cv if cv is None else cv)
 
 
@@ -283,22 +285,22 @@ def _model_error(job: Job, pick: _Pick) -> float:
     return math.hypot(error, pick.value("run", "model_error_growth") * beyond)
 
 
-def _step_law(job: Job, pick: _Pick, workload: Workload | None) -> Distribution:
+def _step_distribution(job: Job, pick: _Pick, workload: Workload | None) -> Distribution:
     """Distribution of the step effect; a calibrated library has a part that is a time."""
-    block, law = job.variability.effects.step, pick.law("step")
+    block, distribution = job.variability.effects.step, pick.distribution("step")
     fixed_s = pick.value("step", "fixed_s")
     if (block is not None and block.cv is not None) or fixed_s == 0.0:
-        return law
+        return distribution
     workload = build_workload(job, pick.library) if workload is None else workload
     step_s = nominal_step(workload, job.parallelism)
-    return law.scaled_to(math.hypot(pick.value("step", "relative"), fixed_s / step_s))
+    return distribution.scaled_to(math.hypot(pick.value("step", "relative"), fixed_s / step_s))
 
 
-def _expert_law(job: Job, pick: _Pick) -> Distribution:
+def _expert_distribution(job: Job, pick: _Pick) -> Distribution:
     """Distribution of the expert effect; nothing is out of balance within one rank."""
     if job.parallelism.ep == 1:
         return distributions.constant()
-    return pick.law("expert", 0.0 if pick.library is None else EXPERT_CV)
+    return pick.distribution("expert", 0.0 if pick.library is None else EXPERT_CV)
 
 
 def _stall(job: Job, pick: _Pick) -> StallEffect:
@@ -329,14 +331,14 @@ def _replaced_residual(job: Job) -> Distribution | None:
     return distributions.CONSTRUCTORS[residual.law or "lognormal"](residual.cv)
 
 
-def _rank_law(job: Job, library: Library | None) -> Distribution:
+def _rank_distribution(job: Job, library: Library | None) -> Distribution:
     """Body of healthy GPUs plus lemons, bounded by the slowdown at which GPUs are culled.
 
     What the job does not set stays as the library has it.
     """
     effect, limit = job.variability.effects.rank, job.cluster.max_slowdown
-    law = (
-        library.law("rank")
+    distribution = (
+        library.distribution("rank")
         if library is not None and "rank" in library
         else distributions.constant()
     )
@@ -350,16 +352,20 @@ def _rank_law(job: Job, library: Library | None) -> Distribution:
             changes["lo"], changes["hi"] = effect.lemon_slowdown
     if limit is not None:
         changes["max_slowdown"] = limit
-    if not changes or (law.std == 0.0 and changes.keys() <= {"max_slowdown"}):
-        return law
-    if law.family != "bounded_body_lemons":
-        law = distributions.bounded_body_lemons(law.std, max_slowdown=MAX_SLOWDOWN)
-    law = law.with_params(**changes)
-    params = dict(zip(distributions.PARAM_NAMES[law.family], law.params, strict=True))
+    if not changes or (distribution.std == 0.0 and changes.keys() <= {"max_slowdown"}):
+        return distribution
+    if distribution.family != "bounded_body_lemons":
+        distribution = distributions.bounded_body_lemons(
+            distribution.std, max_slowdown=MAX_SLOWDOWN
+        )
+    distribution = distribution.with_params(**changes)
+    params = dict(
+        zip(distributions.PARAM_NAMES[distribution.family], distribution.params, strict=True)
+    )
     if "hi" in changes and params["hi"] > params["max_slowdown"]:
         raise PrismError(
             f"{job.source}: variability.effects.rank.lemon_slowdown: reaches {params['hi']:g}, but "
             f"GPUs beyond {params['max_slowdown']:g} are taken out; lower it, or set "
             f"cluster.max_slowdown: {params['hi']:g}"
         )
-    return law
+    return distribution

@@ -84,8 +84,8 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         parts = zip((a, b), (dense.n_shards, experts.n_shards), matrices, strict=True)
         found = [update_seconds(layout, costs, *part) for part in parts]
         seconds, n_bytes = (sum(values) for values in zip(*found, strict=True))
-        law = "residual/optimizer"
-        return Collective("optimizer", "optimizer", "optimizer", seconds, n_bytes, law)
+        distribution = "residual/optimizer"
+        return Collective("optimizer", "optimizer", "optimizer", seconds, n_bytes, distribution)
 
     def all_reduce(name: str, n_bytes: float, among: str) -> Collective | None:
         return collective(cluster, f"{name}_reduce", "all_reduce", n_bytes, among)
@@ -212,12 +212,15 @@ def _transfers(
     layout = job.parallelism
     tokens = layout.microbatch_size * job.model.seq_len / layout.cp
     n_bytes = 2.0 * tokens * job.model.hidden_size / layout.tp
-    duration, law = cluster.transfer_time(n_bytes), "residual/p2p"
-    sent, far = Collective("transfer", "transfer", "p2p", duration, n_bytes, law, "hop"), {}
+    duration, distribution = cluster.transfer_time(n_bytes), "residual/p2p"
+    sent, far = (
+        Collective("transfer", "transfer", "p2p", duration, n_bytes, distribution, "hop"),
+        {},
+    )
     for link in cluster.far_links():
         whole, way = (cluster.transfer_time(n, link) for n in (n_bytes, 0.0))
         cv = cluster.link_spread(link)
-        own = replace(sent, law=law if cv is None else f"{LOGNORMAL}{cv!r}")
+        own = replace(sent, distribution=distribution if cv is None else f"{LOGNORMAL}{cv!r}")
         far[link] = replace(own, duration=whole - way), replace(own, duration=way, bytes=0.0)
     return (sent if layout.pp > 1 else None), far
 

@@ -20,7 +20,7 @@ from prism.distributions.library import Library
 from prism.jobs.job import job_from_dict
 from prism.jobs.jobspec.blocks import ClusterBlock
 from prism.workload.kernelcost import CARRIED, KernelCost
-from prism.workload.kernels import collective_law
+from prism.workload.kernels import collective_distribution
 
 OPS = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
@@ -117,7 +117,7 @@ def collective_cost(
         seconds, residual = float(cluster.hop_time(n_bytes, hops).max()), "residual/p2p"
     else:
         seconds = cluster.collective_time(kind, n_bytes, group)
-        residual = collective_law(cluster, n_bytes, group)
+        residual = collective_distribution(cluster, n_bytes, group)
     if table is not None:
         covered = table.covers(ranks=float(group.n_ranks), bytes=n_bytes)
         covered, source = covered and not table.source.startswith(CARRIED), table.source

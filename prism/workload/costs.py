@@ -109,9 +109,9 @@ class Costs:
         kernel = self._compute(f"{op.name}_backward", "attention", rest, cost.flop, launches)
         if not helpers:
             return (kernel,)
-        n_bytes, law = 2.0 * op.rows * op.out, "residual/memory"
+        n_bytes, distribution = 2.0 * op.rows * op.out, "residual/memory"
         name, duration = f"{op.name}_backward_helpers", helpers * self.memory_factor
-        return kernel, Kernel(name, "memory", duration, 0.0, 5.0 * n_bytes, law)
+        return kernel, Kernel(name, "memory", duration, 0.0, 5.0 * n_bytes, distribution)
 
     def scan(self, op: Scan, backward: bool = False) -> Kernel:
         """Recurrence over a sequence."""
@@ -148,8 +148,8 @@ class Costs:
     ) -> Kernel:
         """Kernel that reads and writes some bytes at the rate of a copy."""
         duration = self.moved(n_bytes)
-        law = "residual/memory"
-        return Kernel(name, kernel_class, duration, 0.0, n_bytes, law, launches=launches)
+        distribution = "residual/memory"
+        return Kernel(name, kernel_class, duration, 0.0, n_bytes, distribution, launches=launches)
 
     def _compute(
         self, name: str, kernel_class: str, cost: KernelCost, flop: float, launches: float

@@ -119,7 +119,7 @@ def _step(job: Job, workload: Workload) -> tuple[list[tuple[Kernel, float]], flo
         for kernel in (*chunk.forward, *chunk.backward)
     ]
     kernels += [
-        (Kernel(o.name, o.kernel_class, o.duration, 0.0, o.bytes, o.law), 1.0 / stages)
+        (Kernel(o.name, o.kernel_class, o.duration, 0.0, o.bytes, o.distribution), 1.0 / stages)
         for o in workload.optimizer
     ]
     own = [(kernel, n) for kernel, n in kernels if is_compute(kernel.kernel_class)]

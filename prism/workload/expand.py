@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from prism.cluster.machine import Cluster
 from prism.workload.frameworks import FRAMEWORKS, FUSED_LOSS_BYTES, Framework
 from prism.workload.host import BLOCKS, blocks
-from prism.workload.kernels import Kernel, collective_law, exposed
+from prism.workload.kernels import Kernel, collective_distribution, exposed
 from prism.workload.layers import Layer, embedding_ops, layer_halves, loss_ops, share_of
 from prism.workload.ops import (
     Attention,
@@ -375,8 +375,12 @@ class Expander:
         if group.n_ranks == 1:
             return ()
         duration = self.cluster.collective_time(op_kind, n_bytes, group)
-        law = collective_law(self.cluster, n_bytes, group)
-        return (Kernel(name, kernel_class, duration, 0.0, n_bytes, law, group_name, launches=1.0),)
+        distribution = collective_distribution(self.cluster, n_bytes, group)
+        return (
+            Kernel(
+                name, kernel_class, duration, 0.0, n_bytes, distribution, group_name, launches=1.0
+            ),
+        )
 
 
 def _n_products(ops: Sequence[Op]) -> int:

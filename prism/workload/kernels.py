@@ -36,7 +36,7 @@ class Kernel:
     duration: float  # nominal; of a collective, the exposed part of its transfer [s]
     flop: float
     bytes: float  # memory traffic; of a collective, its message
-    law: str  # library entry of its residual
+    distribution: str  # library entry of its residual
     group: str = ""  # of a collective: nobody passes it before all members have come
     is_weight: bool = False  # gives nothing but a weight's gradient, and may wait
     hidden_s: float = 0.0  # of a collective, what a weight gradient beside it hides [s]
@@ -87,7 +87,7 @@ def split_backward(kernels: tuple[Kernel, ...]) -> tuple[tuple[Kernel, ...], tup
     return inputs, tuple(k for k in kernels if k.is_weight)
 
 
-def collective_law(cluster: Cluster, n_bytes: float, group: Group) -> str:
+def collective_distribution(cluster: Cluster, n_bytes: float, group: Group) -> str:
     """Distribution of a collective's residual: of its slowest tier, or a library entry by size.
 
     Beyond the network the library has no measurements; its distributions of the network stand in.

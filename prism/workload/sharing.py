@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from prism.cluster.machine import Cluster
 from prism.workload.frameworks import FRAMEWORKS, Framework
 from prism.workload.kernelcost import NUMBER_BYTES
-from prism.workload.kernels import ChunkWork, Kernel, collective_law
+from prism.workload.kernels import ChunkWork, Kernel, collective_distribution
 from prism.workload.modelsize import DTYPE_BYTES
 from prism.workload.work import Collective, PerChunk
 
@@ -32,8 +32,10 @@ def collective(
     if group.n_ranks == 1:
         return None
     duration = cluster.collective_time(op_kind, n_bytes, group)
-    law = collective_law(cluster, n_bytes, group)
-    return Collective(name, op_kind, f"{of or among}_{op_kind}", duration, n_bytes, law, among)
+    distribution = collective_distribution(cluster, n_bytes, group)
+    return Collective(
+        name, op_kind, f"{of or among}_{op_kind}", duration, n_bytes, distribution, among
+    )
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,10 @@ def contended(
             return kernels
         first = beside[0]
         name, seconds = f"beside_{first.name}", cost * hidden
-        return (*kernels, Kernel(name, first.kernel_class, seconds, 0.0, 0.0, first.law, group))
+        return (
+            *kernels,
+            Kernel(name, first.kernel_class, seconds, 0.0, 0.0, first.distribution, group),
+        )
 
     beside = gathers * again + reduces
     return replace(

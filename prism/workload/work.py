@@ -27,7 +27,7 @@ class Collective:
     kernel_class: str
     duration: float  # nominal, from the last arrival [s]
     bytes: float  # size of a message, or memory traffic of the optimizer [byte]
-    law: str  # library entry of its residual
+    distribution: str  # library entry of its residual
     group: str = ""  # who takes part: of `Cluster.group`, or hop: two neighbouring stages
     messages: float = 1.0  # of this many bytes, one after the other
     beside: bool = False  # runs beside its chunk's kernels, not before or after them

@@ -53,8 +53,8 @@ FAULTS = [
     ),
     (
         "the job's own cv of an effect gives way to the library's",
-        "return law if cv is None else law.scaled_to(cv)",
-        "return law",
+        "return distribution if cv is None else distribution.scaled_to(cv)",
+        "return distribution",
     ),
     (
         "stalls per node count once for the whole job",
@@ -63,12 +63,12 @@ FAULTS = [
     ),
     (
         "experts are uneven without a library too",
-        'pick.law("expert", 0.0 if pick.library is None else EXPERT_CV)',
-        'pick.law("expert", EXPERT_CV)',
+        'pick.distribution("expert", 0.0 if pick.library is None else EXPERT_CV)',
+        'pick.distribution("expert", EXPERT_CV)',
     ),
     (
         "a shard group is as slow as the mean of its ranks, not the slowest",
-        "x = law.ppf(ndtr(z)).reshape(draws, n, -1).max(axis=2)",
-        "x = law.ppf(ndtr(z)).reshape(draws, n, -1).mean(axis=2)",
+        "x = distribution.ppf(ndtr(z)).reshape(draws, n, -1).max(axis=2)",
+        "x = distribution.ppf(ndtr(z)).reshape(draws, n, -1).mean(axis=2)",
     ),
 ]

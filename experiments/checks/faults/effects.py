@@ -33,8 +33,8 @@ FAULTS = [
     ),
     (
         "a jitter of which only the mean is given is the same in every step",
-        'jitter=pick.law("jitter", JITTER_CV),',
-        'jitter=pick.law("jitter"),',
+        'jitter=pick.distribution("jitter", JITTER_CV),',
+        'jitter=pick.distribution("jitter"),',
     ),
     (
         "the jitter of a step takes the draw of its step effect",

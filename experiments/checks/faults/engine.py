@@ -60,8 +60,8 @@ FAULTS = [
     ),
     (
         "a heavy tail of kernels makes the slowest of a group no later",
-        "    if n == 1 or law.std == 0.0:\n        return 1.0, 1.0",
-        "    if n >= 1 or law.std == 0.0:\n        return 1.0, 1.0",
+        "    if n == 1 or distribution.std == 0.0:\n        return 1.0, 1.0",
+        "    if n >= 1 or distribution.std == 0.0:\n        return 1.0, 1.0",
     ),
     (
         "the own noise of kernels does not delay a group that waits for its slowest rank",
@@ -90,8 +90,8 @@ FAULTS = [
     ),
     (
         "like kernels of an op vary together, not each by itself",
-        "return self.times * (self.seconds * self.law.std) ** 2",
-        "return (self.times * self.seconds * self.law.std) ** 2",
+        "return self.times * (self.seconds * self.distribution.std) ** 2",
+        "return (self.times * self.seconds * self.distribution.std) ** 2",
     ),
     (
         "the idle share of stages is over replicas where each rank is simulated",

@@ -64,8 +64,8 @@ FAULTS = [
     ),
     (
         "the best checkpoint interval is that of half the write time",
-        "return float((1.0 + lambertw(-np.exp(-x - 1.0)).real) / law.rate_per_s)",
-        "return float((1.0 + lambertw(-np.exp(-x / 2 - 1.0)).real) / law.rate_per_s)",
+        "return float((1.0 + lambertw(-np.exp(-x - 1.0)).real) / distribution.rate_per_s)",
+        "return float((1.0 + lambertw(-np.exp(-x / 2 - 1.0)).real) / distribution.rate_per_s)",
     ),
     (
         "failures come per GPU, not per node",

@@ -121,7 +121,7 @@ FAULTS = [
     ),
     (
         "drawn ranks of a fitted trace have the spread of the op kind that varies most",
-        "values[body] = model.rank_law.ppf(middle) ** float(model.rank_power[kind])",
-        "values[body] = model.rank_law.ppf(middle)",
+        "values[body] = model.rank_distribution.ppf(middle) ** float(model.rank_power[kind])",
+        "values[body] = model.rank_distribution.ppf(middle)",
     ),
 ]

@@ -22,7 +22,7 @@ from prism.simulation.runs.build import (
     marks_of,
     mean_step,
 )
-from prism.simulation.runs.checkpointing import FailureLaw, best_steps, expected_time
+from prism.simulation.runs.checkpointing import FailureDistribution, best_steps, expected_time
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import RunModel, Runs
 from prism.simulation.runs.ramp import step_work
@@ -214,13 +214,13 @@ def _interruptions(job: Job, model: RunModel, runs: Runs, n_steps: int) -> dict[
     if fail is None or fail.rate_per_s == 0.0 or not stated:
         return out
     waits = float(runs.terms["spares"].sum()) / max(1, int(runs.failures.sum()))
-    law = FailureLaw(fail.rate_per_s, fail.mean_down_s + waits)
+    distribution = FailureDistribution(fail.rate_per_s, fail.mean_down_s + waits)
     # an interval beyond the end of the run is no checkpoint at all
-    best = min(best_steps(step_s, c.write_s, law), n_steps)
+    best = min(best_steps(step_s, c.write_s, distribution), n_steps)
     ahead = [runs.terms[name] for name in runs.terms if name not in (*PAUSES, "completed_steps")]
     work = float(np.sum([*ahead, runs.terms["stalls"]], axis=0).mean())
     times = [
-        expected_time(work, n * step_s, c.write_s, law, c.blocking)
+        expected_time(work, n * step_s, c.write_s, distribution, c.blocking)
         for n in (min(c.interval_steps, n_steps), best)
     ]
     return out | {

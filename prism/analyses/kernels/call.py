@@ -135,7 +135,7 @@ class Call:
         ]
 
     def _row(self, backend: str, cost: KernelCost) -> dict[str, Any]:
-        spread = self.library.law(cost.residual)
+        spread = self.library.distribution(cost.residual)
         p5, p50, p95 = (cost.seconds * float(x) for x in spread.ppf([0.05, 0.5, 0.95]))
         times = (cost.seconds, p5, p50, p95, spread.cv)
         return {

@@ -79,9 +79,11 @@ def with_spreads(library: Library, between: float, within: float) -> Library:
     for name, entry in library.entries.items():
         factor = {"rank": between, "microbatch": within, "call": within}.get(name)
         factor = within if name.startswith("residual/") else factor
-        if factor is not None and entry.law is not None:
+        if factor is not None and entry.distribution is not None:
             source = f"{entry.source}; spread x {factor:.3g} by calibration"
-            entries[name] = replace(entry, law=entry.law.spread_by(factor), source=source)
+            entries[name] = replace(
+                entry, distribution=entry.distribution.spread_by(factor), source=source
+            )
     return _with(library, entries)
 
 
@@ -106,8 +108,10 @@ def with_steps(library: Library, s: StepSetting) -> Library:
         for name, (value, units, text) in figures.items()
     }
     cv = max(s.relative, 1e-6 if s.fixed_s > 0.0 else 0.0)
-    law = _law_of(s.shape).scaled_to(cv)
-    entries["step"] = Entry("step", "calibration", "what all ranks share in a step", law=law)
+    distribution = _distribution_of(s.shape).scaled_to(cv)
+    entries["step"] = Entry(
+        "step", "calibration", "what all ranks share in a step", distribution=distribution
+    )
     return _with(library, entries)
 
 
@@ -115,7 +119,7 @@ def _with(library: Library, entries: Mapping[str, Entry]) -> Library:
     return replace(library, entries={**library.entries, **entries})
 
 
-def _law_of(shape: Array) -> Distribution:
+def _distribution_of(shape: Array) -> Distribution:
     """Distribution of mean 1 from deviations of unit spread, narrow enough to stay above 0.5."""
     if shape.size < 2 or np.ptp(shape) == 0.0:
         return constant()

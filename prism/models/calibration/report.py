@@ -66,7 +66,9 @@ def report_of(
         },
         "kernels": [],  # step times hold none
         "effects": {
-            "rank": {"cv": found.library.law("rank").cv if "rank" in found.library else 0.0},
+            "rank": {
+                "cv": found.library.distribution("rank").cv if "rank" in found.library else 0.0
+            },
             "step": {"cv": found.spread.cv(max(sizes, key=lambda x: x.job.world_size).mean_s)},
         },
         "stalls": {

@@ -18,7 +18,7 @@ from prism.common.means import finite_mean
 from prism.common.text import format_count, percent_change
 from prism.distributions.distribution import Distribution, constant
 from prism.distributions.library import Library, load_library
-from prism.distributions.samples import sample_law
+from prism.distributions.samples import sample_distribution
 from prism.jobs.jobspec.blocks import DEVICE_LIBRARY
 from prism.models.kerneltrace.graph import KernelGraph, step_graph
 from prism.models.kerneltrace.steps import HOST, KernelKey, split_steps
@@ -69,21 +69,21 @@ _PROFILE = 64  # steps that stand for the library's distribution of the step eff
 def with_spread_of(model: TraceModel, library: Library) -> TraceModel:
     """Let the kernels of a model vary as the library's do, and their steps."""
 
-    def entry(group: OpGroup) -> str:
+    def varied(group: OpGroup) -> OpGroup:
+        if group.op_kind == HOST.op_kind:
+            return group
+        name = f"residual/{_RESIDUALS.get(group.kernel_class, 'memory')}"
         if group.op_kind in COLLECTIVES:
-            return "residual/network_medium"
-        return f"residual/{_RESIDUALS.get(group.kernel_class, 'memory')}"
+            name = "residual/network_medium"
+        residual = library.distribution(name)
+        return group._replace(residual=residual, cv=residual.std)
 
-    groups = [
-        group if group.op_kind == HOST.op_kind
-        else group._replace(residual=library.law(entry(group)), cv=library.law(entry(group)).std)
-        for group in model.groups
-    ]  # fmt: skip
-    factor = library.law("step").ppf((np.arange(_PROFILE) + 0.5) / _PROFILE)
+    groups = tuple(map(varied, model.groups))
+    factor = library.distribution("step").ppf((np.arange(_PROFILE) + 0.5) / _PROFILE)
     computes = [g.op_kind not in (HOST.op_kind, *COLLECTIVES) for g in groups]
     profile = np.where(np.array(computes)[:, None, None], factor / factor.mean(), 1.0)
     return replace(
-        model, groups=tuple(groups), profile=profile, steps=model.steps[0] + np.arange(_PROFILE),
+        model, groups=groups, profile=profile, steps=model.steps[0] + np.arange(_PROFILE),
         weight=np.full(_PROFILE, 1.0 / _PROFILE),
     )  # fmt: skip
 
@@ -108,7 +108,7 @@ def fit_kernel_graph(graph: KernelGraph) -> TraceModel:
         groups=(_FIXED, *(_op_group(graph, nominal, g) for g in groups)),
         mean=seconds[:, None], profile=profile, steps=graph.steps[order],
         weight=np.full(order.size, 1.0 / order.size), rank=no_ranks, follows=no_ranks,
-        rank_kinds=(), rank_law=none, rank_power=np.zeros(0), content=none, rank_step=none,
+        rank_kinds=(), rank_distribution=none, rank_power=np.zeros(0), content=none, rank_step=none,
         correlation_steps=0.0, correlation_share=0.0, measured_mean=float(graph.measured.mean()),
         most_lead=graph.most_lead,
     ))  # fmt: skip
@@ -132,7 +132,7 @@ class _Group(NamedTuple):
 
     nodes: Ints  # [member]
     profile: Array  # [step] factor of all members in each step, mean 1
-    law: Distribution  # of what is left, over members and steps, mean 1
+    distribution: Distribution  # of what is left, over members and steps, mean 1
 
 
 def _node_groups(graph: KernelGraph, nominal: Array) -> list[_Group]:
@@ -144,7 +144,7 @@ def _node_groups(graph: KernelGraph, nominal: Array) -> list[_Group]:
     width = np.where(varies & (kinds != "computes"), np.ptp(filled, axis=1), 0.0)
     alone = np.argsort(-width, kind="stable")[:_ALONE]
     alone = alone[width[alone] > 0.0]
-    nothing = sample_law(np.zeros(0), 0.0)
+    nothing = sample_distribution(np.zeros(0), 0.0)
     groups = [_Group(np.array([i]), filled[i] / filled[i].mean(), nothing) for i in alone]
     varies[alone] = False
     for kind in np.unique(kinds[varies]):
@@ -152,7 +152,7 @@ def _node_groups(graph: KernelGraph, nominal: Array) -> list[_Group]:
         profile, variance = _step_factor(durations[members], nominal[members])
         for nodes in _pools(members, graph, nominal):
             ratio = durations[nodes] / nominal[nodes, None]
-            groups.append(_Group(nodes, profile, _law(ratio, profile, variance)))
+            groups.append(_Group(nodes, profile, _distribution(ratio, profile, variance)))
     return groups
 
 
@@ -194,18 +194,18 @@ def _pools(members: Ints, graph: KernelGraph, nominal: Array) -> list[Ints]:
     return [members[pool == p] for p in range(int(pool.max()) + 1)]
 
 
-def _law(ratio: Array, profile: Array, variance: float) -> Distribution:
+def _distribution(ratio: Array, profile: Array, variance: float) -> Distribution:
     """Distribution of what the step factor leaves of durations over nominal ones [member, step]."""
     seen = np.isfinite(ratio).sum(axis=1)
     rest = (ratio / profile)[seen > 1]
     values = rest[np.isfinite(rest)]
     if not values.size or values.mean() <= 0.0:
-        return sample_law(np.zeros(0), 0.0)
+        return sample_distribution(np.zeros(0), 0.0)
     n = seen[seen > 1]
     # unbiased, where the sample's own spread would be too small for few steps
     own = np.nanvar(ratio[seen > 1], axis=1) * n / (n - 1)
     std = float(np.sqrt(max(0.0, float(np.average(own, weights=n - 1)) - variance)))
-    return sample_law(values / values.mean(), std)
+    return sample_distribution(values / values.mean(), std)
 
 
 def _op_group(graph: KernelGraph, nominal: Array, group: _Group) -> OpGroup:
@@ -217,7 +217,7 @@ def _op_group(graph: KernelGraph, nominal: Array, group: _Group) -> OpGroup:
     return OpGroup(
         key.op_kind, key.kernel_class, key.name, -1, 0, int(ratio.size),
         float(np.nanmean(seconds)), float(ratio.std()), float(np.quantile(ratio, 0.99) / median),
-        0.0, group.law, 0.0, 0.0,
+        0.0, group.distribution, 0.0, 0.0,
     )  # fmt: skip
 
 

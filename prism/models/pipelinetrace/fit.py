@@ -17,12 +17,12 @@ from scipy.special import ndtr
 from prism.common.errors import PrismError
 from prism.common.means import finite_mean
 from prism.distributions.distribution import Distribution, bounded_body, constant, lognormal
-from prism.distributions.samples import sample_law
+from prism.distributions.samples import sample_distribution
 from prism.models.pipelinetrace.reduce import Crossed, crossed_table, simplify
 from prism.models.variance.components import Component, Components, fit_components
 from prism.models.variance.draws import N_DRAWS
 from prism.simulation.tracemodel.graph import Array, TraceGraph, TraceNode, filled
-from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, TraceModel, score_law
+from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, TraceModel, score_distribution
 
 NEGLIGIBLE = 1e-6  # a spread below this is rounding
 LEAST_SCORES = 24  # below, a shared distribution takes a normal shape instead of so few points
@@ -99,10 +99,10 @@ class _Fit:
             profile=profile[:, :, order], steps=graph.steps[order],
             weight=np.full(order.size, 1.0 / order.size),
             rank=rank, follows=follows, rank_kinds=kinds,
-            rank_law=bounded_body(body, RANK_SHAPE) if body > 0.0 else constant(),
+            rank_distribution=bounded_body(body, RANK_SHAPE) if body > 0.0 else constant(),
             rank_power=spread / body if body > 0.0 else np.zeros(len(kinds)),
-            content=_shared_law(p.content.scores) if p else constant(),
-            rank_step=_shared_law(p.rank_step.scores) if p else constant(),
+            content=_shared_distribution(p.content.scores) if p else constant(),
+            rank_step=_shared_distribution(p.rank_step.scores) if p else constant(),
             correlation_steps=float(p.step_correlation_steps or 0.0) if p else 0.0,
             correlation_share=float(p.step_correlation_share) if p else 0.0,
             lemons=tuple(
@@ -179,10 +179,12 @@ class _Fit:
         mean = nominal * position[[self.graph.nodes[i].microbatch for i in nodes]]
         profile = np.exp(_step_deviation(p, column, np.log(seconds[body]), body))
         scores = p.residual[column][np.isfinite(p.residual[column])]
-        law = _relative_law(np.exp(p.residual_std[column] * scores / (scores.std() or np.inf)))
-        group = _describe(first, p.columns[column].name or first.op_kind, seconds, law)._replace(
-            content=_loading(p.content, column), rank_step=_loading(p.rank_step, column)
+        distribution = _relative_distribution(
+            np.exp(p.residual_std[column] * scores / (scores.std() or np.inf))
         )
+        group = _describe(
+            first, p.columns[column].name or first.op_kind, seconds, distribution
+        )._replace(content=_loading(p.content, column), rank_step=_loading(p.rank_step, column))
         if p.rank_step_apart:
             group = group._replace(rank_step=abs(group.rank_step), drift=first.stages[0])
         return group, profile / profile.mean(), mean[:, None]
@@ -203,7 +205,7 @@ class _Fit:
         name = first.name
         if 1 < len(first.stages) < self.graph.n_stages:
             name = f"{name} stages {first.stages[0]}-{first.stages[-1]}"
-        return _describe(first, name, values, _relative_law(relative)), profile, mean
+        return _describe(first, name, values, _relative_distribution(relative)), profile, mean
 
     def _step_order(self, total: Array) -> NDArray[np.int64]:
         """Order steps from fast to slow, by the score that memory was estimated of."""
@@ -259,23 +261,23 @@ def _profile(values: Array, mean: Array) -> Array:
     return np.asarray(profile / profile.mean(axis=1, keepdims=True))
 
 
-def _relative_law(relative: Array) -> Distribution:
+def _relative_distribution(relative: Array) -> Distribution:
     values = relative[np.isfinite(relative)]
     if values.size < 2 or values.mean() <= 0.0 or values.std() < NEGLIGIBLE:
         return constant()
-    return sample_law(values / values.mean())
+    return sample_distribution(values / values.mean())
 
 
-def _shared_law(scores: Array) -> Distribution:
+def _shared_distribution(scores: Array) -> Distribution:
     """Distribution of a shared effect: quantiles of its scores, or normal where they are few."""
     z = scores[np.isfinite(scores)]
     if z.size < 2 or z.std() == 0.0:
         return constant()
     few = z.size < LEAST_SCORES
-    return lognormal(math.sqrt(math.expm1(SCORE_STD**2))) if few else score_law(z)
+    return lognormal(math.sqrt(math.expm1(SCORE_STD**2))) if few else score_distribution(z)
 
 
-def _describe(node: TraceNode, name: str, values: Array, law: Distribution) -> OpGroup:
+def _describe(node: TraceNode, name: str, values: Array, distribution: Distribution) -> OpGroup:
     """Statistics of a group's durations, as the fit prints them."""
     values = values[np.isfinite(values)]
     mean = float(values.mean())
@@ -289,5 +291,6 @@ def _describe(node: TraceNode, name: str, values: Array, law: Distribution) -> O
     return OpGroup(
         node.op_kind, node.kernel_class, name, node.stages[0] if len(node.stages) == 1 else -1,
         node.chunk, int(values.size), mean, float(values.std() / mean) if mean > 0.0 else 0.0,
-        float(np.quantile(values, 0.99) / median) if median > 0.0 else math.inf, ks, law, 0.0, 0.0,
+        float(np.quantile(values, 0.99) / median) if median > 0.0 else math.inf, ks,
+        distribution, 0.0, 0.0,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class FailureLaw:
+class FailureDistribution:
     """Failures of the whole job [1/s], more than none; mean time from one to the next step [s]."""
 
     rate_per_s: float
@@ -18,7 +18,11 @@ class FailureLaw:
 
 
 def expected_time(
-    work_s: float, interval_s: float, write_s: float, law: FailureLaw, blocking: bool = True
+    work_s: float,
+    interval_s: float,
+    write_s: float,
+    distribution: FailureDistribution,
+    blocking: bool = True,
 ) -> float:
     """Return the expected time of a run [s].
 
@@ -42,14 +46,16 @@ def expected_time(
     .. [1] Daly (2006), "A higher order estimate of the optimum checkpoint interval for restart
        dumps", doi:10.1016/j.future.2004.11.016.
     """
-    rate, n = law.rate_per_s, work_s / interval_s
-    pause_s, down_s = (write_s, law.down_s) if blocking else (0.0, law.down_s + write_s)
+    rate, n = distribution.rate_per_s, work_s / interval_s
+    pause_s, down_s = (
+        (write_s, distribution.down_s) if blocking else (0.0, distribution.down_s + write_s)
+    )
     with np.errstate(over="ignore"):
         each = np.exp(rate * down_s) * np.expm1(rate * (interval_s + pause_s)) / rate
     return float(n * each)
 
 
-def best_interval(write_s: float, law: FailureLaw) -> float:
+def best_interval(write_s: float, distribution: FailureDistribution) -> float:
     """Return the work between two blocking checkpoints that makes the run shortest [s].
 
     Notes
@@ -59,18 +65,18 @@ def best_interval(write_s: float, law: FailureLaw) -> float:
     """
     from scipy.special import lambertw
 
-    x = law.rate_per_s * write_s
+    x = distribution.rate_per_s * write_s
     if x < 1e-9:  # where the branch point swallows the digits
-        return float(np.sqrt(2.0 * write_s / law.rate_per_s))
-    return float((1.0 + lambertw(-np.exp(-x - 1.0)).real) / law.rate_per_s)
+        return float(np.sqrt(2.0 * write_s / distribution.rate_per_s))
+    return float((1.0 + lambertw(-np.exp(-x - 1.0)).real) / distribution.rate_per_s)
 
 
-def best_steps(step_s: float, write_s: float, law: FailureLaw) -> int:
+def best_steps(step_s: float, write_s: float, distribution: FailureDistribution) -> int:
     """Return the number of steps, with what stalls them, that is the best interval.
 
     One that is written in the background counts as if the job stood still meanwhile, the most that
     it can cost; and none begins before the last is written.
     """
-    low = max(1, int(best_interval(write_s, law) / step_s))
-    times = [expected_time(1.0, n * step_s, write_s, law) for n in (low, low + 1)]
+    low = max(1, int(best_interval(write_s, distribution) / step_s))
+    times = [expected_time(1.0, n * step_s, write_s, distribution) for n in (low, low + 1)]
     return max(low + int(times[1] < times[0]), int(np.ceil(write_s / step_s)))

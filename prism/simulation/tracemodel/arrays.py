@@ -247,7 +247,7 @@ def drawn_rank_table(model: TraceModel, kind: int) -> tuple[Table, float]:
     if body.any():
         share = width[body] / width[body].sum()
         middle = np.cumsum(share) - 0.5 * share
-        values[body] = model.rank_law.ppf(middle) ** float(model.rank_power[kind])
+        values[body] = model.rank_distribution.ppf(middle) ** float(model.rank_power[kind])
         values[body] /= share @ values[body]
     which = ((np.cumsum(width[cells]) - 0.5 * width[cells]) * workers).astype(np.int64)
     for i, (replica, stage, _) in enumerate(slow):

@@ -33,7 +33,11 @@ ARRAYS = {
     "group": Spec(("node",), "1", "op group of every node, -1: none", Range(-1.0)),
 }  # fmt: skip
 FILE = ModelFile("trace", (3,), ARRAYS, "a model of a trace", "prism fit TRACE -o MODEL.nc")
-LAWS = {"rank_law": "rank", "content": "microbatch", "rank_step": "rank_step"}  # entry of each
+DISTRIBUTIONS = {
+    "rank_distribution": "rank",
+    "content": "microbatch",
+    "rank_step": "rank_step",
+}  # entry of each
 OF_GROUPS = {
     "mean": NON_NEGATIVE, "cv": NON_NEGATIVE, "drift": NON_NEGATIVE,
     "content": FINITE, "rank_step": FINITE,  # with the sign of the loading
@@ -48,8 +52,8 @@ SCALARS = {
 def model_to_dataset(model: TraceModel, attrs: dict[str, Any]) -> "xr.Dataset":
     """Lay a model into labelled arrays; `attrs` are its provenance."""
     arrays = {name: getattr(model, name) for name in FILE.arrays if name != "duration"}
-    laws = {entry: getattr(model, name) for name, entry in LAWS.items()}
-    laws |= {f"residual/{i}": g.residual for i, g in enumerate(model.groups)}
+    distributions = {entry: getattr(model, name) for name, entry in DISTRIBUTIONS.items()}
+    distributions |= {f"residual/{i}": g.residual for i, g in enumerate(model.groups)}
     nodes = [{k: getattr(n, k) for k in NODE} | {"scope": n.scope.name} for n in model.nodes]
     groups = [{k: v for k, v in g._asdict().items() if k != "residual"} for g in model.groups]
     texts = {
@@ -61,7 +65,7 @@ def model_to_dataset(model: TraceModel, attrs: dict[str, Any]) -> "xr.Dataset":
     more = {"job": json.dumps(model.job), "lemons": json.dumps(model.lemons)}
     coords = {"step": model.steps, "op_kind": list(model.rank_kinds)}
     arrays |= {"duration": model.mean}
-    return FILE.lay_out(arrays, laws, texts, coords, attrs | scalars | more)
+    return FILE.lay_out(arrays, distributions, texts, coords, attrs | scalars | more)
 
 
 def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
@@ -72,18 +76,18 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
             f"trace: {FILE.command}"
         )
     FILE.check(dataset, source)
-    laws = FILE.laws(dataset)
+    distributions = FILE.distributions(dataset)
     nodes = tuple(
         TraceNode(**{**n, "scope": Scope(n["scope"]), "stages": tuple(n["stages"]),
                      "preds": tuple(n["preds"])})
         for n in json_of(dataset, "nodes")
     )  # fmt: skip
     groups = tuple(
-        OpGroup(**g, residual=laws[f"residual/{i}"])
+        OpGroup(**g, residual=distributions[f"residual/{i}"])
         for i, g in enumerate(json_of(dataset, "groups"))
     )
     arrays, attrs = FILE.values(dataset), dataset.attrs
-    shared: dict[str, Any] = {name: laws[entry] for name, entry in LAWS.items()}
+    shared: dict[str, Any] = {name: distributions[entry] for name, entry in DISTRIBUTIONS.items()}
     model = TraceModel(
         nodes=nodes, groups=groups, mean=arrays.pop("duration"), **arrays, **shared,
         **FILE.scalars(dataset, SCALARS),

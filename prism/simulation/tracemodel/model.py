@@ -17,7 +17,7 @@ from scipy.special import ndtr, ndtri
 
 from prism.common.errors import PrismError
 from prism.distributions.distribution import Distribution, constant, quantile_table
-from prism.distributions.samples import sample_law
+from prism.distributions.samples import sample_distribution
 from prism.distributions.tables import N_CELLS, sample_table
 from prism.jobs.job import Job, job_from_dict
 from prism.simulation.tracemodel.graph import TraceGraph, TraceNode, propagate, step_times
@@ -73,7 +73,9 @@ class TraceModel:
     # a fixed time varies less than its slowdown would have it
     follows: Array  # [op_kind, stage, replica]
     rank_kinds: tuple[str, ...]  # the op_kinds of `rank`; others have no rank factor
-    rank_law: Distribution  # of a worker of the body, for the op_kind with the largest spread
+    rank_distribution: (
+        Distribution  # of a worker of the body, for the op_kind with the largest spread
+    )
     rank_power: Array  # [op_kind] exponent of it
     content: Distribution  # of exp(score) with the score's standard deviation at SCORE_STD
     rank_step: Distribution  # the same
@@ -103,12 +105,12 @@ class TraceModel:
 SCORE_STD = 0.1  # any number that keeps exp(score) well behaved; loadings are relative to it
 
 
-def score_law(scores: Array) -> Distribution:
+def score_distribution(scores: Array) -> Distribution:
     """Distribution of exp(SCORE_STD * z) from scores z, standardised first."""
     z = scores[np.isfinite(scores)]
     if z.size < 2 or z.std() == 0.0:
         return constant()
-    return sample_law(np.exp(SCORE_STD * (z - z.mean()) / z.std()))
+    return sample_distribution(np.exp(SCORE_STD * (z - z.mean()) / z.std()))
 
 
 def profile_table(profile: Array, weight: Array) -> Table:

@@ -42,7 +42,7 @@ def test_moments_come_back(tmp_path, unit, ask):
         assert row["n"] == mine.size and row["mean"] == pytest.approx(mine.mean(), rel=1e-12)
         assert row["cv"] == pytest.approx(mine.std(ddof=1) / mine.mean(), rel=1e-9)
         entry = next(e for e in library.entries if e.startswith("kernel/") and e.endswith(name))
-        assert library.law(entry).cv == pytest.approx(row["cv"], rel=1e-6)
+        assert library.distribution(entry).cv == pytest.approx(row["cv"], rel=1e-6)
     assert "others" not in {k["name"] for k in found["kernels"]}
     assert ask("show", path)[1]["kind"] == "kernels"
     status, _, text = ask("replay", path)

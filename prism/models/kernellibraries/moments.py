@@ -16,7 +16,7 @@ import pandas as pd
 
 from prism.common.text import format_share
 from prism.distributions.distribution import Distribution, constant, lognormal
-from prism.models.kernellaws.pack import kernel_library
+from prism.models.kernellibraries.pack import kernel_library
 from prism.models.kerneltrace.table import KERNEL, KernelRow
 from prism.traces.formats.hta import OTHERS, KernelMoments
 from prism.traces.kernelnames import classify, collective_kind
@@ -113,10 +113,10 @@ def _over_expected(row: KernelRow, longest: float) -> float:
 
     Of n durations the longest lies about the quantile 1 - 1/(2 n), its median.
     """
-    law = _lognormal(row)
-    if law.std == 0.0:
+    distribution = _lognormal(row)
+    if distribution.std == 0.0:
         return 0.0
-    return longest / (float(law.ppf(np.array([1.0 - 0.5 / row.n]))[0]) * row.mean)
+    return longest / (float(distribution.ppf(np.array([1.0 - 0.5 / row.n]))[0]) * row.mean)
 
 
 def _classes(kernels: list[KernelRow]) -> list[KernelRow]:

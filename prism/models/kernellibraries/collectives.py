@@ -28,9 +28,9 @@ from prism.cluster.nccl import solve_link
 from prism.common.errors import PrismError
 from prism.common.text import format_count, format_share
 from prism.distributions.library import Entry
-from prism.distributions.samples import sample_law
+from prism.distributions.samples import sample_distribution
 from prism.jobs.jobspec.blocks import NVLINK_DOMAIN_GPUS
-from prism.models.kernellaws.pack import make_library
+from prism.models.kernellibraries.pack import make_library
 from prism.traces.formats.nccltests import BandwidthTest, BandwidthTests
 
 if TYPE_CHECKING:
@@ -179,10 +179,10 @@ def _entries(fits: Sequence[LinkFit], source: str) -> list[Entry]:
         if math.isfinite(fit.bandwidth):
             entries.append(Entry(f"{where}/bus_bandwidth", told, "bandwidth of large messages",
                                  number=fit.bandwidth, units="byte/s", n=fit.n))  # fmt: skip
-        law = sample_law(fit.repeats)
-        if fit.repeats.size > 1 and law.std > 0.0:
+        distribution = sample_distribution(fit.repeats)
+        if fit.repeats.size > 1 and distribution.std > 0.0:
             entries.append(Entry(f"{where}/spread", told, "time over the mean of its size",
-                                 law=law, n=int(fit.repeats.size)))  # fmt: skip
+                                 distribution=distribution, n=int(fit.repeats.size)))  # fmt: skip
     return entries
 
 

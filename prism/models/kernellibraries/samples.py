@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism.distributions.distribution import Distribution
-from prism.distributions.samples import sample_law
-from prism.models.kernellaws.pack import kernel_library
+from prism.distributions.samples import sample_distribution
+from prism.models.kernellibraries.pack import kernel_library
 from prism.models.kerneltrace.table import CLASS, KERNEL, KernelRow, kernel_durations, pool
 from prism.traces.table import Trace
 
@@ -60,4 +60,4 @@ def library_of_trace(trace: Trace, reason: str) -> xr.Dataset:
 
 
 def _distribution(row: KernelRow) -> Distribution:
-    return sample_law(row.samples, row.cv if np.isfinite(row.cv) else None)
+    return sample_distribution(row.samples, row.cv if np.isfinite(row.cv) else None)

@@ -45,7 +45,7 @@ def kernel_library(
 ) -> xr.Dataset:
     """Make a library of kernels and of their classes, each with the distribution of its row."""
     ordered = sorted(kernels, key=lambda row: -row.share)
-    laws = {id(row): distribution(row) for row in (*ordered, *classes)}
+    distributions = {id(row): distribution(row) for row in (*ordered, *classes)}
     entries: dict[str, Entry] = {}
     for row in ordered[:MOST_KERNELS]:
         label = f"{row.kernel_class}/{row.name}".replace("\n", " ")
@@ -53,7 +53,11 @@ def kernel_library(
             label = f"{label} ({row.measure})"
         told = f"{source}, {format_count(row.n, 'duration')} ({row.measure})"
         entries[f"kernel/{label}"] = Entry(
-            f"kernel/{label}", told, "duration over its mean", law=laws[id(row)], n=row.n
+            f"kernel/{label}",
+            told,
+            "duration over its mean",
+            distribution=distributions[id(row)],
+            n=row.n,
         )
         entries[f"mean/{label}"] = Entry(
             f"mean/{label}", told, "mean duration", number=row.mean, units="s", n=row.n
@@ -64,7 +68,7 @@ def kernel_library(
             f"{source}, {format_count(row.n, 'duration')} of the class, each over its kernel's mean"
         )
         what = "duration over its kernel's mean"
-        entries[name] = Entry(name, told, what, law=laws[id(row)], n=row.n)
+        entries[name] = Entry(name, told, what, distribution=distributions[id(row)], n=row.n)
     if len(ordered) > MOST_KERNELS:
         report["notes"] = [
             *report["notes"],
@@ -74,6 +78,6 @@ def kernel_library(
         ]
     for name, rows in (("kernels", ordered), ("classes", classes)):
         report[name] = [
-            row.report(family if laws[id(row)].std > 0.0 else "constant") for row in rows
+            row.report(family if distributions[id(row)].std > 0.0 else "constant") for row in rows
         ]
     return make_library(list(entries.values()), report, source)
