@@ -99,7 +99,7 @@ def test_a_step_spreads_by_its_effects(effects, layout, mean, std):
 
 
 @pytest.mark.parametrize(
-    "law",
+    "distribution",
     [stats.lognorm(s=math.log1p(0.25) ** 0.5, scale=1.25**-0.5), stats.gamma(4.0, scale=0.25)],
 )
 def test_a_family_is_that_of_statistics(distribution):
@@ -119,7 +119,7 @@ def test_a_normal_residual_has_no_skew():
 
 @pytest.mark.parametrize("n", [64, 4096])
 @pytest.mark.parametrize(
-    ("law", "quantile"),
+    ("distribution", "quantile"),
     [
         ("normal", lambda q: 1.0 + 0.1 * stats.norm.ppf(q)),
         ("lognormal", stats.lognorm(s=S2**0.5, scale=math.exp(-S2 / 2)).ppf),

@@ -574,7 +574,7 @@ LIBRARY = "variability.library"
         ("run.checkpoint.interval=1h", "run.checkpoint={interval_steps: 500}",
          "run.checkpoint.interval"),
         ("run.steps=5", "run.tokens=1e9", "run.steps"),
-        (f"{RESIDUAL}={{cv: 0.1, distribution: gamma}}", f"{RESIDUAL}.scale=2", f"{RESIDUAL}.cv"),
+        (f"{RESIDUAL}={{cv: 0.1, law: gamma}}", f"{RESIDUAL}.scale=2", f"{RESIDUAL}.cv"),
         (f"{RESIDUAL}.scale=2", f"{RESIDUAL}.cv=0.1", f"{RESIDUAL}.scale"),
         (f"{POD}={{gpus: 32, oversubscription: 2}}", f"{POD}.bandwidth_gbytes_per_s=10",
          f"{POD}.oversubscription"),

@@ -45,7 +45,7 @@ def test_a_placement_that_place_simulates_is_the_job_that_says_so(kind, cluster)
     rows = prism.summary(found)["placements"]
     for k, row in enumerate(rows[:3]):
         placed = steps(
-            made(slow=SLOWNESS[kind], hosts=found.hosts.values[k].tolist(), **cluster), 4096
+            made(slow=SLOWNESS[kind], hosts=found["hosts"].values[k].tolist(), **cluster), 4096
         )
         assert row["p50"] == pytest.approx(np.quantile(placed, 0.5), rel=3e-3), row["name"]
         assert row["mean"] == pytest.approx(placed.mean(), rel=3e-3)
