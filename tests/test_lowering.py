@@ -48,7 +48,8 @@ def check_quantiles(x, expected):
 
 # ------------------------------------------------------------------------- the slowest of a group
 @pytest.mark.parametrize(
-    ("distribution", "cv"), [("normal", 0.1), ("lognormal", 0.05), ("gamma", 0.5), ("lognormal", 1.0)]
+    ("distribution", "cv"),
+    [("normal", 0.1), ("lognormal", 0.05), ("gamma", 0.5), ("lognormal", 1.0)],
 )
 @pytest.mark.parametrize("n", [1, 8, 64])
 def test_a_group_takes_as_long_as_its_slowest_rank(distribution, cv, n):

@@ -238,7 +238,8 @@ def test_held_out_runs_agree_and_independent_steps_do_not(files):
     assert figures["baselines"]["independent"]["cv_ratio"] < 0.5
     alone = prism.summary(prism.validate(path, quantity="time_to_train", bootstrap=10,
                                          dependence="none", **options))  # fmt: skip
-    assert alone["ks_p_value"] < 0.1
+    # twelve runs tell by their spread, not by the p-value: 0.19 of 99 repetitions
+    assert alone["cv_ratio"] < 0.5 and alone["ks"] > figures["ks"]
     steps = prism.summary(prism.validate(model=path, bootstrap=9, **options))
     assert steps["ks_p_value"] > 0.1 and abs(steps["p95_error"]) < 0.01
 
