@@ -93,7 +93,7 @@ def describe(name, thing):
     if thing is prism.Result:
         yield "**Attributes**\n\n" + "\n".join(members(thing))
         yield "**Kinds of results**"
-        kinds = dict.fromkeys(kind.result_class() for kind in KINDS.values() if kind.result)
+        kinds = dict.fromkeys(kind.result_class() for kind in KINDS.values())
         for kind in kinds:
             own = [line for line in members(kind) if not line.startswith("* `figures")]
             if own:

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from prism import fit, save
-from prism.analyses.watch import LATER, Watch, summarize_watch
+from prism.analyses.watch import LATER, Watch
 from prism.models.steptimes import departure
 from prism.models.steptimes.departure import find_departure
 from prism.models.steptimes.fit import fit_step_times
@@ -46,7 +46,7 @@ def write_log(path, steps, seconds, n):
 
 def look(path, model, total, seed):
     """Give the figures of one look."""
-    return summarize_watch(Watch(path, model, steps=total, seed=seed).look())
+    return Watch(path, model, steps=total, seed=seed).look().figures()
 
 
 def replay(path, steps, seconds, model, seed):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism.analyses.kernels.call import FIGURES, RATES, SWITCHES, rate_key, read_call
+from prism.common.results import Result
 from prism.distributions.library import Library
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ def kernel_result(
     *,
     library: str | os.PathLike[str] | Library | None = None,
     **sizes: Any,
-) -> xr.Dataset:
-    """Do as `kernel`, with rates along the main size: a dataset of kind ``kernel``.
+) -> KernelRates:
+    """Do as `kernel`, with rates along the main size.
 
     Dims are ``backend``, the one asked for first, and ``size``.
     """
@@ -119,11 +120,19 @@ def kernel_result(
         },
     )
     kept = {k: int(v) if isinstance(v, bool) else v for k, v in about.items() if k != "sizes"}
-    return dataset.assign_attrs(kept | {"kind": "kernel", "kernel": about["kind"]})
+    attrs = kept | {"kind": "kernel", "kernel": about["kind"]}
+    return KernelRates(dataset.assign_attrs(attrs))
 
 
-def summarize_kernel(result: xr.Dataset) -> dict[str, Any]:
-    """Give the figures of `kernel` from a `kernel_result`."""
+class KernelRates(Result):
+    """A kernel's duration by backend, and its ``rate`` [backend, size] along its main size."""
+
+    def figures(self) -> dict[str, Any]:
+        """Give all figures, see `Result.figures`; those of `prism.kernel`."""
+        return _figures(self.dataset)
+
+
+def _figures(result: xr.Dataset) -> dict[str, Any]:
     about: dict[str, Any] = {}
     for key, value in result.attrs.items():
         if key in (*_ABOUT, "kernel"):

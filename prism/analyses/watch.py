@@ -1,4 +1,4 @@
-"""`prism watch`: when a run that is going on will be done, and whether its last steps depart.
+"""`prism watch`: when a run in progress will be done, and whether its steps changed.
 
 Each look is `prism estimate --progress` of the log as it is then; the step of a job is simulated
 once. Without a job the completed steps are the model.
@@ -29,6 +29,7 @@ from prism.analyses.estimate import (
 )
 from prism.analyses.estimates.run import CLUSTERS_IN_PROGRESS
 from prism.common.errors import PrismError, named
+from prism.common.results import Result
 from prism.common.text import format_count
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
@@ -133,13 +134,13 @@ class Watch:
         """Whether there is such a log."""
         return self._log.path.exists()
 
-    def look(self) -> xr.Dataset:
+    def look(self) -> "Forecast":
         """Read the log and forecast the rest of the run.
 
         Returns
         -------
-        xarray.Dataset
-            Draws of the time that is left; `prism.summary` gives the figures.
+        Forecast
+            Draws of the time that is left, ``time_left`` [run] s.
 
         Raises
         ------
@@ -174,7 +175,15 @@ class Watch:
             "log": str(self._log.path), "seed": str(options["seed"]), "steps": total,
             "model": "log" if self._job is None else "steps" if self._simulated is None else "job",
         }  # fmt: skip
-        return found.assign_attrs(attrs)
+        return Forecast(found.assign_attrs(attrs))
+
+
+class Forecast(Result):
+    """The rest of a run that is going on: `time_left`, and whether its steps changed."""
+
+    def figures(self) -> dict[str, Any]:
+        """Give all figures, see `Result.figures`."""
+        return _figures(self.dataset)
 
 
 def _finished(reading: Reading, done: int) -> xr.Dataset:
@@ -226,8 +235,8 @@ def _from_log(
     return make_dataset(values, {}, attrs)
 
 
-def summarize_watch(dataset: xr.Dataset) -> dict[str, Any]:
-    """Figures of a look, as `prism watch --json` prints them: those of `prism estimate`."""
+def _figures(dataset: xr.Dataset) -> dict[str, Any]:
+    """Give figures of a look: those of an estimate of a run in progress."""
     found = run_progress(dataset)
     past = found.pop("completed")
     call = json.loads(dataset.attrs["call"])

@@ -27,7 +27,7 @@ class Kind(NamedTuple):
 
     command: str
     maker: str
-    result: str = ""
+    result: str
 
     @property
     def is_model(self) -> bool:
@@ -38,15 +38,13 @@ class Kind(NamedTuple):
         """Make the `prism.present.answer.Answer` of a result."""
         return _imported(f"present.answers.{self.maker}")(self.typed(dataset))
 
-    def result_class(self) -> "type[Result]":
+    def result_class(self) -> type[Result]:
         """Import the class of its results."""
         found: type[Result] = _imported(self.result)
         return found
 
-    def typed(self, dataset: "xr.Dataset") -> "Result | xr.Dataset":
-        """Make the typed result of a Dataset."""
-        if not self.result:
-            return dataset
+    def typed(self, dataset: "xr.Dataset") -> Result:
+        """Make the typed result of a Dataset; PrismError for one of an earlier version."""
         result = self.result_class()(dataset)
         if not result.is_whole():
             raise PrismError(
@@ -80,8 +78,8 @@ KINDS = {
     "comparison": Kind("compare", "compare:compare_answer", "analyses.compare:Comparison"),
     "class_comparison": Kind(
         "compare", "classes:classes_answer", "analyses.comparisons.profile:ClassComparison"),
-    "watch": Kind("watch", "watch:watch_answer"),
-    "kernel": Kind("kernel", "kernel:kernel_answer"),
+    "watch": Kind("watch", "watch:watch_answer", "analyses.watch:Forecast"),
+    "kernel": Kind("kernel", "kernel:kernel_answer", "analyses.kernel:KernelRates"),
 }  # fmt: skip
 """Every kind of result and model, by the ``kind`` of its dataset, in the order of work."""
 
@@ -195,7 +193,7 @@ def save(result: "Result | xr.Dataset", path: str | os.PathLike[str]) -> None:
     write_netcdf(dataset_of(result), path)
 
 
-def load(path: str | os.PathLike[str]) -> Any:
+def load(path: str | os.PathLike[str]) -> Result:
     """Read any result, or a model of ``prism fit``: a file, or the folder of its result.nc.
 
     Parameters
@@ -205,7 +203,7 @@ def load(path: str | os.PathLike[str]) -> Any:
 
     Returns
     -------
-    Result or xarray.Dataset
+    Result
         As it was saved.
 
     Raises

@@ -7,6 +7,7 @@ its DataFrame, the keys of its JSON and the columns of its table on a screen.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -183,7 +184,7 @@ def read_texts(dataset: xr.Dataset, name: str) -> list[str]:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Result:
+class Result(ABC):
     """A result of prism: typed tables over an `xarray.Dataset`.
 
     Variables of the Dataset are attributes, as labelled arrays (``result.step_time``); the tables
@@ -218,9 +219,9 @@ class Result:
         """Tell whether its Dataset has what its tables are made of, not one of an old version."""
         return True
 
+    @abstractmethod
     def figures(self) -> dict[str, Any]:
         """Give all figures, as the command's JSON has them but for findings and warnings."""
-        raise NotImplementedError
 
     def __getattr__(self, name: str) -> xr.DataArray:
         if name.startswith("_") or name == "dataset":

@@ -90,7 +90,7 @@ def _families(figures: Json) -> Iterator[Family]:
         yield Family("done_by_deadline_ratio", "ratio", text, {"": float(end["probability"])})
     departure = figures.get("departure")
     if departure:
-        text = "Whether the last steps depart from the model, 1 or 0"
+        text = "Whether the step time changed, 1 or 0"
         yield Family("departed", "", text, {"": float(departure["departed"])})
         text = "Time of the last steps over that of the steps before, less 1"
         yield Family("departure_ratio", "ratio", text, {"": float(departure["change"] or 0.0)})

@@ -1,4 +1,4 @@
-"""``prism watch``: when a run that is going on will be done, and whether its last steps depart."""
+"""``prism watch``: when a run in progress will be done, and whether its step time changed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 @click.option(
     "--once",
     is_flag=True,
-    help=f"Look once, for cron; status {ALARM} where the last steps depart.",
+    help=f"Look once, for cron; status {ALARM} where the step time changed.",
 )
 @choose_options("the log")
 @set_option

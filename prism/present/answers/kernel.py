@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prism import plots
-from prism.analyses.kernel import summarize_kernel
+from prism.analyses.kernel import KernelRates
 from prism.common.text import format_count, format_duration, format_share
 from prism.present.answer import (
     Answer,
@@ -22,9 +22,6 @@ from prism.present.answer import (
     words,
 )
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 Json = Mapping[str, Any]
 
 _TIMES = ("mean", "p5", "p50", "p95")
@@ -33,9 +30,9 @@ _DECIMAL = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 ASSUMED = "assumption"  # begins the source of what is not measured on the device
 
 
-def kernel_answer(result: xr.Dataset) -> Answer:
+def kernel_answer(result: KernelRates) -> Answer:
     """Make the answer about a kernel."""
-    figures = summarize_kernel(result)
+    figures = result.figures()
     rate, of_peak = _rate(figures), figures.get("of_peak")
     mean = float(f"{figures['mean']:.3g}")
     head = f": {format_duration(mean)}, {words(rate)}"

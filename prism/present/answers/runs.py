@@ -1,4 +1,4 @@
-"""What answers say of a job and its run: parameters, framework, failures, departing steps."""
+"""What answers say of a job and its run: parameters, framework, failures, changed steps."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ ASSUMED = "run.failures and run.checkpoint set them, run.failures=none leaves fa
 
 
 def departure_finding(past: Json, found: Json) -> Finding:
-    """Say whether steps depart, from which on, by how much, and how sure that is."""
+    """Say whether the step time changed, from which step on, by how much, and how sure that is."""
     if found["kind"] == "level":
         ratio, sd = past["level"], format_share(past["level_expected_std"], 2)
         text = (
-            f"All steps depart from the model: {percent_change(ratio - 1.0)} (its standard "
-            f"deviation is {sd}); is it of this job?"
+            f"All steps are {percent_change(ratio - 1.0)} off the model (its standard deviation is "
+            f"{sd}); is it of this job?"
         )
         return Finding("departure", text, "warning")
     if found["p_value"] is None:
-        return Finding("departure", "Too few steps to tell whether they depart.", "info")
+        return Finding("departure", "Too few steps to detect a change.", "info")
     p = "p < 0.001" if found["p_value"] < 0.001 else f"p = {found['p_value']:.2g}"
     if not found["departed"]:
-        text = f"The last steps do not depart from those before ({p}, over all completed steps)."
+        text = f"No change of the step time detected ({p}, over all completed steps)."
         return Finding("departure", text, "answer")
     size = percent_change(found["change"], found["change_ci"])
     slower = "slower" if found["change"] > 0.0 else "faster"
     early, late = (format_count(step) for step in found["step_range"])
     at = f"step {format_count(found['step'])}"
-    text = f"The last steps depart: {size.lstrip('+-')} {slower} from {at} on"
+    text = f"The step time changed: {size.lstrip('+-')} {slower} from {at} on"
     text += f" ({early} to {late})" if early != late else ""
     return Finding("departure", f"{text}, {p}.", "warning")
 

@@ -1,18 +1,15 @@
-"""The answer of a look at a run that is going on: when it is done, and whether it departs."""
+"""The answer of a look at a run in progress: when it is done, whether its steps changed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prism.analyses.watch import summarize_watch
+from prism.analyses.watch import Forecast
 from prism.common.text import format_count, format_duration, format_share
 from prism.present.answer import Answer, Cell, Column, Figure, Finding, Table, duration
 from prism.present.answers.runs import departure_finding, failure_findings
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 Json = Mapping[str, Any]
 SHOWN = {"p10": "earliest, 10 %", "p50": "median, 50 %", "p90": "latest, 90 %"}
@@ -20,9 +17,9 @@ MODELS = {"job": "the job", "steps": "the model", "log": "the completed steps"}
 """What a log is held against, by kind."""
 
 
-def watch_answer(result: xr.Dataset) -> Answer:
+def watch_answer(result: Forecast) -> Answer:
     """Make the answer of a look."""
-    numbers = summarize_watch(result)
+    numbers = result.figures()
     done, total = numbers["completed_steps"], numbers["steps"]
     text = f": {format_count(done)} of {format_count(total, 'step')} ({format_share(done / total)})"
     written = _date(numbers["written"])
@@ -30,7 +27,7 @@ def watch_answer(result: xr.Dataset) -> Answer:
         title="A run that is going on",
         subject=str(numbers["log"]),
         head=f"{text}, written {written}; held against {_model(numbers)}, seed {numbers['seed']}",
-        question=f"When is the run of {numbers['log']} done, and does it depart from its model?",
+        question=f"When is the run of {numbers['log']} done, and did its step time change?",
         findings=tuple(_findings(numbers)),
         tables=(_finish(numbers),) if numbers["departure"] else (),
         figures=numbers,
@@ -50,7 +47,7 @@ def _date(iso: str) -> str:
 
 
 def _findings(numbers: Json) -> list[Finding]:
-    """Say when the run is done, and whether the last steps depart."""
+    """Say when the run is done, and whether its step time changed."""
     if not numbers["departure"]:
         return [Finding("finish", "All steps are done.", "answer")]
     ends = {q: _date(date) for q, date in numbers["finish"].items()}

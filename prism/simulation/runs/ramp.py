@@ -77,6 +77,6 @@ def _idle(job: Job, sequences: int) -> str:
             f"job's own of {most}; lower it, or leave the phase out"
         )
     return (
-        f"run.batch_ramp: {sequences:,} sequences fill {replicas} of {p.dp} replicas, the others "
-        f"stand idle: {p.schedule} has no fewer microbatches here"
+        f"run.batch_ramp: {sequences:,} sequences fill {replicas} of {p.dp} replicas; the others "
+        f"are idle, as {p.schedule} cannot run with fewer microbatches"
     )
