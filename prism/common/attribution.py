@@ -61,15 +61,6 @@ class Variance(NamedTuple):
         return self.within + self.between
 
 
-def cluster_variance(times: Array) -> Variance:
-    """Split the variance of times [cluster, lane]; unbiased but for the bound at 0."""
-    within = float(times.var(axis=1, ddof=1).mean()) if times.shape[1] > 1 else 0.0
-    if times.shape[0] < 2:
-        return Variance(within, 0.0)
-    noise = within / times.shape[1]
-    return Variance(within, max(0.0, float(times.mean(axis=1).var(ddof=1)) - noise))
-
-
 def partial_variances(runs: PickFreeze) -> tuple[Array, Array]:
     """First-order and total-order variance of an input by cluster [s^2].
 
