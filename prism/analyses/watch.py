@@ -35,9 +35,9 @@ from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
 from prism.models.changes.find import find_changes
 from prism.models.changes.fit import fit_steps
-from prism.models.steptimes.estimate import failures_of
+from prism.models.steptimes.estimate import LANES, lay_out
 from prism.models.steptimes.model import load_step_model
-from prism.models.steptimes.predict import generator, run_model
+from prism.models.steptimes.predict import draw_runs, run_model
 from prism.models.steptimes.runs import (
     LAST,
     UNKNOWN_LEVEL,
@@ -46,8 +46,6 @@ from prism.models.steptimes.runs import (
     without_changes,
 )
 from prism.simulation.results import make_dataset
-from prism.simulation.runs.build import with_failures
-from prism.simulation.runs.model import simulate_runs
 from prism.simulation.steps import Progress, fresh_seed
 from prism.simulation.summary import run_end, run_progress
 from prism.traces.growing import GrowingLog, Reading, count_done
@@ -206,33 +204,26 @@ def _from_log(
     probability: float = PROBABILITY, run_replicates: int = RUN_REPLICATES,
     gpus: int | None = None,
 ) -> xr.Dataset:  # fmt: skip
-    """Forecast the rest of a run from its completed steps, with the pauses of all."""
+    """Forecast the rest of a run from its completed steps: a model of them, held against them."""
     changes = find_changes(reading.times)
-    calm, warm = changes.calm, changes.warm
     # its noise is that of all steps, not of those since the last change
-    fitted = fit_steps(without_changes(reading.times, warm), seed=seed, repeats=_REPEATS)
-    n = calm.step.size
+    fitted = fit_steps(without_changes(reading.times, changes.warm), seed=seed, repeats=_REPEATS)
+    before, done = count_done(reading.times)
+    fitted = replace(fitted, pause_first=fitted.pause_first + before)
+    n, warm = changes.calm.step.size, changes.warm
+    early = int(np.flatnonzero(warm)[-1]) + 1 if warm.any() else 0  # no stall to come is like these
     past = update_on_progress(
-        replace(run_model(fitted, steps), run_cv=UNKNOWN_LEVEL, stalls=None), calm,
-        CLUSTERS_IN_PROGRESS, seed, 0.0, Fitted(fitted.spreads(), np.arange(n), warm, 0),
+        replace(run_model(fitted, steps), run_cv=UNKNOWN_LEVEL, stalls=None), changes.calm,
+        CLUSTERS_IN_PROGRESS, seed, 0.0, Fitted(fitted.spreads(), np.arange(n), warm, early),
     )  # fmt: skip
-    done = count_done(reading.times)[1]
-    past = replace(past, done=done, far=False)
-    model = past.model if gpus is None else with_failures(past.model, gpus)
-    runs = simulate_runs(model, steps - done, run_replicates, seed)
-    later = 1.0 + LATER * generator(seed, 34).standard_normal(run_replicates)
-    of_fit = int(reading.times.step[-1]) - int(fitted.steps[0]) + reading.times.mean_over
-    paused_s = np.diff(fitted.paused_s(np.array([of_fit, of_fit + steps - done])))
-    left = later * runs.total + paused_s
-    values: dict[str, Any] = {"time_left": left, "time_to_train": past.elapsed_s + left}
-    if deadline is not None:
-        values["deadline"] = seconds_until(parse_deadline(deadline), None, reading)
-    attrs = {
-        "completed_steps": json.dumps(past.figures() | reading.figures()),
-        "call": json.dumps({"probability": probability}), "notes": json.dumps(past.notes),
-        "failures": json.dumps(failures_of(model, gpus)),
-    }  # fmt: skip
-    return make_dataset(values, {}, attrs)
+    later = replace(past.model, model_error=LATER)
+    past = replace(past, model=later, done=done, far=False)
+    drawn = draw_runs(fitted, steps, run_replicates, seed, past, gpus)
+    until = None if deadline is None else parse_deadline(deadline)
+    return lay_out(
+        fitted, steps, drawn, past, reading, replicates=LANES, seed=seed, gpus=gpus,
+        deadline=seconds_until(until, None, reading), probability=probability,
+    )  # fmt: skip
 
 
 def _figures(dataset: xr.Dataset) -> dict[str, Any]:

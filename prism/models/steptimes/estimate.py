@@ -103,30 +103,48 @@ def estimate_steps(
         raise PrismError(
             f"{named('steps')} {n_steps}: expected at least 1; leave it out for as many as seen"
         )
-    warnings = _warnings(model, n_steps)
-    under_way: dict[str, Any] = {}
-    notes: tuple[str, ...] = ()
     if reading is None:
-        drawn = draw_runs(model, n_steps, run_replicates, seed, None, gpus)
+        drawn, past = draw_runs(model, n_steps, run_replicates, seed, None, gpus), None
     else:
         drawn, past = _draw_rest(model, reading, steps, (n_steps, run_replicates, seed), gpus)
-        notes = reading.times.notes
-        warnings = [*past.notes[len(notes) :], *warnings]
-        under_way = past.figures() | reading.figures()
+    found = lay_out(
+        model, n_steps, drawn, past, reading, replicates=replicates, seed=seed, gpus=gpus,
+        deadline=deadline, slowdown_thresholds=slowdown_thresholds, start=start,
+        probability=probability, warnings=_warnings(model, n_steps),
+    )  # fmt: skip
+    seconds = time.perf_counter() - begin
+    return found.assign_attrs(job_name=Path(path).stem, wall_seconds=seconds)
+
+
+def lay_out(
+    model: StepModel, n_steps: int, drawn: Drawn, past: ProgressPosterior | None,
+    reading: Reading | None, *, replicates: int, seed: int, gpus: int | None = None,
+    deadline: float | None = None, slowdown_thresholds: Sequence[float] = (),
+    start: str | None = None, probability: float = 0.9, warnings: Sequence[str] = (),
+) -> "xr.Dataset":  # fmt: skip
+    """Lay out drawn runs, and draw steps beside them; options as in `estimate_steps`."""
     sample = _sample_steps(model, n_steps, replicates, seed)
     values = _values(model, n_steps, sample, drawn, slowdown_thresholds, deadline)
-    if under_way:
-        values["time_left"] = drawn.total - under_way["seconds"] - drawn.terms["offset"]
-    call = {"steps": n_steps, "probability": probability, "start": start, "seed": seed}
+    notes: tuple[str, ...] = ()
+    attrs: dict[str, Any] = {}
+    if past is not None:
+        assert reading is not None
+        notes = reading.times.notes
+        warnings = [*past.notes[len(notes) :], *warnings]
+        attrs["completed_steps"] = json.dumps(past.figures() | reading.figures())
+        values["time_left"] = drawn.total - past.elapsed_s - drawn.terms["offset"]
     if gpus is not None:
         values |= {
             "ettr": effective_share(drawn.terms, drawn.total), "run_failures": drawn.failures
         }  # fmt: skip
-    attrs = _attrs(path, model, call) | {
+    call = {"steps": n_steps, "probability": probability, "start": start, "seed": seed}
+    attrs |= {
+        "kind": KIND, "schema": SCHEMA, "prism_version": prism.__version__, "seed": str(seed),
+        "call": json.dumps(call), "steps": n_steps,
+        "data_error": json.dumps(data_error(model, n_steps)),
         "failures": json.dumps(failures_of(drawn.model, gpus)), "notes": json.dumps(list(notes)),
-        "warnings": json.dumps(warnings),
-        "wall_seconds": time.perf_counter() - begin,
-    } | ({"completed_steps": json.dumps(under_way)} if under_way else {})  # fmt: skip
+        "warnings": json.dumps(list(warnings)),
+    }  # fmt: skip
     coords = {"threshold": list(slowdown_thresholds), "term": list(drawn.terms)}
     return make_dataset(values, coords, attrs)
 
@@ -152,15 +170,6 @@ def _draw_rest(
     left_out = out / (known - past.done) * left
     terms = drawn.terms | ({"left_out": left_out} if out else {})
     return replace(drawn, total=drawn.total + left_out, terms=terms), replace(past, done=done)
-
-
-def _attrs(path: str | Path, model: StepModel, call: dict[str, Any]) -> dict[str, Any]:
-    """Say where an estimate comes from, and what its fit leaves open."""
-    return {
-        "kind": KIND, "schema": SCHEMA, "prism_version": prism.__version__,
-        "job_name": Path(path).stem, "seed": str(call["seed"]), "call": json.dumps(call),
-        "steps": call["steps"], "data_error": json.dumps(data_error(model, call["steps"])),
-    }  # fmt: skip
 
 
 def _values(

@@ -139,7 +139,9 @@ def draw_runs(
     parts = run_model(model, n_steps, first) if past is None else past.model
     parts = parts if gpus is None else with_failures(parts, gpus)
     runs = simulate_runs(parts, n_steps - first, n_runs, seed)
-    terms = {name: runs.terms[name] for name in (*_TERMS, *(() if gpus is None else _STOPS))}
+    wrong = ("model_error",) if parts.model_error > 0.0 else ()
+    names = (*_TERMS, *wrong, *(() if gpus is None else _STOPS))
+    terms = {name: runs.terms[name] for name in names}
     if past is not None:
         terms = {"completed_steps": np.full(n_runs, past.elapsed_s)} | terms
     k = model.mean_over
