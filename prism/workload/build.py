@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
 
 from prism.cluster.devices import device_key
 from prism.cluster.machine import Cluster, build_cluster
@@ -30,12 +31,12 @@ from prism.workload.layers import Layer, model_layers
 from prism.workload.modelsize import (
     DTYPE_BYTES,
     Slot,
-    chunk_weights,
     count_parameters,
     count_tensors,
     lay_slots,
     mixing_flop,
     slot_ops,
+    slot_weights,
 )
 from prism.workload.optimizers import orthogonal_matrices, update_seconds
 from prism.workload.sharing import Sharing, beside, collective, contended
@@ -49,6 +50,7 @@ __all__ = [
     "count_parameters", "nominal_library", "nominal_step",
 ]  # fmt: skip
 
+T = TypeVar("T")
 NORM_BYTES = 4.0
 """The gradients' norm: one number in float32."""
 
@@ -70,12 +72,38 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     gradient_bytes = DTYPE_BYTES[layout.gradient_dtype]
     dense = Sharing(cluster, layout, "shard" if layout.data_parallel == "hsdp" else "dp_cp")
     experts = Sharing(cluster, layout, "expert_dp", "expert_")
-    weights = chunk_weights(job, slots)
-    held = [[(w.others, w.routed) for w in row] for row in weights]
-    of_stage = [[sum(n) for n in zip(*row, strict=True)] for row in held]
+    weights = slot_weights(job, slots)
+    held = {slot: (w.others, w.routed) for slot, w in weights.items()}
+    of_stage = [[sum(n) for n in zip(*(held[slot] for slot in row), strict=True)] for row in slots]
 
-    def per_chunk(found: Callable[[Sharing, float], tuple[Collective, ...]]) -> PerChunk:
-        return tuple(tuple(found(dense, a) + found(experts, b) for a, b in row) for row in held)
+    def per_chunk(make: Callable[[Slot, bool], T]) -> tuple[tuple[T, ...], ...]:
+        """Make something for each chunk, once of those alike; a stage's first one is told so."""
+        made = cache(make)
+        return tuple(tuple(made(slot, i == 0) for i, slot in enumerate(row)) for row in slots)
+
+    def gathers(slot: Slot) -> tuple[Collective, ...]:
+        others, routed = held[slot]
+        return dense.gathers(others) + experts.gathers(routed)
+
+    def reduces(slot: Slot) -> tuple[Collective, ...]:
+        others, routed = held[slot]
+        return dense.reduces(others) + experts.reduces(routed)
+
+    def chunk(slot: Slot, first: bool) -> ChunkWork:
+        """Give a chunk's kernels, longer by what is sent beside them."""
+        work = _chunk(expander, layers, slot)
+        if layout.overlap:
+            sent = gathers(slot), reduces(slot) if dense.hides_gradients else ()
+            if first and not dense.is_full:
+                sent = beside(sent[0]), beside(sent[1])
+            again = dense.is_full and layout.reshard_after_forward  # else once for all microbatches
+            cost = costs.overlap_cost / (1 if again else layout.microbatches)
+            work = contended(cost, again, group, work, *sent)
+        if transfer is not None and layout.p2p == "async":
+            sending = transfer.duration - cluster.transfer_time(0.0)  # nothing works on the way
+            both = (replace(transfer, duration=sending),)
+            work = contended(costs.overlap_cost, False, group, work, both, both)
+        return work
 
     def update(row: list[Slot], a: float, b: float) -> Collective:
         matrices = orthogonal_matrices(
@@ -91,37 +119,17 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         return collective(cluster, f"{name}_reduce", "all_reduce", n_bytes, among)
 
     embedding_bytes = gradient_bytes * model.vocab_size * model.hidden_size / layout.tp
-    norm_bytes = gradient_bytes * max(sum(w.resident for w in row) for row in weights)
+    norm_bytes = gradient_bytes * max(sum(weights[s].resident for s in row) for row in slots)
     tied = model.tied_embeddings and not layout.ends_meet
     transfer, far_transfers = _transfers(job, cluster)
-    chunks = tuple(tuple(_chunk(expander, layers, slot) for slot in row) for row in slots)
-    gathers, reduces = per_chunk(Sharing.gathers), per_chunk(Sharing.reduces)
     group = "tp" if layout.tp > 1 else ""  # whose ranks send at the same time
-    if layout.overlap:
-        hidden = reduces if dense.hides_gradients else per_chunk(lambda _, n: ())
-        found = (gathers, hidden) if dense.is_full else (beside(gathers), beside(hidden))
-        again = dense.is_full and layout.reshard_after_forward  # else once for all microbatches
-        cost = costs.overlap_cost / (1 if again else layout.microbatches)
-        chunks = tuple(
-            tuple(contended(cost, again, group, *parts) for parts in zip(*rows, strict=True))
-            for rows in zip(chunks, *found, strict=True)
-        )
-    if transfer is not None and layout.p2p == "async":
-        sending = transfer.duration - cluster.transfer_time(0.0)  # nothing works on the way
-        sent = (replace(transfer, duration=sending),)
-        chunks = tuple(
-            tuple(contended(costs.overlap_cost, False, group, c, sent, sent) for c in row)
-            for row in chunks
-        )
-    tensors = [
-        (of, count_tensors((op for s in row for op in slot_ops(job, s)), fused))
-        for of, row in zip(of_stage, slots, strict=True)
-    ]
+    counted = per_chunk(lambda slot, _: count_tensors(slot_ops(job, slot), fused))
+    tensors = [[sum(n) for n in zip(*row, strict=True)] for row in counted]
     workload = Workload(
-        chunks=chunks,
+        chunks=per_chunk(chunk),
         hides_gradients=dense.hides_gradients,
-        gathers=gathers,
-        reduces=reduces,
+        gathers=per_chunk(lambda slot, _: gathers(slot)),
+        reduces=per_chunk(lambda slot, _: reduces(slot)),
         transfer=transfer,
         far_transfers=far_transfers,
         layernorm_reduce=all_reduce("layernorm", norm_bytes, "tp")
@@ -129,10 +137,12 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         else None,
         embedding_reduce=all_reduce("embedding", embedding_bytes, "embedding") if tied else None,
         grad_norm_reduce=all_reduce("grad_norm", NORM_BYTES, "world"),
-        optimizer=tuple(update(row, *held) for row, held in zip(slots, of_stage, strict=True)),
-        param_gathers=(
-            tuple(dense.param_gather(a, n) for (a, _), (n, _) in tensors),
-            tuple(experts.param_gather(b, n) for (_, b), (_, n) in tensors),
+        optimizer=tuple(update(row, *n) for row, n in zip(slots, of_stage, strict=True)),
+        param_gathers=tuple(
+            tuple(
+                who.param_gather(n[i], count[i]) for n, count in zip(of_stage, tensors, strict=True)
+            )
+            for i, who in enumerate((dense, experts))
         ),
         model_flop=count_model_flop(job),
         tokens=float(_sequences(job) * model.seq_len),

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from prism.jobs.job import Job
     from prism.workload.work import Workload
 
+Chunks = tuple[tuple[ChunkWork, ...], ...]
+"""[stage][chunk]"""
+
 
 def under_power(
     job: Job, workload: Workload, memory_time: Callable[[float], float],
@@ -42,8 +45,8 @@ def under_power(
     pace : callable
         Adds the gaps between a chunk's kernels, in which a GPU draws less.
     """
-    memory_time, pace = cache(memory_time), cache(pace)  # layers and chunks are alike
-    spaced = tuple(tuple(map(pace, row)) for row in workload.chunks)
+    memory_time = cache(memory_time)
+    spaced = _each(workload.chunks, pace)
     state = power_state(job, *_step(job, replace(workload, chunks=spaced)), memory_time)
     slowdowns = {"gemm": state.gemm_slowdown, "attention": state.attention_slowdown}
 
@@ -60,8 +63,14 @@ def under_power(
         names = ("forward", "backward", "inputs", "weights")
         return pace(replace(work, **{n: tuple(map(slowed, getattr(work, n))) for n in names}))
 
-    chunks = tuple(tuple(map(chunk, row)) for row in workload.chunks)
-    return replace(workload, chunks=chunks, power=state)
+    return replace(workload, chunks=_each(workload.chunks, chunk), power=state)
+
+
+def _each(chunks: Chunks, change: Callable[[ChunkWork], ChunkWork]) -> Chunks:
+    """Change chunks; those that are one stay one."""
+    alike = {id(chunk): chunk for row in chunks for chunk in row}
+    made = {i: change(chunk) for i, chunk in alike.items()}
+    return tuple(tuple(made[id(chunk)] for chunk in row) for row in chunks)
 
 
 def mean_power(job: Job, workload: Workload | None, step_s: float) -> float | None:
@@ -111,7 +120,7 @@ def _step(job: Job, workload: Workload) -> tuple[list[tuple[Kernel, float]], flo
     """Kernels of a step with how often a GPU runs each, mean over stages, and its time on links."""
     stages, m = len(workload.chunks), job.parallelism.microbatches
     chunks = [chunk for row in workload.chunks for chunk in row]
-    alike = {id(chunk): chunk for chunk in chunks}  # equal ones are one, as `under_power` has them
+    alike = {id(chunk): chunk for chunk in chunks}  # those that are one count as such
     times = Counter(map(id, chunks))
     kernels = [
         (kernel, times[i] * m / stages)

@@ -38,7 +38,7 @@ from prism.workload.activations import (
 from prism.workload.costs import ONE_ORDER
 from prism.workload.frameworks import FRAMEWORKS
 from prism.workload.layers import Layer, model_layers, share_of, share_sizes
-from prism.workload.modelsize import DTYPE_BYTES, Slot, Weights, chunk_weights, lay_slots
+from prism.workload.modelsize import DTYPE_BYTES, Slot, Weights, lay_slots, slot_weights
 from prism.workload.ops import BF16_BYTES
 from prism.workload.optimizers import master_bytes, moment_bytes
 
@@ -205,11 +205,9 @@ def _chunks(job: Job) -> list[list[_Chunk]]:
     counts = layer_split(job) if job.parallelism.pp > 1 else [1] * job.model.n_layers
     kinds = {layer: layer_bytes(job, layer) for layer in set(model_layers(job.model))}
     slots = lay_slots(job, counts)
-    weights = chunk_weights(job, slots)
-    return [
-        [_chunk(job, slot, held, kinds) for slot, held in zip(row, of, strict=True)]
-        for row, of in zip(slots, weights, strict=True)
-    ]
+    weights = slot_weights(job, slots)
+    chunks = {slot: _chunk(job, slot, held, kinds) for slot, held in weights.items()}
+    return [[chunks[slot] for slot in row] for row in slots]
 
 
 def _chunk(job: Job, slot: Slot, held: Weights, kinds: dict[Layer, LayerBytes]) -> _Chunk:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from prism.workload.layers import (
@@ -121,8 +122,8 @@ def count_tensors(ops: Iterable[Op], fused_products: bool) -> list[float]:
     return counts
 
 
-def chunk_weights(job: Job, slots: Sequence[Sequence[Slot]]) -> list[list[Weights]]:
-    """Parameters of chunks on one GPU [stage][chunk]; a tied matrix counts once per stage.
+def slot_weights(job: Job, slots: Sequence[Sequence[Slot]]) -> dict[Slot, Weights]:
+    """Parameters of each kind of chunk on one GPU; a tied matrix counts once per stage.
 
     Routed experts count as such where ep ranks hold them between them, else among the others.
     """
@@ -140,4 +141,4 @@ def chunk_weights(job: Job, slots: Sequence[Sequence[Slot]]) -> list[list[Weight
             others, routed = others + routed, 0.0
         return Weights(others, routed, resident)
 
-    return [[add_up(slot) for slot in row] for row in slots]
+    return {slot: add_up(slot) for slot in dict.fromkeys(chain.from_iterable(slots))}

@@ -15,7 +15,7 @@ from prism.workload.frameworks import FRAMEWORKS, Framework
 from prism.workload.kernelcost import NUMBER_BYTES
 from prism.workload.kernels import ChunkWork, Kernel, collective_distribution
 from prism.workload.modelsize import DTYPE_BYTES
-from prism.workload.work import Collective, PerChunk
+from prism.workload.work import Collective
 
 if TYPE_CHECKING:
     from prism.jobs.jobspec.blocks import ParallelismBlock
@@ -154,9 +154,9 @@ def _first(whole: tuple[Collective, ...]) -> tuple[Collective, ...]:
     return tuple(out)
 
 
-def beside(collectives: PerChunk) -> PerChunk:
+def beside(collectives: tuple[Collective, ...]) -> tuple[Collective, ...]:
     """Leave out what no kernels run beside: a first chunk's message before or after them."""
-    return tuple((tuple(c for c in first if c.beside), *others) for first, *others in collectives)
+    return tuple(c for c in collectives if c.beside)
 
 
 def contended(
