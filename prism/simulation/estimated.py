@@ -48,6 +48,10 @@ class Estimate(Result):
     'compute'
     """
 
+    def is_whole(self) -> bool:
+        """See `Result.is_whole`."""
+        return "job_world_size" in self or "data_error_mean" in self
+
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""
         return summarize_simulation(self.dataset)
