@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import prism
-from prism.common.results import Field, pack_figures, read_figures
+from prism.common.results import Columns, Field, pack_figures, read_figures
 from prism.distributions.library import library_path
 from prism.jobs.job import Job, job_from_dict
 from prism.jobs.job import provenance as value_sources
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 SCHEMA = 1
 TAIL_SAMPLES = 10  # independent samples beyond a quantile below which it is only a guess
 
+PARTS = Columns("part", (
+    Field("name", "text"),
+    Field("mean_share", "1", "share of the mean step"),
+    Field("mean_share_se", "1", "its standard error, by cluster draw"),
+    Field("variance_share", "1", "share of the variance of the step"),
+    Field("variance_share_se", "1", "its standard error, by cluster draw"),
+), prefix="time_loss_")  # fmt: skip
 # name: (dims, units, long name)
 VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "step_time": (("replicate",), "s", "time of one step, all ranks starting together"),
@@ -40,10 +47,7 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "idle_fraction": (("stage",), "1", "mean share of the step without forward and backward"),
     "exposed_communication": ((), "1", "share of the step that free communication would save"),
     "exposed_communication_se": ((), "1", "its standard error, by cluster"),
-    "time_loss": (("part",), "1", "share of the mean step by where the time goes"),
-    "time_loss_se": (("part",), "1", "its standard error, by cluster"),
-    "time_loss_variance": (("part",), "1", "share of the step's variance due to it"),
-    "time_loss_variance_se": (("part",), "1", "its standard error, by cluster"),
+    **{f"{PARTS.prefix}{f.name}": ((PARTS.dim,), f.unit, f.about) for f in PARTS.fields[1:]},
     "mfu": ((), "1", "model flop per second and GPU over the device's peak in its precision"),
     "model_flops_per_gpu": ((), "flop/s", "model flop per second and GPU"),
     "deadline": ((), "s", "time the run may take"),
@@ -51,12 +55,6 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "run_failures": (("run_replicate",), "1", "failures of the run"),
     "ettr": (("run_replicate",), "1", "effective training time ratio: steps that count, over all"),
     "progress_time": (("quantile", "progress"), "s", "when this share of the run is done"),
-    "checkpoint_interval": ((), "s", "time between two checkpoints, without writing one"),
-    "checkpoint_steps": ((), "1", "steps between two checkpoints"),
-    "checkpoint_write_time": ((), "s", "time to write a checkpoint"),
-    "best_checkpoint_interval": ((), "s", "the interval with the shortest expected run"),
-    "best_checkpoint_steps": ((), "1", "the same in steps"),
-    "checkpoint_excess": ((), "s", "excess time of the present interval over the best"),
     "slowdown_probability": (("threshold",), "1", "P(step_time > threshold * ideal_step_time)"),
     "cost": (("run_replicate",), "1", "price of the run, in the job's currency"),
     "gpu_power": ((), "W", "mean power of a GPU over the run"),
@@ -116,6 +114,14 @@ GROUPS = {
         Field("assumed", "text", "what the job leaves open, as words"),
         Field("checkpoint_interval", "s", "time between two checkpoints"),
         Field("write", "s", "time to write one"),
+    ),
+    "checkpoint": (
+        Field("interval", "s", "time between two checkpoints, without writing one"),
+        Field("interval_steps", "count", "the same in steps"),
+        Field("write", "s", "time to write a checkpoint"),
+        Field("best_interval", "s", "the interval with the shortest expected run"),
+        Field("best_interval_steps", "count", "the same in steps"),
+        Field("costs_more", "s", "excess time of the present interval over the best"),
     ),
     "completed": (
         Field("steps", "count", "steps done"),

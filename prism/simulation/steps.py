@@ -309,10 +309,10 @@ def _find_parts(
         "idle_fraction": idle,
         "exposed_communication": exposed.share,
         "exposed_communication_se": exposed.error,
-        "time_loss": loss.mean,
-        "time_loss_se": loss.mean_error,
-        "time_loss_variance": loss.variance,
-        "time_loss_variance_se": loss.variance_error,
+        "time_loss_mean_share": loss.mean,
+        "time_loss_mean_share_se": loss.mean_error,
+        "time_loss_variance_share": loss.variance,
+        "time_loss_variance_share_se": loss.variance_error,
         "part": loss.names,
     }
 

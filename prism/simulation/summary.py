@@ -11,7 +11,7 @@ from scipy.special import fdtri, stdtrit
 
 from prism.common.errors import PrismError, named
 from prism.common.results import read_texts
-from prism.simulation.results import TAIL_SAMPLES, read_group, read_memory
+from prism.simulation.results import PARTS, TAIL_SAMPLES, read_group, read_memory
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -144,14 +144,8 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
         out["exposed_communication_se"] = _known(float(dataset.exposed_communication_se))
     if "critical_path_time" in dataset:
         out["critical_path"] = _by_name(dataset, "critical_path_time")
-    if "time_loss" in dataset:
-        columns = {"mean_share": "", "mean_share_se": "_se", "variance_share": "_variance",
-                   "variance_share_se": "_variance_se"}  # fmt: skip
-        out["time_loss"] = [
-            {"name": str(part)}
-            | {key: _known(float(dataset[f"time_loss{of}"][i])) for key, of in columns.items()}
-            for i, part in enumerate(dataset.part.values)
-        ]
+    if PARTS.dim in dataset.dims:
+        out["time_loss"] = PARTS.rows(dataset)
     if "slowdown_probability" in dataset:
         pairs = zip(dataset.threshold.values, dataset.slowdown_probability.values, strict=True)
         out["slowdown"] = {f"{t:.10g}": float(p) for t, p in pairs}
@@ -319,18 +313,10 @@ def run_terms(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any
     varied = used if shares.any() else []
     out["variance_by_term"] = {names[i]: float(shares[i]) for i in varied}
     out["variance_by_term_se"] = {names[i]: share_errors[i] for i in varied}
-    if "checkpoint_steps" in dataset:
-        out["checkpoint"] = {
-            "interval": float(dataset.checkpoint_interval),
-            "interval_steps": int(dataset.checkpoint_steps),
-            "write": float(dataset.checkpoint_write_time),
-        }
-    if "best_checkpoint_steps" in dataset:
-        out["best_checkpoint_interval"] = float(dataset.best_checkpoint_interval)
-        out["checkpoint"] |= {
-            "best_interval_steps": int(dataset.best_checkpoint_steps),
-            "costs_more": float(dataset.checkpoint_excess),
-        }
+    if checkpoint := read_group(dataset, "checkpoint"):
+        if "best_interval" in checkpoint:
+            out["best_checkpoint_interval"] = checkpoint.pop("best_interval")
+        out["checkpoint"] = checkpoint
     return out
 
 

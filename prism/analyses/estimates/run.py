@@ -206,10 +206,10 @@ def _interruptions(job: Job, model: RunModel, runs: Runs, n_steps: int) -> dict[
     if c is None:
         return out
     step_s = mean_step(model)
-    out |= {
-        "checkpoint_interval": c.interval_steps * step_s,
-        "checkpoint_steps": c.interval_steps,
-        "checkpoint_write_time": c.write_s,
+    out["checkpoint"] = {
+        "interval": c.interval_steps * step_s,
+        "interval_steps": c.interval_steps,
+        "write": c.write_s,
     }
     stated = job.run.checkpoint is not None and job.run.checkpoint.write_s is not None
     if fail is None or fail.rate_per_s == 0.0 or not stated:
@@ -224,11 +224,12 @@ def _interruptions(job: Job, model: RunModel, runs: Runs, n_steps: int) -> dict[
         expected_time(work, n * step_s, c.write_s, distribution, c.blocking)
         for n in (min(c.interval_steps, n_steps), best)
     ]
-    return out | {
-        "best_checkpoint_interval": best * step_s,
-        "best_checkpoint_steps": best,
-        "checkpoint_excess": times[0] - times[1],
+    out["checkpoint"] |= {
+        "best_interval": best * step_s,
+        "best_interval_steps": best,
+        "costs_more": times[0] - times[1],
     }
+    return out
 
 
 def _time_of_day(start: str | None) -> float:
