@@ -141,3 +141,11 @@ def test_no_word_of_a_table_is_lost_on_a_narrow_terminal(results, run, monkeypat
                 for cell in row:
                     text = cell if isinstance(cell, str) else getattr(cell, "text", "")
                     assert set(text.replace("\N{NO-BREAK SPACE}", " ").split()) <= words
+
+
+def test_a_table_of_seven_columns_fits_80_columns(results, run, monkeypatch):
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        lines = run("show", results[0] / "ranking.nc")[1].splitlines()
+        assert max(map(len, lines)) <= width
+        assert any("±" in line for line in lines)
