@@ -1,15 +1,18 @@
 """Answers of all kinds of results: the terminal, JSON and the page show the same figures."""
 
 import html
+import io
 import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import prism
 from prism import __main__ as entry
+from prism.present.terminal import render
 
 SAMPLES = Path(__file__).parents[1] / "experiments" / "samples"
 SMALL = ["parallelism.pp=2", "parallelism.microbatches=4"]
@@ -143,9 +146,10 @@ def test_no_word_of_a_table_is_lost_on_a_narrow_terminal(results, run, monkeypat
                     assert set(text.replace("\N{NO-BREAK SPACE}", " ").split()) <= words
 
 
-def test_a_table_of_seven_columns_fits_80_columns(results, run, monkeypatch):
-    for width in (80, 120):
-        monkeypatch.setenv("COLUMNS", str(width))
-        lines = run("show", results[0] / "ranking.nc")[1].splitlines()
-        assert max(map(len, lines)) <= width
-        assert any("±" in line for line in lines)
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_line_of_a_ranking_is_wider_than_the_terminal(results, width):
+    out = io.StringIO()
+    Console(file=out, width=width).print(render(prism.answer(results[1]["ranking"])))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum(line.count("±") for line in lines) > 10
