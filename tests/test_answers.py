@@ -12,6 +12,7 @@ from rich.console import Console
 
 import prism
 from prism import __main__ as entry
+from prism.present.answer import Answer, Column, Figure, Table
 from prism.present.terminal import render
 
 SAMPLES = Path(__file__).parents[1] / "experiments" / "samples"
@@ -146,10 +147,15 @@ def test_no_word_of_a_table_is_lost_on_a_narrow_terminal(results, run, monkeypat
                     assert set(text.replace("\N{NO-BREAK SPACE}", " ").split()) <= words
 
 
-@pytest.mark.parametrize("width", [70, 80, 120])
-def test_no_line_of_a_ranking_is_wider_than_the_terminal(results, width):
-    out = io.StringIO()
-    Console(file=out, width=width).print(render(prism.answer(results[1]["ranking"])))
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    assert sum(line.count("±") for line in lines) > 3
+def test_errors_stand_below_their_numbers_where_a_terminal_is_narrow():
+    heads = [Column(right=False), *(Column(f"column {k}") for k in range(6))]
+    row = ("dp all_gather", *(Figure(0.1, f"+{k}.01 ± 0.01 %") for k in range(6)))
+    answer = Answer("", "", tables=(Table("", tuple(heads), (row,)),))
+    lines = {}
+    for width in (80, 120):
+        out = io.StringIO()
+        Console(file=out, width=width).print(render(answer))
+        lines[width] = [line.split() for line in out.getvalue().splitlines() if "0.01" in line]
+        assert max(map(len, out.getvalue().splitlines())) <= width
+    assert [line.count("±") for line in lines[80]] == [0, 6]
+    assert [line.count("±") for line in lines[120]] == [6]
