@@ -24,7 +24,8 @@ def main(names):
     path = HERE / "table.json"
     table = json.loads(path.read_text()) if path.exists() else {}
     for name in names or JOBS:
-        numbers = sweep(name, layouts=True, seed=1).figures()
+        result = sweep(name, layouts=True, seed=1)
+        numbers = result.figures()
         rows, varied = numbers["rows"], numbers["varied"]
         kept = {numbers["fastest"], numbers["robust"], *numbers["frontier"], *range(5)}
         kept |= {i for i, row in enumerate(rows) if row["own"]}
@@ -39,7 +40,7 @@ def main(names):
             "rows": [{key: rows[i].get(key) for key in (*varied, *SHOWN)} for i in sorted(kept)],
         }
         path.write_text(json.dumps(table, indent=1) + "\n")
-        save_figure(plot_sweep(numbers), HERE / f"{name}.png")
+        save_figure(plot_sweep(result), HERE / f"{name}.png")
 
 
 if __name__ == "__main__":

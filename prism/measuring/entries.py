@@ -322,7 +322,7 @@ def _nominal(rows: Sequence[_Row], story: str, machine: Mapping[str, Any]) -> di
         text = f"best of the sizes over {peak:.4g} of the data sheet"
         entry("nvlink_efficiency", min(rate / peak, 1.0), text, share)
     solved = []
-    for op in {row.case.family for row in tiers["network"]}:
+    for op in dict.fromkeys(row.case.family for row in tiers["network"]):
         own = sorted((r.case.bytes, r.median, r) for r in tiers["network"] if r.case.family == op)
         if own[0][0] < own[-1][0]:
             settings = own[0][2].case.settings

@@ -140,7 +140,8 @@ def follow_sizes(
     where it does in one; and the keys that were of the job's own layout.
     """
     sized = [_sized(job, values, setting) for setting in found]
-    added = {key for setting, _ in sized for key in setting} - {key for s in found for key in s}
+    given = {key for setting in found for key in setting}
+    added = dict.fromkeys(key for setting, _ in sized for key in setting if key not in given)
     own = {key: str(getattr(job.parallelism, key.partition(".")[2])) for key in added}
     return [
         (setting | {k: own[k] for k in own if k not in setting}, drop) for setting, drop in sized

@@ -72,7 +72,7 @@ def choose_rows(step: PlayedStep, wanted: Wanted, of_rank: dict[int, Row] | None
 
 
 def _check(name: str, asked: Sequence[int], there: Collection[int]) -> None:
-    for number in set(asked) - set(there):
+    for number in sorted(set(asked) - set(there)):
         n = max(there, default=-1) + 1
         raise PrismError(f"--{name} {number}: there are {n:,}, 0 to {n - 1:,}")
 

@@ -206,7 +206,8 @@ def read_attention(d: Draft) -> None:
         listed = isinstance(found.value, list) and "flash" in str(found.value)  # of NeoX
         word = "flash" if found.value is True or listed else found.value
         value = d.choice("attention", word, choices)
-        if value == "fa2" and d.values["cluster.device"] in ("h100", "h200") and word == "flash":
+        hopper = d.values.get("cluster.device") in ("h100", "h200")
+        if value == "fa2" and hopper and word == "flash":
             d.assume(key, "fa2", "flash; with FlashAttention 3 installed: --set " + key + "=fa3",
                      found)  # fmt: skip
         elif value is not None:

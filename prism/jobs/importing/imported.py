@@ -39,7 +39,7 @@ _SIZES = frozenset(
     [f"model.{key}" for key in SIZES]
     + [f"parallelism.{k}" for k in "tp cp pp vpp dp ep microbatch_size global_batch".split()]
 )
-_WORDS = ("model.name", "model.layer_pattern")
+_WORDS = ("model.name", "model.layer_pattern", "cluster.device")
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _overrides(overrides: Sequence[str]) -> dict[str, Any]:
             raise PrismError(f"--set {text}: expected a whole number, at least 1")
         if name in _WORDS and not isinstance(value, str):
             raise PrismError(f"--set {text}: expected text")
-        if name.startswith(("model.", "parallelism.")) and value is not None:
+        if name.startswith(("model.", "parallelism.", "cluster.device")) and value is not None:
             found[name] = value
     return found
 

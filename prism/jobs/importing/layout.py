@@ -28,8 +28,9 @@ def read_device(d: Draft, device: str | None) -> None:
     """Find the device: as it was given, else in the settings or the file's name."""
     key = "cluster.device"
     _find_device(d, key, device)
-    if d.values[key] not in DEVICE_LIBRARY and d.values[key] in DEVICES:
-        d.assume("variability.library", "none", f"no distributions are shipped for {d.values[key]}")
+    found = d.values.get(key)
+    if found in DEVICES and found not in DEVICE_LIBRARY:
+        d.assume("variability.library", "none", f"no distributions are shipped for {found}")
 
 
 def _find_device(d: Draft, key: str, device: str | None) -> None:
@@ -107,7 +108,7 @@ def read_sizes(d: Draft, gpus: int | None) -> int:
 
 def _per_node(d: Draft) -> int:
     found = d.find(*KEYS["cluster.gpus_per_node"], "gpus_per_node")
-    device = d.values["cluster.device"]
+    device = d.values.get("cluster.device")
     if found is not None:
         count = re.search(r"(\d+)$", str(found.value))
         if count and int(count[1]) > 0:
