@@ -17,7 +17,6 @@ from prism.present.answer import (
     Column,
     Errors,
     Figure,
-    Finding,
     Picture,
     Table,
     change,
@@ -28,6 +27,7 @@ from prism.present.answer import (
     words,
 )
 from prism.present.answers.times import NOT_INCLUDED
+from prism.present.tables import Rule, find
 
 Json = Mapping[str, Any]
 
@@ -69,7 +69,7 @@ def sweep_answer(result: Sweep) -> Answer:
         head=_head(numbers),
         question=f"Which setting of {numbers['job']} has the shortest step, in the median and at "
         f"p95? Varied: {asked}.",
-        findings=tuple(_findings(numbers)),
+        findings=find(numbers, RULES),
         tables=tuple(table for table in made if table.rows),
         figures=numbers,
         warnings=(*numbers["warnings"], *_unsure(numbers)),
@@ -109,40 +109,30 @@ def _varied(call: Json, keys: Sequence[str]) -> str:
 
 
 # ------------------------------------------------------------------------------ in sentences
-def _findings(numbers: Json) -> list[Finding]:
-    """Name the best settings, and those that are as good."""
-    rows, keys, chosen = numbers["rows"], numbers["varied"], _chosen(numbers)
-    if not chosen:
-        closest = max(rows, key=lambda row: (row.get("memory") or {}).get("p_fits", 0.0))
-        wanted = format_share(numbers["min_p_fits"])
-        text = f"No setting has P(fits) of {wanted} or more; closest is {label(closest, keys)}"
-        return [Finding("none_fits", f"{text}, {_memory(closest)}.", "answer")]
-    fast, robust = chosen["fastest"], chosen["robust"]
-    named = [("fastest", "Fastest (least p50)", fast), ("robust", "Robust (least p95)", robust)]
-    if fast == robust:
-        named = [("fastest_and_robust", "Fastest and robust (least p50 and p95)", fast)]
-    out = [
-        Finding(code, f"{which} is {_setting(rows[i], keys)}.", "answer")
-        for code, which, i in named
-    ]
-    ties = [label(row, keys) for row in rows if row.get("indistinguishable_from_best")]
-    if ties:
-        text = f"Statistically indistinguishable from the best in {numbers['objective']}"
-        more = len(ties) - MOST_NAMED
-        listed = "; ".join(ties[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
-        out.append(Finding("indistinguishable", f"{text}: {listed}."))
-    best = rows[chosen["robust"]]
-    faster = [
-        row for row in rows
-        if not _fits(row) and row["p95"] is not None
-        and row["p95_same_work"] < best["p95_same_work"]
-    ]  # fmt: skip
-    if faster:
-        first = min(faster, key=lambda row: float(row["p95_same_work"]))
-        text = f"Faster, but P(fits) is too low: {label(first, keys)}, {_memory(first)}"
-        more = len(faster) - 1
-        out.append(Finding("does_not_fit", text + (f"; and {more} more." if more else ".")))
-    return out
+def _closest(numbers: Json) -> str:
+    """Name the setting that is the likeliest to fit."""
+    row = max(numbers["rows"], key=lambda row: (row.get("memory") or {}).get("p_fits", 0.0))
+    return f"{label(row, numbers['varied'])}, {_memory(row)}"
+
+
+def _ties(numbers: Json) -> list[str]:
+    """Name the settings that are as good as the best."""
+    rows, keys = numbers["rows"], numbers["varied"]
+    return [label(row, keys) for row in rows if row.get("indistinguishable_from_best")]
+
+
+def _faster(numbers: Json) -> list[str]:
+    """Name those that are faster than the robust one but hardly fit, the fastest first."""
+    rows, keys, p95 = numbers["rows"], numbers["varied"], "p95_same_work"
+    least = rows[numbers["robust"]][p95]
+    some = [r for r in rows if not _fits(r) and r["p95"] is not None and r[p95] < least]
+    return [f"{label(row, keys)}, {_memory(row)}" for row in sorted(some, key=lambda r: r[p95])]
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    """List the first names, and say how many more there are."""
+    more = len(names) - most
+    return "; ".join(names[:most]) + f"; and {more} more" * (more > 0)
 
 
 def _fits(row: Json) -> bool:
@@ -157,17 +147,36 @@ def _memory(row: Json) -> str:
     return f"{text}, P(fits) {words(share(memory['p_fits']))}"
 
 
-def _setting(row: Json, keys: Sequence[str]) -> str:
-    """Name a setting with p50 and p95, and their changes against the job's own."""
+def _setting(numbers: Json, name: str) -> dict[str, Cell]:
+    """Name a chosen setting with p50 and p95, and their changes against the job's own."""
+    row = numbers["rows"][numbers[name]]
     own = "the job's own setting, " if row["own"] else ""
     p50, p95 = (words(_time(row, f"{measure}_same_work")) for measure in ("p50", "p95"))
-    text = f"{own}{label(row, keys)}: p50 {p50}, p95 {p95}"
+    text = f"{own}{label(row, numbers['varied'])}: p50 {p50}, p95 {p95}"
     if row.get("memory") and row["memory"]["p_fits"] < LEAST_SURE:
         text += f", {_memory(row)}"
     if row.get("p50_change") is not None:
         changes = " and ".join(words(_change(row, measure)) for measure in ("p50", "p95"))
         text += f" ({changes} against the job's own)"
-    return text
+    return {"setting": text}
+
+
+RULES = (
+    Rule("none_fits", "answer", lambda n: not _chosen(n),
+         "No setting has P(fits) of {wanted} or more; closest is {closest}.",
+         lambda n: {"wanted": format_share(n["min_p_fits"]), "closest": _closest(n)}),
+    Rule("fastest_and_robust", "answer", lambda n: bool(_chosen(n)) and n["fastest"] == n["robust"],
+         "Fastest and robust (least p50 and p95) is {setting}.", lambda n: _setting(n, "robust")),
+    Rule("fastest", "answer", lambda n: n["fastest"] != n["robust"],
+         "Fastest (least p50) is {setting}.", lambda n: _setting(n, "fastest")),
+    Rule("robust", "answer", lambda n: n["fastest"] != n["robust"],
+         "Robust (least p95) is {setting}.", lambda n: _setting(n, "robust")),
+    Rule("indistinguishable", "info", lambda n: bool(_chosen(n) and _ties(n)),
+         "Statistically indistinguishable from the best in {objective}: {ties}.",
+         lambda n: {"objective": n["objective"], "ties": _listed(_ties(n), MOST_NAMED)}),
+    Rule("does_not_fit", "info", lambda n: bool(_chosen(n) and _faster(n)),
+         "Faster, but P(fits) is too low: {faster}.", lambda n: {"faster": _listed(_faster(n), 1)}),
+)  # fmt: skip
 
 
 def _unsure(numbers: Json) -> list[str]:
