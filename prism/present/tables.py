@@ -110,7 +110,7 @@ class Rule(NamedTuple):
     when : callable
         Whether a result gives it.
     text : str
-        With the names of its figures in braces.
+        With the names of its figures in braces, which the code may have too.
     figures : callable
         Figures of a result by name, as they are written.
     """
@@ -128,6 +128,6 @@ def find(result: Any, rules: Iterable[Rule]) -> tuple[Finding, ...]:
     for rule in rules:
         if rule.when(result):
             shown = {name: words(cell) for name, cell in rule.figures(result).items()}
-            text = rule.text.format(**shown)
-            out.append(Finding(rule.code, text[:1].upper() + text[1:], rule.severity))
+            code, text = (x.format(**shown) for x in (rule.code, rule.text))
+            out.append(Finding(code, text[:1].upper() + text[1:], rule.severity))
     return tuple(out)
