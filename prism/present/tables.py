@@ -129,5 +129,7 @@ def find(result: Any, rules: Iterable[Rule]) -> tuple[Finding, ...]:
         if rule.when(result):
             shown = {name: words(cell) for name, cell in rule.figures(result).items()}
             code, text = (x.format(**shown) for x in (rule.code, rule.text))
-            out.append(Finding(code, text[:1].upper() + text[1:], rule.severity))
+            if not text[1:2].isdigit():  # p95 stays as it is
+                text = text[:1].upper() + text[1:]
+            out.append(Finding(code, text, rule.severity))
     return tuple(out)
