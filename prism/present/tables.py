@@ -113,6 +113,8 @@ class Rule(NamedTuple):
         With the names of its figures in braces, which the code may have too.
     figures : callable
         Figures of a result by name, as they are written.
+    capital : bool
+        Whether the text is to begin with one.
     """
 
     code: str
@@ -120,6 +122,7 @@ class Rule(NamedTuple):
     when: Callable[[Any], bool]
     text: str
     figures: Callable[[Any], Mapping[str, Cell]] = lambda result: {}
+    capital: bool = True
 
 
 def find(result: Any, rules: Iterable[Rule]) -> tuple[Finding, ...]:
@@ -129,7 +132,6 @@ def find(result: Any, rules: Iterable[Rule]) -> tuple[Finding, ...]:
         if rule.when(result):
             shown = {name: words(cell) for name, cell in rule.figures(result).items()}
             code, text = (x.format(**shown) for x in (rule.code, rule.text))
-            if not text[1:2].isdigit():  # p95 stays as it is
-                text = text[:1].upper() + text[1:]
-            out.append(Finding(code, text, rule.severity))
+            begin = text[:1].upper() if rule.capital else text[:1]
+            out.append(Finding(code, begin + text[1:], rule.severity))
     return tuple(out)

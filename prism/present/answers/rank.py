@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from prism import plots
@@ -16,6 +16,7 @@ from prism.present.answer import (
     Cell,
     Errors,
     Figure,
+    Json,
     Picture,
     duration,
     error,
@@ -26,8 +27,6 @@ from prism.present.answer import (
 from prism.present.answers.remedies import cause_text, remedy_text
 from prism.present.answers.times import NOT_INCLUDED
 from prism.present.tables import Rule, find, lay_out, write
-
-Json = Mapping[str, Any]
 
 MOST_ROWS, MOST_CHANGES, MOST_NAMED = 12, 8, 3
 SMALL, SMALL_CHANGE = 1e-3, 0.01
@@ -113,11 +112,10 @@ def _short(row: Json) -> str:
 def _alike(numbers: Json) -> list[Json]:
     """Give the largest cause, and those that are statistically indistinguishable from it."""
     (top, *others), key = numbers["causes"], "total_order"
-    alike = [
+    return [top, *(
         row for row in others
         if _value(top, key) - _value(row, key) < math.hypot(_half(top, key), _half(row, key))
-    ]  # fmt: skip
-    return [top, *alike][:MOST_NAMED]
+    )][:MOST_NAMED]  # fmt: skip
 
 
 def _largest(numbers: Json) -> dict[str, Cell]:
@@ -157,52 +155,35 @@ def _distinct(row: Json, key: str) -> str:
     return f"statistically unchanged (within {format_share(bound, 2)})"
 
 
-def _better(numbers: Json) -> Json | None:
-    """Give the cause from which p95 would gain more than from the largest, if there is one."""
+def _for_p95(numbers: Json) -> dict[str, Cell]:
+    """Say what p95 would gain from another cause than the largest, if that is more."""
     rows, key = numbers["causes"], "p95_reduction"
     best = max(rows, key=lambda row: _value(row, key))
     gap, error = _value(best, key) - _value(rows[0], key), _half(best, key) + _half(rows[0], key)
-    return best if gap > max(error, LEAST_FINDING) else None
-
-
-def _for_p95(numbers: Json) -> dict[str, Cell]:
-    """Say what p95 would gain from another cause than the largest, and what to do about it."""
-    best = _better(numbers) or {}
+    if gap <= max(error, LEAST_FINDING):
+        return {}
     return {
-        "more": "most" if numbers["causes"][0].get("p95_reduction") is None else "more",
-        "cause": _short(best), "gain": _write(best, "p95_reduction"),
-        "remedy": remedy_text(best["cause"], best["kind"]),
+        "more": "most" if rows[0].get(key) is None else "more", "cause": _short(best),
+        "gain": _write(best, key), "remedy": remedy_text(best["cause"], best["kind"]),
     }  # fmt: skip
 
 
-def _first_order(rows: Sequence[Json]) -> tuple[float, float]:
-    """Sum of the first-order shares, and its error."""
-    error = sum(_half(row, "first_order") ** 2 for row in rows) ** 0.5
-    return sum(_value(row, "first_order") for row in rows), float(error)
-
-
-def _together(numbers: Json) -> float | None:
-    """Share of the variance that only several causes make, 0 within its error; None of one."""
-    if sum(_value(row, "total_order") >= SMALL for row in numbers["causes"]) < 2:
-        return None
-    whole, error = _first_order(numbers["causes"])
-    return 0.0 if abs(1.0 - whole) <= max(error, NOTABLE) else 1.0 - whole
-
-
 def _additivity(numbers: Json) -> dict[str, Cell]:
-    """Write how much of the variance single causes make, and how much only several together."""
-    rows = numbers["causes"]
-    kinds = ("kernels", "effects", "terms")
-    parts = {kind: _first_order([row for row in rows if row["kind"] == kind])[0] for kind in kinds}
-    whole, error = _first_order(rows)
-    run = f", the run beside its steps {words(share(parts['terms']))}" if parts["terms"] else ""
-    shown = {kind: share(part) for kind, part in parts.items()}
-    return shown | {"run": run, "whole": share(whole, error), "rest": share(1.0 - whole, error)}
+    """Write what single causes make of the variance, and whether they add up; nothing of one."""
+    rows, kinds = numbers["causes"], ("kernels", "effects", "terms")
+    if sum(_value(row, "total_order") >= SMALL for row in rows) < 2:
+        return {}
+    first = {k: sum(_value(row, "first_order") for row in rows if row["kind"] == k) for k in kinds}
+    whole, error = sum(first.values()), sum(_half(row, "first_order") ** 2 for row in rows) ** 0.5
+    off = abs(1.0 - whole) > max(error, NOTABLE)
+    run = f", the run beside its steps {format_share(first['terms'])}" if first["terms"] else ""
+    return {kind: share(part) for kind, part in first.items()} | {
+        "run": run, "whole": share(whole, error), "rest": share(1.0 - whole, error),
+        "sum": "less" if off and whole < 1.0 else "more" if off else "whole",
+    }  # fmt: skip
 
 
-_PARTS = (
-    "First-order, shared effects make {effects} of the variance, kernels' own noise {kernels}{run}"
-)
+_PARTS = "First-order, shared effects make {effects} of the variance, kernels' own noise {kernels}"
 RULES = (
     Rule("no_variance", "answer", lambda n: not n["std"],
          "The {target} does not vary: there is nothing to rank.",
@@ -212,15 +193,16 @@ RULES = (
     Rule("largest_cause", "answer", lambda n: bool(n["std"]) and len(_alike(n)) > 1,
          "{causes} of the variance of the {target} (statistically indistinguishable){remedies}.",
          _largest),
-    Rule("largest_for_p95", "advice", lambda n: bool(_better(n)),
-         "p95 would gain {more} from {cause} held at its median, {gain}: {remedy}.", _for_p95),
-    Rule("additivity", "info", lambda n: _together(n) == 0.0,
-         _PARTS + ": causes add up ({whole}).", _additivity),
-    Rule("additivity", "info", lambda n: (_together(n) or 0.0) > 0.0,
-         _PARTS + "; {rest} arises only where causes meet, as in waits for the slowest rank.",
+    Rule("largest_for_p95", "advice", lambda n: bool(_for_p95(n)),
+         "p95 would gain {more} from {cause} held at its median, {gain}: {remedy}.", _for_p95,
+         capital=False),
+    Rule("additivity", "info", lambda n: _additivity(n).get("sum") == "whole",
+         _PARTS + "{run}: causes add up ({whole}).", _additivity),
+    Rule("additivity", "info", lambda n: _additivity(n).get("sum") == "less",
+         _PARTS + "{run}; {rest} arises only where causes meet, as in waits for the slowest rank.",
          _additivity),
-    Rule("additivity", "info", lambda n: (_together(n) or 0.0) < 0.0,
-         _PARTS + ".", _additivity),
+    Rule("additivity", "info", lambda n: _additivity(n).get("sum") == "more",
+         _PARTS + "{run}.", _additivity),
 )  # fmt: skip
 
 
