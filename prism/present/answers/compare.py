@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from prism import plots
 from prism.analyses.compare import Comparison
@@ -18,6 +16,7 @@ from prism.present.answer import (
     Column,
     Errors,
     Figure,
+    Json,
     Picture,
     Table,
     share,
@@ -25,8 +24,6 @@ from prism.present.answer import (
 from prism.present.answers.job import value_text
 from prism.present.answers.times import NOT_INCLUDED, TITLES
 from prism.present.tables import Rule, find
-
-Json = Mapping[str, Any]
 
 WORDS = {"step_time": "step", "time_to_train": "run"}
 NAMES = {"std": "standard deviation", "cv": "CV"}
@@ -171,11 +168,8 @@ def _assumptions(numbers: Json) -> list[str]:
         row["p_value"] is not None for q in numbers["quantities"].values()
         for row in (*q["figures"].values(), q["ks"])
     )  # fmt: skip
-    out.append(
-        f"95 % intervals, each on its own; p-values corrected for {format_count(tests, 'test')} "
-        "(Holm)"
-    )
-    return list(dict.fromkeys(out))
+    corrected = f"p-values corrected for {format_count(tests, 'test')} (Holm)"
+    return list(dict.fromkeys([*out, f"95 % intervals, each on its own; {corrected}"]))
 
 
 def _independence(quantity: Json) -> str:
@@ -212,12 +206,12 @@ def _figures(quantity: Json) -> Table:
         elif key == "p99":
             continue
         rows.append(tuple(cells))
-    ks, notes = quantity["ks"], []
+    ks = quantity["ks"]
     tested = f"not tested: {ks['why_not']}" if ks["p_value"] is None else _p(ks)
-    notes.append(f"KS distance {ks['distance']:.3f} ({tested})")
+    note = f"KS distance {ks['distance']:.3f} ({tested})"
     if quantity["figures"]["p95"]["p_value"] is None:
-        notes.append("p95 and p99 not tested: too few independent values lie beyond")
-    return Table(TITLES[quantity["name"]].capitalize(), columns, tuple(rows), ("; ".join(notes),))
+        note += "; p95 and p99 not tested: too few independent values lie beyond"
+    return Table(TITLES[quantity["name"]].capitalize(), columns, tuple(rows), (note,))
 
 
 def _both(key: str, row: Json) -> list[Cell]:
@@ -254,8 +248,8 @@ def _sides(numbers: Json) -> Table:
 def _sizes(side: Json) -> dict[str, str]:
     """Say what one side is and holds, by label."""
     if side["source"] == "measured":
-        sizes = {"measured": f"{format_count(side['steps'], 'value')} of {_runs(side['runs'])}"}
-        return {"name": side["name"], **sizes}
+        values = f"{format_count(side['steps'], 'value')} of {format_count(side['runs'], 'run')}"
+        return {"name": side["name"], "measured": values}
     draws = format_count(side["clusters"], "cluster draw")
     out = {"name": side["name"], "job": f"{side['job']}, seed {side['seed']}"}
     out["steps"] = f"{format_count(side['replicates'], 'replicate')} on {draws}"
@@ -263,10 +257,6 @@ def _sizes(side: Json) -> dict[str, str]:
         steps = format_count(side["steps_per_run"], "step")
         out["runs"] = f"{format_count(side['run_replicates'])} of {steps}"
     return out
-
-
-def _runs(n: int) -> str:
-    return format_count(n, "run")
 
 
 def _planning(quantity: Json) -> Table:
@@ -337,16 +327,13 @@ def _pictures(numbers: Json, result: Comparison) -> list[Picture]:
     """Draw both distribution functions and their difference by quantile."""
     a, b = (str(numbers[side]["name"]) for side in "ab")
     drawn = [numbers[side]["source"] == "simulated" for side in "ab"]
+    of_data = "in the intervals; of a simulated side not included" if any(drawn) else ""
+    errors = Errors(
+        "in the intervals" if any(drawn) else "none: nothing is drawn",
+        NOT_INCLUDED if all(drawn) else of_data or "in the intervals",
+    )
     pictures = []
     for name in numbers["quantities"]:
-        errors = Errors(
-            "in the intervals" if any(drawn) else "none: nothing is drawn",
-            NOT_INCLUDED
-            if all(drawn)
-            else "in the intervals; of a simulated side not included"
-            if any(drawn)
-            else "in the intervals",
-        )
         pictures.append(Picture(
             f"compare_{name}" if len(numbers["quantities"]) > 1 else "compare",
             f"{TITLES[name].capitalize()} of {a} and {b}: distribution functions, and their "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from prism.present.answer import (
     Column,
     Errors,
     Figure,
+    Json,
     Picture,
     Table,
     change,
@@ -28,8 +29,6 @@ from prism.present.answer import (
 )
 from prism.present.answers.times import NOT_INCLUDED
 from prism.present.tables import Rule, find
-
-Json = Mapping[str, Any]
 
 MOST_ROWS = 12
 """Settings in the first table, where not more of them are marked."""
@@ -51,8 +50,7 @@ POWER_KEYS = {
 def sweep_answer(result: Sweep) -> Answer:
     """Make the answer of a sweep."""
     numbers = result.figures()
-    rows = numbers["rows"]
-    keys, chosen = numbers["varied"], _chosen(numbers)
+    rows, keys, chosen = numbers["rows"], numbers["varied"], _chosen(numbers)
     shown = shown_rows(numbers)
     rest = [i for i, row in enumerate(rows) if row["p50"] is not None and i not in shown]
     made = (
@@ -110,7 +108,7 @@ def _varied(call: Json, keys: Sequence[str]) -> str:
 
 # ------------------------------------------------------------------------------ in sentences
 def _closest(numbers: Json) -> str:
-    """Name the setting that is the likeliest to fit."""
+    """Name the setting that is most likely to fit."""
     row = max(numbers["rows"], key=lambda row: (row.get("memory") or {}).get("p_fits", 0.0))
     return f"{label(row, numbers['varied'])}, {_memory(row)}"
 
@@ -254,8 +252,7 @@ def _value(value: Any) -> Cell:
 
 
 def _fit_cells(row: Json) -> tuple[Cell, Cell]:
-    memory = row.get("memory")
-    if not memory:
+    if not (memory := row.get("memory")):
         return None, None
     return Figure(memory["gib"], f"{memory['gib']:.0f}"), share(memory["p_fits"])
 
@@ -286,26 +283,21 @@ def _marks(i: int, row: Json, numbers: Json) -> str:
 
 def _notes(numbers: Json) -> tuple[str, ...]:
     """Explain what is not plain, and say what was not simulated."""
-    notes = []
     rows = numbers["rows"]
-    if any(row.get("indistinguishable_from_best") for row in rows):
-        notes.append(
-            f"indistinguishable: {numbers['objective']} differs from the best by less than the "
-            "error of the difference (95 %)"
-        )
-    if any("frontier" in _marks(i, row, numbers) for i, row in enumerate(rows)):
-        notes.append("frontier: no setting is better in both p50 and p95")
-    if any(abs(row["work"] - 1.0) > 1e-9 for row in rows):
-        notes.append("times are for the tokens of one step of the job")
-    if any(not _fits(row) for row in rows):
-        notes.append(
-            f"P(fits) too low: below {format_share(numbers['min_p_fits'])} by the error of the "
-            "memory estimate; not chosen"
-        )
     bounds = sum(row["p50"] is None for row in rows)
-    if bounds:
-        notes.append(f"{format_count(bounds)} not simulated: slower even without noise")
-    return ("; ".join(notes),) if notes else ()
+    notes = {
+        f"indistinguishable: {numbers['objective']} differs from the best by less than the error "
+        "of the difference (95 %)": any(row.get("indistinguishable_from_best") for row in rows),
+        "frontier: no setting is better in both p50 and p95":
+            any("frontier" in _marks(i, row, numbers) for i, row in enumerate(rows)),
+        "times are for the tokens of one step of the job":
+            any(abs(row["work"] - 1.0) > 1e-9 for row in rows),
+        f"P(fits) too low: below {format_share(numbers['min_p_fits'])} by the error of the memory "
+        "estimate; not chosen": not all(map(_fits, rows)),
+        f"{format_count(bounds)} not simulated: slower even without noise": bounds > 0,
+    }  # fmt: skip
+    said = "; ".join(note for note, holds in notes.items() if holds)
+    return (said,) if said else ()
 
 
 def _by_setting(numbers: Json) -> Table:
@@ -317,12 +309,12 @@ def _by_setting(numbers: Json) -> Table:
     columns += [Column("robust layout", right=False), Column("p50"), Column("p95")]
     made = []
     for group in groups:
-        if group["robust"] is None:
-            made.append((*(_value(group[key]) for key in hand), "none fits", None, None))
-            continue
-        best = rows[group["robust"]]
-        times = (_time(best, f"{measure}_same_work") for measure in ("p50", "p95"))
-        made.append((*(_value(group[key]) for key in hand), label(best, rest), *times))
+        cells: tuple[Cell, ...] = ("none fits", None, None)
+        if group["robust"] is not None:
+            best = rows[group["robust"]]
+            times = (_time(best, f"{measure}_same_work") for measure in ("p50", "p95"))
+            cells = (label(best, rest), *times)
+        made.append((*(_value(group[key]) for key in hand), *cells))
     return Table("Best layout of each setting", tuple(columns), tuple(made))
 
 
@@ -347,14 +339,12 @@ def _why(numbers: Json, which: Sequence[int]) -> Table:
     """Lay out what the steps are made of, and on how many cluster draws they were simulated."""
     heads = ("ideal step", "exposed communication", "MFU", "cluster draws")
     columns = (*_keys(numbers, which), *map(Column, heads))
-    made = []
-    for i in which:
-        row = numbers["rows"][i]
-        ideal = Figure(row["ideal_step_time"], words(_time(row, "ideal_step_time", row["work"])))
-        made.append((
-            *(_value(row[key]) for key in numbers["varied"]), ideal,
-            share(row.get("exposed_communication")), share(row.get("mfu")), count(row["clusters"]),
-        ))  # fmt: skip
+    made = [
+        (*(_value(row[key]) for key in numbers["varied"]),
+         Figure(row["ideal_step_time"], words(_time(row, "ideal_step_time", row["work"]))),
+         share(row.get("exposed_communication")), share(row.get("mfu")), count(row["clusters"]))
+        for row in (numbers["rows"][i] for i in which)
+    ]  # fmt: skip
     note = (
         "settings that are worse than another in p50 and p95 are simulated on few cluster draws; "
         f"rare slow GPUs then come from the ranks of {format_count(numbers['rank_clusters'])}"
