@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prism import plots
-from prism.common.text import format_duration
+from prism.common.text import format_duration, format_share
 from prism.measuring.command import Measurement
 from prism.present.answer import (
     Answer,
@@ -63,8 +63,8 @@ def measurement_answer(result: Measurement) -> Answer:
 def _spread(numbers: Json) -> dict[str, Cell]:
     """Name the kernel that varies most."""
     worst = max(numbers["cases"], key=lambda case: case["cv"])
-    least = min(case["cv"] for case in numbers["cases"])
-    return {"least": share(least), "most": share(worst["cv"]), "worst": worst["label"]}
+    least, most = min(case["cv"] for case in numbers["cases"]), worst["cv"]
+    return {"least": format_share(least), "most": format_share(most), "worst": worst["label"]}
 
 
 RULES = (

@@ -160,7 +160,7 @@ def _for_p95(numbers: Json) -> dict[str, Cell]:
     rows, key = numbers["causes"], "p95_reduction"
     best = max(rows, key=lambda row: _value(row, key))
     gap, error = _value(best, key) - _value(rows[0], key), _half(best, key) + _half(rows[0], key)
-    if gap <= max(error, LEAST_FINDING):
+    if not numbers["std"] or gap <= max(error, LEAST_FINDING):
         return {}
     return {
         "more": "most" if rows[0].get(key) is None else "more", "cause": _short(best),
@@ -171,12 +171,12 @@ def _for_p95(numbers: Json) -> dict[str, Cell]:
 def _additivity(numbers: Json) -> dict[str, Cell]:
     """Write what single causes make of the variance, and whether they add up; nothing of one."""
     rows, kinds = numbers["causes"], ("kernels", "effects", "terms")
-    if sum(_value(row, "total_order") >= SMALL for row in rows) < 2:
+    if not numbers["std"] or sum(_value(row, "total_order") >= SMALL for row in rows) < 2:
         return {}
     first = {k: sum(_value(row, "first_order") for row in rows if row["kind"] == k) for k in kinds}
     whole, error = sum(first.values()), sum(_half(row, "first_order") ** 2 for row in rows) ** 0.5
     off = abs(1.0 - whole) > max(error, NOTABLE)
-    run = f", the run beside its steps {format_share(first['terms'])}" if first["terms"] else ""
+    run = f", the run beside its steps {words(share(first['terms']))}" if first["terms"] else ""
     return {kind: share(part) for kind, part in first.items()} | {
         "run": run, "whole": share(whole, error), "rest": share(1.0 - whole, error),
         "sum": "less" if off and whole < 1.0 else "more" if off else "whole",
