@@ -1,15 +1,19 @@
 """Answers of all kinds of results: the terminal, JSON and the page show the same figures."""
 
 import html
+import io
 import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import prism
 from prism import __main__ as entry
+from prism.present.answer import Answer, Column, Figure, Table
+from prism.present.terminal import render
 
 SAMPLES = Path(__file__).parents[1] / "experiments" / "samples"
 SMALL = ["parallelism.pp=2", "parallelism.microbatches=4"]
@@ -141,3 +145,17 @@ def test_no_word_of_a_table_is_lost_on_a_narrow_terminal(results, run, monkeypat
                 for cell in row:
                     text = cell if isinstance(cell, str) else getattr(cell, "text", "")
                     assert set(text.replace("\N{NO-BREAK SPACE}", " ").split()) <= words
+
+
+def test_errors_stand_below_their_numbers_where_a_terminal_is_narrow():
+    heads = [Column(right=False), *(Column(f"column {k}") for k in range(6))]
+    row = ("dp all_gather", *(Figure(0.1, f"+{k}.01 ± 0.01 %") for k in range(6)))
+    answer = Answer("", "", tables=(Table("", tuple(heads), (row,)),))
+    lines = {}
+    for width in (80, 120):
+        out = io.StringIO()
+        Console(file=out, width=width).print(render(answer))
+        lines[width] = [line.split() for line in out.getvalue().splitlines() if "0.01" in line]
+        assert max(map(len, out.getvalue().splitlines())) <= width
+    assert [line.count("±") for line in lines[80]] == [0, 6]
+    assert [line.count("±") for line in lines[120]] == [6]

@@ -1,7 +1,5 @@
 """Groups of experts over data-, context- and tensor-parallel ranks."""
 
-import json
-
 import numpy as np
 import pytest
 from played_ops import of_kind, play
@@ -93,7 +91,7 @@ def test_gradients_of_experts_are_summed_over_those_who_hold_the_same(layout):
 def test_data_parallel_ranks_that_an_ep_group_joins_are_simulated_as_one(layout, replicas):
     job = make_job(model={"seq_len": 1536}, **layout)
     found = prism.simulate(job, 64, seed=1)
-    assert json.loads(found.attrs["replicas"])["replicas"] == replicas
+    assert found.replicas_replicas == replicas
     assert found.step_time.values == pytest.approx(float(found.ideal_step_time), rel=1e-6)
 
 

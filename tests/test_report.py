@@ -1,7 +1,6 @@
 """The page of results: valid, whole without network or scripts, says what the results say."""
 
 import json
-import math
 import re
 import shutil
 from pathlib import Path
@@ -230,7 +229,7 @@ def test_what_is_no_result_is_told_by_name(run, folder, tmp_path):
     odd = {"odd.nc": {"kind": "novel"}, "broken.nc": {"kind": "sweep", "summary": "{}"},
            "torn.nc": {"kind": "placement", "summary": "{"}}  # fmt: skip
     first = prism.load(folder / "first").to_xarray()
-    first.assign_attrs(warnings="[1.5]").to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
+    first.drop_vars("job_world_size").to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
     prism.save(first.assign_attrs(job_sources='{"run.steps": 1.5}'), tmp_path / "sources.nc")
     for name, attrs in odd.items():
         xr.Dataset(attrs=attrs).to_netcdf(tmp_path / name, engine="h5netcdf")
@@ -244,13 +243,13 @@ def test_what_is_no_result_is_told_by_name(run, folder, tmp_path):
         assert not page.exists()
 
 
-@pytest.mark.parametrize("kind", ["figure for text", "list for a block", "nothing in it"])
+@pytest.mark.parametrize("kind", ["text for a figure", "list for a block", "nothing in it"])
 def test_what_cannot_be_shown_is_refused_and_warned_of_by_nobody(
     run, folder, tmp_path, kind, recwarn
 ):
     result = prism.load(folder / "first")
-    if kind == "figure for text":
-        result.attrs["model_error"] = json.dumps({"spread": 0.2, "source": -math.inf})
+    if kind == "text for a figure":
+        result.attrs["call"] = json.dumps({"probability": "often"})
     elif kind == "list for a block":
         result.attrs.update({"job": json.dumps({"parallelism": {}, "model": [1]}), "call": "{}"})
     else:

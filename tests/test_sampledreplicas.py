@@ -1,6 +1,5 @@
 """Leaving replicas out: the same clusters, and nearly the same steps as with all simulated."""
 
-import json
 from functools import cache
 
 import numpy as np
@@ -41,7 +40,7 @@ def steps(*args):
 
 
 def replicas(result):
-    return json.loads(result.attrs["replicas"])
+    return prism.summary(result)["replicas"]
 
 
 @pytest.mark.parametrize("effects", EFFECTS)

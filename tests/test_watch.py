@@ -63,6 +63,15 @@ def test_what_is_left_is_the_steps_to_come(log):
     assert again == found
 
 
+def test_a_warm_up_is_no_stall_to_come(log):
+    seconds = steps(300)
+    seconds[:12] *= 1.5
+    log.write_text(lines(seconds))
+    left = prism.summary(Watch(log, seed=1).look())["time_left"]
+    assert left["p50"] == pytest.approx(700 * 2.0, rel=3e-3)
+    assert left["p95"] - left["p5"] < 0.02 * left["p50"]
+
+
 @pytest.mark.parametrize("slower", [1.0, 1.03])
 @pytest.mark.parametrize("kind", ["job", "steps"])
 def test_watch_and_estimate_are_one_computation(run, log, monkeypatch, few_repeats, kind, slower):

@@ -30,7 +30,7 @@ def point(dp, engine, replicates):
     result = prism.simulate(job, replicates, SEED, THREADS, engine=engine)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     steps = spread(result.step_time.to_numpy(), result.cluster_idx.to_numpy())
-    figures = json.loads(result.attrs["replicas"])
+    figures = prism.summary(result)["replicas"]
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps({
         "gpus": 128 * dp, "dp": dp, "engine": figures["engine"], "simulated": figures["simulated"],

@@ -42,7 +42,7 @@ from prism.analyses.comparisons.quantity import (
 )
 from prism.common.errors import PrismError, named
 from prism.common.resampling import FIGURES, SHIFT_LEVELS
-from prism.common.results import Columns, Field, Result
+from prism.common.results import Columns, Field, Result, pack_texts, read_texts
 from prism.common.text import format_count
 from prism.jobs.job import Job
 from prism.simulation.steps import fresh_seed
@@ -171,8 +171,10 @@ def compare(
         "a": describe(first), "b": describe(second), "effect": effect, "level": LEVEL, "seed": seed,
         "fail_if_slower": fail_if_slower, "false_alarm": false_alarm, "quantities": quantities,
         "job_differences": job_differences(first, second),
-        "notes": [*notes, *_notes(first, second)], "warnings": _warnings(first, second, found),
     }  # fmt: skip
+    said = pack_texts(
+        notes=[*notes, *_notes(first, second)], warnings=_warnings(first, second, found)
+    )
     coords = {
         "quantile": SHIFT_LEVELS, "figure": list(FIGURES), "side": ["a", "b"],
         "end": ["low", "high"], "power": list(POWERS),
@@ -181,7 +183,7 @@ def compare(
         "kind": KIND, "schema": SCHEMA, "prism_version": prism.__version__, "seed": str(seed),
         "summary": json.dumps(numbers),
     }  # fmt: skip
-    return Comparison(xr.Dataset(data, coords=coords, attrs=attrs))
+    return Comparison(xr.Dataset(data, coords=coords, attrs=attrs).merge(said))
 
 
 DIFFERENCES = Columns("difference", (
@@ -214,7 +216,9 @@ class Comparison(Result):
 
 
 def _figures(dataset: xr.Dataset) -> dict[str, Any]:
-    numbers = dict(json.loads(dataset.attrs["summary"]))
+    numbers: dict[str, Any] = json.loads(dataset.attrs["summary"])
+    said = {name: read_texts(dataset, name) for name in ("notes", "warnings")}
+    numbers |= {name: texts for name, texts in said.items() if name not in numbers}
     for name, quantity in numbers["quantities"].items():
         figures: dict[str, dict[str, Any]] = {str(x): {} for x in dataset["figure"].values}
         for key in _VARIABLES:

@@ -14,6 +14,7 @@ import numpy as np
 from prism.analyses.estimates.run import DrawnRun, calibration_of, draw_run
 from prism.common import sizes
 from prism.common.errors import PrismError, named
+from prism.common.results import pack_texts
 from prism.common.text import format_count
 from prism.engine import LANES
 from prism.jobs.job import Job, load_job
@@ -23,7 +24,7 @@ from prism.models.calibration.model import communication_share
 from prism.simulation.estimated import Estimate
 from prism.simulation.jobwarnings import job_doubts, mean_doubts, replica_doubts
 from prism.simulation.prepare import Prepared, prepare
-from prism.simulation.results import TAIL_SAMPLES, job_of, make_dataset, provenance
+from prism.simulation.results import TAIL_SAMPLES, job_of, make_dataset, provenance, read_group
 from prism.simulation.steps import (
     REPLICATES,
     Progress,
@@ -42,6 +43,7 @@ Simulated = tuple[Prepared, "xr.Dataset"]
 """A job that was prepared, and its simulated steps."""
 MAX_STEPS = 10**15
 RUN_REPLICATES = 1_000
+_FRAMEWORK = ("framework_name", "framework_named", "framework_others")
 _CHOICE = ("column", "unit", "pattern", "where")  # of completed steps
 
 
@@ -194,21 +196,23 @@ def estimate_job(
     attrs = dataset.attrs | provenance(job, call) | drawn.attrs | {"kind": "estimate"}
     warnings = [
         *job_doubts(job), *drawn.notes, *_warnings(step, call, drawn.n_clusters),
-        *replica_doubts(json.loads(dataset.attrs["replicas"])),
+        *replica_doubts(read_group(dataset, "replicas")),
         *mean_doubts(dataset, step.effects.rank.std),
     ]  # fmt: skip
     if (calibrated := calibration_of(job)) is not None:
-        attrs["data_error"] = json.dumps(calibrated.error(communication_share(dataset)))
+        drawn.values["data_error"] = calibrated.error(communication_share(dataset))
         warnings += [f"calibration: {text}" for text in calibrated.report["warnings"]]
     if (framework := framework_figures(job, step.workload)) is not None:
-        attrs["framework"] = json.dumps(framework)
-    attrs["warnings"] = json.dumps(warnings)
+        others = framework.pop("others")
+        drawn.coords["framework"] = list(others)
+        drawn.values.update(framework=framework, framework_others=list(others.values()))
     attrs["wall_seconds"] = time.perf_counter() - begin
     thresholds = call["slowdown_thresholds"]
     slower = [float((dataset.step_time > t * dataset.ideal_step_time).mean()) for t in thresholds]
     values = drawn.values | {"slowdown_probability": slower}
     coords = drawn.coords | {"threshold": thresholds}
-    return dataset.merge(make_dataset(values, coords, {})).assign_attrs(attrs)
+    found = make_dataset(values, coords, attrs).merge(pack_texts(warnings=warnings))
+    return dataset.merge(found).assign_attrs(attrs)
 
 
 def simulate_job(
@@ -287,9 +291,9 @@ def reproduce(result: Estimate, threads: int | None = None) -> Estimate:
     call = json.loads(dataset.attrs["call"])
     again = estimate(job_of(dataset), threads=threads, **call)
     # a job that is rebuilt has no file that its values came from
-    of_file = ("job_sources", "framework")
-    kept = {key: value for key, value in dataset.attrs.items() if key in of_file}
-    return Estimate(again.to_xarray().assign_attrs(kept))
+    sources = {key: value for key, value in dataset.attrs.items() if key == "job_sources"}
+    found = again.to_xarray().drop_dims("framework", errors="ignore").assign_attrs(sources)
+    return Estimate(found.assign({x: dataset[x] for x in _FRAMEWORK if x in dataset}))
 
 
 def parse_deadline(value: float | str | datetime.datetime) -> float | datetime.datetime:

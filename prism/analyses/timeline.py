@@ -26,7 +26,7 @@ from prism.cluster.nodemap import Placement
 from prism.common.errors import PrismError, named
 from prism.common.netcdf import told_broken
 from prism.common.resultfiles import load_dataset
-from prism.common.results import Columns, Field, Result
+from prism.common.results import Columns, Field, Result, pack_texts, read_texts
 from prism.common.text import time_unit
 from prism.engine import LANES
 from prism.jobs.job import Job, load_job
@@ -159,7 +159,7 @@ class Timeline(Result):
 
     def is_whole(self) -> bool:
         """See `Result.is_whole`."""
-        return "wait_seconds" in self
+        return "wait_seconds" in self and "notes" not in self.attrs
 
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""
@@ -204,7 +204,7 @@ def _figures(timeline: xr.Dataset) -> dict[str, Any]:
         "source": timeline.attrs["source"],
         **{name: int(timeline.attrs[name]) for name in numbers if name in timeline.attrs},
         "events": int(timeline.sizes["event"]), "flows": int(timeline.sizes["message"]),
-        "steps": steps, "notes": json.loads(timeline.attrs["notes"]),
+        "steps": steps, "notes": read_texts(timeline, "notes"),
     }  # fmt: skip
 
 
@@ -302,8 +302,8 @@ def _lay_out(
         sheets.add(step, chosen, *_titles(step))
     said = [*notes, *(note for one in sheets.steps for note in one["notes"])]
     said += _left_out(sheets.steps)
-    about = {"kind": "timeline", "notes": json.dumps(list(dict.fromkeys(said)))}
-    return sheets.dataset({**attrs, **about})
+    found = sheets.dataset({**attrs, "kind": "timeline"})
+    return found.merge(pack_texts(notes=list(dict.fromkeys(said))))
 
 
 def _titles(step: PlayedStep) -> tuple[str, str]:

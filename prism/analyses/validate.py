@@ -229,9 +229,8 @@ class Validation(Result):
         found |= read_figures(FIGURES, data) | {name: read_texts(data, name) for name in TEXTS}
         if "source" in found:
             found["measured"] = found.pop("source")
-        taken = read_figures(TAKEN, data)
-        if taken:
-            found["taken"] = {k.removeprefix("taken_"): v for k, v in taken.items()}
+        if taken := read_figures(TAKEN, data, "taken_"):
+            found["taken"] = taken
         found["changes"] = [
             {k: v for k, v in row.items() if v is not None or k == "kept"}
             for row in CHANGES.rows(data)

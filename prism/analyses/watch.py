@@ -29,7 +29,7 @@ from prism.analyses.estimate import (
 )
 from prism.analyses.estimates.run import CLUSTERS_IN_PROGRESS
 from prism.common.errors import PrismError, named
-from prism.common.results import Result
+from prism.common.results import Result, read_texts
 from prism.common.text import format_count
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
@@ -47,7 +47,7 @@ from prism.models.steptimes.runs import (
 )
 from prism.simulation.results import make_dataset
 from prism.simulation.steps import Progress, fresh_seed
-from prism.simulation.summary import run_end, run_progress
+from prism.simulation.summary import failure_model, run_end, run_progress
 from prism.traces.growing import GrowingLog, Reading, count_done
 
 Array = NDArray[np.float64]
@@ -179,6 +179,10 @@ class Watch:
 class Forecast(Result):
     """The rest of a run that is going on: `time_left`, and whether its steps changed."""
 
+    def is_whole(self) -> bool:
+        """See `Result.is_whole`."""
+        return "completed_steps" in self
+
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""
         return _figures(self.dataset)
@@ -187,16 +191,13 @@ class Forecast(Result):
 def _finished(reading: Reading, done: int) -> xr.Dataset:
     """Say that nothing is left."""
     seconds = float(reading.times.seconds.sum()) * reading.times.mean_over
-    figures = {
-        "steps": done, "seconds": seconds, "departure": None,
-        "last_step_time": float(reading.times.seconds[-LAST:].mean()),
+    last = float(reading.times.seconds[-LAST:].mean())
+    values = {
+        "time_left": np.zeros(1), "time_to_train": np.full(1, seconds),
+        "completed": {"steps": done, "seconds": seconds, "last_step_time": last},
     }  # fmt: skip
-    attrs = {
-        "completed_steps": json.dumps(figures | reading.figures()),
-        "call": json.dumps({"probability": PROBABILITY}),
-    }  # fmt: skip
-    values = {"time_left": np.zeros(1), "time_to_train": np.full(1, seconds)}
-    return make_dataset(values, {}, attrs)
+    call = json.dumps({"probability": PROBABILITY})
+    return make_dataset(values | reading.figures(), {}, {"call": call})
 
 
 def _from_log(
@@ -232,14 +233,13 @@ def _figures(dataset: xr.Dataset) -> dict[str, Any]:
     past = found.pop("completed")
     call = json.loads(dataset.attrs["call"])
     runs = np.asarray(dataset.time_to_train, np.float64)
-    said = (json.loads(dataset.attrs.get(key, "[]")) for key in ("notes", "warnings"))
-    notes = [text for texts in said for text in texts]
+    notes = [*read_texts(dataset, "notes"), *read_texts(dataset, "warnings")]
     return {
         "job": dataset.attrs["job_name"], "log": dataset.attrs["log"],
         "model": dataset.attrs["model"], "seed": int(dataset.attrs["seed"]),
         "run_replicates": int(runs.size), "steps": int(dataset.attrs["steps"]),
         "completed_steps": past.pop("steps"), "elapsed": past.pop("seconds"), **past, **found,
         **run_end(dataset, call, runs),
-        "failure_model": json.loads(dataset.attrs.get("failures", "null")),
+        "failure_model": failure_model(dataset).get("failure_model"),
         "notes": list(dict.fromkeys(notes)), "warnings": [],
     }  # fmt: skip

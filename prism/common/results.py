@@ -158,17 +158,20 @@ class Columns:
         return found
 
 
-def pack_figures(fields: Iterable[Field], figures: Mapping[str, Any]) -> xr.Dataset:
-    """Lay single figures into a Dataset; those that are not there are left out."""
+def pack_figures(
+    fields: Iterable[Field], figures: Mapping[str, Any], prefix: str = ""
+) -> xr.Dataset:
+    """Lay single figures into a Dataset, under names with a prefix; missing ones are left out."""
     import xarray as xr
 
     known = [field for field in fields if field.name in figures]
-    return xr.Dataset({f.name: ((), f.pack([figures[f.name]])[0], f.attrs) for f in known})
+    return xr.Dataset({prefix + f.name: ((), f.pack([figures[f.name]])[0], f.attrs) for f in known})
 
 
-def read_figures(fields: Iterable[Field], dataset: xr.Dataset) -> dict[str, Any]:
+def read_figures(fields: Iterable[Field], dataset: xr.Dataset, prefix: str = "") -> dict[str, Any]:
     """Give single figures as JSON has them."""
-    return {f.name: f.unpack(dataset[f.name].item()) for f in fields if f.name in dataset}
+    names = {field: prefix + field.name for field in fields}
+    return {f.name: f.unpack(dataset[n].item()) for f, n in names.items() if n in dataset}
 
 
 def pack_texts(**texts: Sequence[str]) -> xr.Dataset:

@@ -20,7 +20,8 @@ WIDTH = 110
 """Widest line of running text [columns]."""
 WIDEST = 10_000
 """More than any table has [columns]."""
-SPACE = "\N{NO-BREAK SPACE}"
+SPACE, BREAK = "\ue000", "\n"
+"""Between words that stay together, as rich breaks at no-break spaces; where a line may end."""
 
 
 def render(answer: Answer, details: bool = False) -> RenderableType:
@@ -49,38 +50,54 @@ def render_table(table: Table) -> list[RenderableType]:
     """Lay out a table: title, head and rows, then its notes."""
     parts: list[RenderableType] = [Text(table.title, style="bold")] if table.title else []
     if table.rows:
-        headed = any(column.title or column.group for column in table.columns)
-        gap = 2 if len(table.columns) > 3 else 3
-        rich = RichTable(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=headed)
-        for k, (title, column) in enumerate(
-            zip(_titles(table.columns), table.columns, strict=True)
-        ):
-            kept = [word for row in table.rows for word in _cell(row[k], column).split(" ")]
-            rich.add_column(
-                Text(title), justify="right" if column.right else "left", overflow="fold",
-                min_width=max(map(len, [*kept, *title.split()]), default=0),
-            )  # fmt: skip
-        for row in table.rows:
-            cells = zip(row, table.columns, strict=True)
-            rich.add_row(*(Text(_cell(cell, column)) for cell, column in cells))
-        parts.append(_Whole(rich))
+        parts.append(_Whole(table))
     return parts + [_Line(note) for note in table.notes]
 
 
-def _cell(cell: Cell, column: Column) -> str:
-    """Write a cell; a number keeps its unit and its error."""
-    return words(cell).replace(" ", SPACE) if column.right else words(cell)
+def _lay(table: Table, error: str) -> RichTable:
+    """Lay out head and rows; a number keeps its unit, and its error behind `error`."""
+    headed = any(column.title or column.group for column in table.columns)
+    gap = 2 if len(table.columns) > 3 else 3
+    rich = RichTable(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=headed)
+    cells = [
+        [_cell(cell, column, error) for cell, column in zip(row, table.columns, strict=True)]
+        for row in table.rows
+    ]
+    for k, (title, column) in enumerate(zip(_titles(table.columns), table.columns, strict=True)):
+        kept = [word for row in cells for word in row[k].split(" ")]
+        least = max(map(len, [*kept, *title.split()]), default=0)
+        rich.add_column(
+            Text(title), justify="right" if column.right else "left", overflow="fold",
+            min_width=least, width=least if error == BREAK and column.right else None,
+        )  # fmt: skip
+    for row in cells:
+        rich.add_row(*map(Text, row))
+    return rich
+
+
+def _cell(cell: Cell, column: Column, error: str) -> str:
+    """Write a cell."""
+    if not column.right:
+        return words(cell)
+    return words(cell).replace(" ± ", f"{error}± ").replace(" ", SPACE).replace(BREAK, " ")
 
 
 class _Whole(NamedTuple):
-    """A table of which no number and no word is cut: too wide for a terminal, it runs over."""
+    """A table of which no number and no word is cut.
 
-    table: RichTable
+    Where a terminal is too narrow, errors stand below their numbers; then it runs over.
+    """
+
+    table: Table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        least = Measurement.get(console, options.update(max_width=WIDEST), self.table).minimum
+        for error in (SPACE, BREAK):
+            rich = _lay(self.table, error)
+            least = Measurement.get(console, options.update(max_width=WIDEST), rich).minimum
+            if least <= options.max_width:
+                break
         wide = options.update(max_width=max(least, options.max_width))
-        for part in console.render(self.table, wide):
+        for part in console.render(rich, wide):
             yield part._replace(text=part.text.replace(SPACE, " "))
 
 

@@ -4,6 +4,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from prism.common.results import Columns, Field, Result
+from prism.simulation.results import PARTS
 from prism.simulation.summary import QUANTILES, summarize_simulation
 
 if TYPE_CHECKING:
@@ -18,13 +19,6 @@ QUANTITIES = Columns("quantity", (
     *(Field(name, "s", f"quantile at {p:g}") for name, p in QUANTILES.items()),
     Field("within_cluster_std", "s", "standard deviation within a cluster draw"),
     Field("between_cluster_std", "s", "standard deviation between cluster draws"),
-))  # fmt: skip
-PARTS = Columns("part", (
-    Field("name", "text"),
-    Field("mean_share", "1", "share of the mean step"),
-    Field("mean_share_se", "1", "its standard error, by cluster draw"),
-    Field("variance_share", "1", "share of the variance of the step"),
-    Field("variance_share_se", "1", "its standard error, by cluster draw"),
 ))  # fmt: skip
 TERMS = Columns("term", (
     Field("name", "text"),
@@ -47,6 +41,10 @@ class Estimate(Result):
     >>> result.parts.mean_share.idxmax()
     'compute'
     """
+
+    def is_whole(self) -> bool:
+        """See `Result.is_whole`."""
+        return "job_world_size" in self or "data_error_mean" in self
 
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""

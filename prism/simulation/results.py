@@ -1,7 +1,7 @@
 """Results: names, units and provenance of everything a simulation returns.
 
-One flat `xarray.Dataset`, in memory and as netCDF. `VARIABLES` is the one list of result
-variables; attrs carry what is needed to run the same call again.
+One flat `xarray.Dataset`, in memory and as netCDF. `VARIABLES` and `GROUPS` list all that is in it;
+attrs carry what is needed to run the same call again.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import prism
+from prism.common.results import Columns, Field, pack_figures, read_figures
 from prism.distributions.library import library_path
 from prism.jobs.job import Job, job_from_dict
 from prism.jobs.job import provenance as value_sources
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 SCHEMA = 1
 TAIL_SAMPLES = 10  # independent samples beyond a quantile below which it is only a guess
 
+PARTS = Columns("part", (
+    Field("name", "text"),
+    Field("mean_share", "1", "share of the mean step"),
+    Field("mean_share_se", "1", "its standard error, by cluster draw"),
+    Field("variance_share", "1", "share of the variance of the step"),
+    Field("variance_share_se", "1", "its standard error, by cluster draw"),
+), prefix="time_loss_")  # fmt: skip
 # name: (dims, units, long name)
 VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "step_time": (("replicate",), "s", "time of one step, all ranks starting together"),
@@ -39,10 +47,7 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "idle_fraction": (("stage",), "1", "mean share of the step without forward and backward"),
     "exposed_communication": ((), "1", "share of the step that free communication would save"),
     "exposed_communication_se": ((), "1", "its standard error, by cluster"),
-    "time_loss": (("part",), "1", "share of the mean step by where the time goes"),
-    "time_loss_se": (("part",), "1", "its standard error, by cluster"),
-    "time_loss_variance": (("part",), "1", "share of the step's variance due to it"),
-    "time_loss_variance_se": (("part",), "1", "its standard error, by cluster"),
+    **{f"{PARTS.prefix}{f.name}": ((PARTS.dim,), f.unit, f.about) for f in PARTS.fields[1:]},
     "mfu": ((), "1", "model flop per second and GPU over the device's peak in its precision"),
     "model_flops_per_gpu": ((), "flop/s", "model flop per second and GPU"),
     "deadline": ((), "s", "time the run may take"),
@@ -50,30 +55,123 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "run_failures": (("run_replicate",), "1", "failures of the run"),
     "ettr": (("run_replicate",), "1", "effective training time ratio: steps that count, over all"),
     "progress_time": (("quantile", "progress"), "s", "when this share of the run is done"),
-    "checkpoint_interval": ((), "s", "time between two checkpoints, without writing one"),
-    "checkpoint_steps": ((), "1", "steps between two checkpoints"),
-    "checkpoint_write_time": ((), "s", "time to write a checkpoint"),
-    "best_checkpoint_interval": ((), "s", "the interval with the shortest expected run"),
-    "best_checkpoint_steps": ((), "1", "the same in steps"),
-    "checkpoint_excess": ((), "s", "excess time of the present interval over the best"),
     "slowdown_probability": (("threshold",), "1", "P(step_time > threshold * ideal_step_time)"),
     "cost": (("run_replicate",), "1", "price of the run, in the job's currency"),
     "gpu_power": ((), "W", "mean power of a GPU over the run"),
     "gpu_energy": (("run_replicate",), "J", "energy of the run's GPUs, without hosts or cooling"),
+    "memory_gib": (("stage",), "GiB", "memory of a GPU, estimated"),
+    "memory_ci_gib": (("end",), "GiB", "90 % interval of that of the fullest stage"),
+    "memory_allocated_gib": (("stage",), "GiB", "of it allocated by the job's tensors"),
+    "memory_parts": (("stage", "memory_part"), "GiB", "memory by part; -1: none"),
+    "framework_others": (("framework",), "1", "nominal step with other frameworks over its own"),
 }  # fmt: skip
+GROUPS = {
+    "job": (
+        Field("world_size", "count", "GPUs of the job"),
+        Field("tokens_per_step", "count", "tokens of a step; 0: not known"),
+        Field("global_batch", "count", "sequences of a step"),
+    ),
+    "memory": (
+        Field("fullest", "count", "stage whose GPUs need the most memory"),
+        Field("limit_gib", "GiB", "memory of a GPU that can be used"),
+        Field("p_fits", "1", "P(the job fits)"),
+    ),
+    "engine": (
+        Field("op_samples", "count", "durations drawn"),
+        Field("seconds", "s", "elapsed time of drawing them"),
+        Field("ns_per_op_sample", "ns", "time of a thread for each"),
+        Field("threads", "count", "threads that drew"),
+    ),
+    "replicas": (
+        Field("engine", "text", "exact or exchangeable"),
+        Field("replicas", "count", "data-parallel replicas of the job"),
+        Field("simulated", "count", "of them simulated in each cluster draw"),
+        Field("reason", "text", "why all were simulated though fewer were asked for"),
+        Field("slowest_unseen", "1", "share of steps in which one not simulated is the slowest"),
+        Field("beyond_sample", "1", "share of steps beyond all that the pilot saw"),
+    ),
+    "framework": (
+        Field("name", "text", "framework that the step is made with"),
+        Field("named", "flag", "whether the job names it"),
+    ),
+    "model_error": (
+        Field("spread", "1", "standard deviation of the model's relative error"),
+        Field("class", "text", "class of jobs that it is of"),
+        Field("measured", "flag", "whether a job of the class was measured"),
+        Field("source", "text", "where it comes from"),
+    ),
+    "data_error": (
+        Field("mean", "1", "relative error that the fit leaves in the mean"),
+        Field("library_share", "1", "share of the library's own uncertainty that is left"),
+        Field("std", "1", "relative error of the standard deviation of the total"),
+        Field("std_at_most", "1", "times that it may be as large (95 %)"),
+    ),
+    "failure_model": (
+        Field("per_1000_node_days", "1", "failures of 1,000 nodes in a day"),
+        Field("nodes", "count", "nodes that may fail"),
+        Field("source", "text", "where the rate comes from, or why there is none"),
+        Field("down", "s", "mean time that a failure stops the run"),
+        Field("assumed", "text", "what the job leaves open, as words"),
+        Field("checkpoint_interval", "s", "time between two checkpoints"),
+        Field("write", "s", "time to write one"),
+    ),
+    "checkpoint": (
+        Field("interval", "s", "time between two checkpoints, without writing one"),
+        Field("interval_steps", "count", "the same in steps"),
+        Field("write", "s", "time to write a checkpoint"),
+        Field("best_interval", "s", "the interval with the shortest expected run"),
+        Field("best_interval_steps", "count", "the same in steps"),
+        Field("costs_more", "s", "excess time of the present interval over the best"),
+    ),
+    "completed": (
+        Field("steps", "count", "steps done"),
+        Field("seconds", "s", "time that they took"),
+        Field("level", "1", "their level over the expected one"),
+        Field("level_std", "1", "its standard deviation, given the steps"),
+        Field("level_expected_std", "1", "the same before any step"),
+        Field("last_step_time", "s", "mean of the last steps"),
+    ),
+    "reading": (
+        Field("written", "text", "when the log was last written"),
+        Field("column", "text", "what was read as step times"),
+        Field("unit", "text", "its unit"),
+        Field("why", "text", "how both were found"),
+    ),
+    "departure": (
+        Field("departed", "flag", "whether steps depart from those before or from the model"),
+        Field("kind", "text", "change, or level: all steps do"),
+        Field("false_alarm_rate", "1", "how often steps that do not depart would be said to"),
+        Field("p_value", "1", "p-value of no change in the whole run"),
+        Field("change", "1", "relative change of the step time"),
+        Field("change_low", "1", "lower end of its 90 % interval"),
+        Field("change_high", "1", "upper end of its 90 % interval"),
+        Field("step", "count", "step at which it begins"),
+        Field("step_first", "count", "first step at which it may have begun"),
+        Field("step_last", "count", "last step at which it may have begun"),
+    ),
+}
+"""Groups of single figures; variables are named ``GROUP_FIGURE``."""
 
 
 def make_dataset(
     values: dict[str, Any], coords: dict[str, Any], attrs: dict[str, Any]
 ) -> "xr.Dataset":
-    """Assemble a dataset from plain arrays, with the units and long names of `VARIABLES`."""
+    """Assemble a dataset from arrays, as in `VARIABLES`, and figures, as in `GROUPS`."""
     import xarray as xr
 
-    data = {}
+    data: dict[Any, Any] = {}
     for name, value in values.items():
+        if name in GROUPS:
+            data |= pack_figures(GROUPS[name], value, f"{name}_").variables
+            continue
         dims, units, long_name = VARIABLES[name]
         data[name] = (dims, value, {"units": units, "long_name": long_name})
     return xr.Dataset(data, coords=coords, attrs=attrs)
+
+
+def read_group(dataset: "xr.Dataset", name: str) -> dict[str, Any]:
+    """Give a group of figures as JSON has it; empty where there is none."""
+    return read_figures(GROUPS[name], dataset, f"{name}_")
 
 
 def provenance(job: Job, call: dict[str, Any]) -> dict[str, Any]:
@@ -93,14 +191,42 @@ def provenance(job: Job, call: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def job_figures(job: Job) -> dict[str, Any]:
-    """Figures of a job that its results are shown with, and saved with."""
-    return {
+def job_values(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values of a job that its results are shown with, and saved with, and their coordinates."""
+    layout, memory = job.parallelism, memory_figures(job)
+    values: dict[str, Any] = {"job": {
         "world_size": job.world_size, "tokens_per_step": job.tokens_per_step,
-        "global_batch": job.parallelism.dp * job.parallelism.microbatches
-        * job.parallelism.microbatch_size,
-        "memory": memory_figures(job),
-    }  # fmt: skip
+        "global_batch": layout.dp * layout.microbatches * layout.microbatch_size,
+    }}  # fmt: skip
+    if memory is None:
+        return values, {}
+    stages = memory["stages"]
+    parts = list(dict.fromkeys(name for stage in stages for name in stage["parts"]))
+    return values | {
+        "memory": {"fullest": memory["stage"]} | memory, "memory_ci_gib": memory["ci_gib"],
+        "memory_gib": [stage["gib"] for stage in stages],
+        "memory_allocated_gib": [stage["allocated_gib"] for stage in stages],
+        "memory_parts": [[stage["parts"].get(name, -1.0) for name in parts] for stage in stages],
+    }, {"stage": [stage["stage"] for stage in stages], "memory_part": parts}  # fmt: skip
+
+
+def read_memory(dataset: "xr.Dataset") -> dict[str, Any] | None:
+    """Give the memory of `prism.workload.memory.memory_figures`; None where there is none."""
+    if "memory_gib" not in dataset:
+        return None
+    figures, names = read_group(dataset, "memory"), dataset.memory_part.values.tolist()
+    fullest = figures.pop("fullest")
+    columns = (dataset[x].values.tolist() for x in ("stage", "memory_gib", "memory_allocated_gib"))
+    stages = [
+        {
+            "stage": stage, "gib": gib, "allocated_gib": allocated,
+            "parts": {name: x for name, x in zip(names, parts, strict=True) if x >= 0.0},
+        }
+        for stage, gib, allocated, parts in zip(*columns, dataset.memory_parts.values.tolist(),
+                                                strict=True)
+    ]  # fmt: skip
+    of_it = next(stage for stage in stages if stage["stage"] == fullest)
+    return of_it | {"ci_gib": dataset.memory_ci_gib.values.tolist()} | figures | {"stages": stages}
 
 
 def made_with() -> dict[str, str]:

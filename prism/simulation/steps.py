@@ -4,7 +4,6 @@ One block of 64 replicates is one cluster; blocks are independent and keyed, so 
 the same bits for any number of threads, and the first n of N replicates do not change with N.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -45,7 +44,7 @@ from prism.simulation.program import (
     make_room,
     run_chunk,
 )
-from prism.simulation.results import job_figures, make_dataset, provenance
+from prism.simulation.results import job_values, make_dataset, provenance
 from prism.simulation.sampledreplicas import (
     count_draws,
     describe_replicas,
@@ -271,13 +270,14 @@ def simulate_step(
         "ideal_step_time": float(ideal[0, 0]),
         "ideal_critical_path_time": ideal_path[0, :, 0].astype(np.float64),
         **_efficiency(step, float(step_time.mean())),
+        "replicas": describe_replicas(step.choice, unseen),
     }
-    coords: dict[str, Any] = {"kernel_class": list(step.program.classes)}
+    of_job, coords = job_values(job)
+    coords |= {"kernel_class": list(step.program.classes)}
     attrs = provenance(job, {"replicates": replicates, "seed": seed})
     samples = count_draws(step.program) * n_blocks * LANES + (unseen.n_draws if unseen else 0)
-    attrs["engine"] = json.dumps(_engine_figures(samples, seconds, threads, n_blocks))
-    attrs["replicas"] = json.dumps(describe_replicas(step.choice, unseen))
-    attrs |= {"kind": "simulation", "job_figures": json.dumps(job_figures(job))}
+    values |= of_job | {"engine": _engine_figures(samples, seconds, threads, n_blocks)}
+    attrs["kind"] = "simulation"
     find: Callable[[], dict[str, Any]] = dict
     if parts:
         find = partial(_find_parts, step, times, seed, threads)
@@ -309,10 +309,10 @@ def _find_parts(
         "idle_fraction": idle,
         "exposed_communication": exposed.share,
         "exposed_communication_se": exposed.error,
-        "time_loss": loss.mean,
-        "time_loss_se": loss.mean_error,
-        "time_loss_variance": loss.variance,
-        "time_loss_variance_se": loss.variance_error,
+        "time_loss_mean_share": loss.mean,
+        "time_loss_mean_share_se": loss.mean_error,
+        "time_loss_variance_share": loss.variance,
+        "time_loss_variance_share_se": loss.variance_error,
         "part": loss.names,
     }
 

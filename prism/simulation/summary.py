@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from scipy.special import fdtri, stdtrit
 
 from prism.common.errors import PrismError, named
-from prism.simulation.results import TAIL_SAMPLES, job_figures, job_of
+from prism.common.results import read_texts
+from prism.simulation.results import PARTS, TAIL_SAMPLES, read_group, read_memory
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -128,7 +129,7 @@ def _p95_interval(
 
 def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
     """Summarise what `simulate` returned, and `estimate` of a job; times in seconds."""
-    job = _saved_figures(dataset)
+    job = read_group(dataset, "job")
     call = json.loads(dataset.attrs["call"])
     out: dict[str, Any] = {
         "job": dataset.attrs["job_name"],
@@ -142,18 +143,9 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
         out["exposed_communication"] = float(dataset.exposed_communication)
         out["exposed_communication_se"] = _known(float(dataset.exposed_communication_se))
     if "critical_path_time" in dataset:
-        path = dataset.critical_path_time
-        out["critical_path"] = dict(
-            zip(path.kernel_class.values.tolist(), path.values.tolist(), strict=True)
-        )
-    if "time_loss" in dataset:
-        columns = {"mean_share": "", "mean_share_se": "_se", "variance_share": "_variance",
-                   "variance_share_se": "_variance_se"}  # fmt: skip
-        out["time_loss"] = [
-            {"name": str(part)}
-            | {key: _known(float(dataset[f"time_loss{of}"][i])) for key, of in columns.items()}
-            for i, part in enumerate(dataset.part.values)
-        ]
+        out["critical_path"] = _by_name(dataset, "critical_path_time")
+    if PARTS.dim in dataset.dims:
+        out["time_loss"] = PARTS.rows(dataset)
     if "slowdown_probability" in dataset:
         pairs = zip(dataset.threshold.values, dataset.slowdown_probability.values, strict=True)
         out["slowdown"] = {f"{t:.10g}": float(p) for t, p in pairs}
@@ -163,26 +155,29 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
         out |= {key: job[key] for key in ("global_batch", "tokens_per_step")}
         out["tokens_per_s"] = job["tokens_per_step"] / out["step_time"]["mean"]
         out["tokens_per_s_per_gpu"] = out["tokens_per_s"] / job["world_size"]
-    if job["memory"] is not None:
-        out["memory"] = job["memory"]
+    if (memory := read_memory(dataset)) is not None:
+        out["memory"] = memory
     if "time_to_train" in dataset:
         out |= _run_summary(dataset, call)
-    out |= {k: json.loads(dataset.attrs[k]) for k in ("framework", "model_error", "data_error")
-            if k in dataset.attrs}  # fmt: skip
-    out["warnings"] = json.loads(dataset.attrs.get("warnings", "[]"))
-    out["engine"] = json.loads(dataset.attrs["engine"])
-    if "replicas" in dataset.attrs:
-        out["replicas"] = json.loads(dataset.attrs["replicas"])
+    if framework := read_group(dataset, "framework"):
+        out["framework"] = framework | {"others": _by_name(dataset, "framework_others")}
+    if error := read_group(dataset, "model_error"):
+        out["model_error"] = error | {"class": error["class"] or ""}
+    if error := read_group(dataset, "data_error"):
+        out["data_error"] = error
+    replicas = read_group(dataset, "replicas")
+    out["warnings"], out["engine"] = read_texts(dataset, "warnings"), read_group(dataset, "engine")
+    out["replicas"] = replicas and replicas | {"reason": replicas["reason"] or ""}
     out["wall_seconds"] = float(dataset.attrs["wall_seconds"])
     return out
 
 
-def _saved_figures(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Return what a result says of its job; its memory is not known where it was not saved."""
-    if "job_figures" in dataset.attrs:
-        saved: dict[str, Any] = json.loads(dataset.attrs["job_figures"])
-        return saved
-    return job_figures(job_of(dataset)) | {"memory": None}
+def _by_name(dataset: "xr.Dataset", name: str) -> dict[str, float]:
+    """Return a variable's values by the names along its dimension; none where it is not there."""
+    if name not in dataset:
+        return {}
+    values = dataset[name]
+    return dict(zip(values[values.dims[0]].values.tolist(), values.values.tolist(), strict=True))
 
 
 def _steady(dataset: "xr.Dataset") -> dict[str, Any]:
@@ -301,8 +296,7 @@ def run_terms(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any
     if "ettr" in dataset:
         out["ettr"] = float(dataset.ettr.mean())
         out["failures"] = float(dataset.run_failures.mean())
-    if "failures" in dataset.attrs:
-        out["failure_model"] = json.loads(dataset.attrs["failures"])
+    out |= failure_model(dataset)
     times = np.asarray(dataset.run_term_time, np.float64)
     names = [str(name) for name in dataset.term.values]
     drawn = "run_cluster_idx" in dataset and "step_effect" in dataset
@@ -319,19 +313,19 @@ def run_terms(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any
     varied = used if shares.any() else []
     out["variance_by_term"] = {names[i]: float(shares[i]) for i in varied}
     out["variance_by_term_se"] = {names[i]: share_errors[i] for i in varied}
-    if "checkpoint_steps" in dataset:
-        out["checkpoint"] = {
-            "interval": float(dataset.checkpoint_interval),
-            "interval_steps": int(dataset.checkpoint_steps),
-            "write": float(dataset.checkpoint_write_time),
-        }
-    if "best_checkpoint_steps" in dataset:
-        out["best_checkpoint_interval"] = float(dataset.best_checkpoint_interval)
-        out["checkpoint"] |= {
-            "best_interval_steps": int(dataset.best_checkpoint_steps),
-            "costs_more": float(dataset.checkpoint_excess),
-        }
+    if checkpoint := read_group(dataset, "checkpoint"):
+        if "best_interval" in checkpoint:
+            out["best_checkpoint_interval"] = checkpoint.pop("best_interval")
+        out["checkpoint"] = checkpoint
     return out
+
+
+def failure_model(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Say what stops a run, and what is assumed of it."""
+    found = read_group(dataset, "failure_model")
+    if "assumed" in found:
+        found["assumed"] = (found["assumed"] or "").split()
+    return {"failure_model": found} if found else {}
 
 
 def _variance_shares(
@@ -384,13 +378,20 @@ def run_progress(dataset: "xr.Dataset") -> dict[str, Any]:
     """Say what is done of a run in progress, when the rest is, and whether steps depart."""
     from datetime import datetime, timedelta
 
-    if "completed_steps" not in dataset.attrs:
+    completed, reading, departure = (
+        read_group(dataset, name) for name in ("completed", "reading", "departure")
+    )
+    if not completed:
         return {}
-    past: dict[str, Any] = json.loads(dataset.attrs["completed_steps"])
-    departure, written = past.pop("departure", None), str(past.get("written"))
-    out: dict[str, Any] = {"completed": past, "departure": departure}
-    if "time_left" not in dataset:  # of the first versions
-        return {"completed": past}
+    written = reading.pop("written")
+    for name, bounds in (("change_ci", ("change_low", "change_high")),
+                         ("step_range", ("step_first", "step_last"))):  # fmt: skip
+        pair = [departure.pop(bound, None) for bound in bounds]
+        departure |= {name: None if None in pair else pair} if departure else {}
+    out: dict[str, Any] = {
+        "completed": completed | {"written": written, "taken": reading},
+        "departure": departure or None,
+    }
     left = np.asarray(dataset.time_left, np.float64)
     of_left = {f"p{q}": float(np.quantile(left, q / 100.0)) for q in (5, 10, 50, 90, 95)}
     out["time_left"] = {"mean": float(left.mean()), "std": float(left.std())} | of_left
@@ -418,8 +419,8 @@ def run_end(
         out["finish_by"] = {"deadline": deadline, "probability": probability}
     probability = float(call["probability"])
     begin = call.get("start")
-    if not begin and "completed_steps" in dataset.attrs:
-        begin = json.loads(dataset.attrs["completed_steps"])["written"]
+    if not begin and "reading_written" in dataset:
+        begin = dataset.reading_written.item()
         runs = np.asarray(dataset.time_left, np.float64)
     if begin:
         seconds = float(np.quantile(runs, probability))

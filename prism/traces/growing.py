@@ -56,7 +56,7 @@ class Reading(NamedTuple):
     def figures(self) -> dict[str, Any]:
         """When and of what the steps were written."""
         written = self.written.isoformat(timespec="seconds")
-        return {"written": written, "taken": self.times.taken}
+        return {"reading": {"written": written} | self.times.taken}
 
 
 class _WholeLines(RecordedFile):

@@ -77,7 +77,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     of_stage = [[sum(n) for n in zip(*(held[slot] for slot in row), strict=True)] for row in slots]
 
     def per_chunk(make: Callable[[Slot, bool], T]) -> tuple[tuple[T, ...], ...]:
-        """Make something for each chunk, once of those alike; a stage's first one is told so."""
+        """Make something for each chunk, once of those alike; apart for a stage's first."""
         made = cache(make)
         return tuple(tuple(made(slot, i == 0) for i, slot in enumerate(row)) for row in slots)
 

@@ -6,14 +6,12 @@ split by class (`prism.analyses.comparisons.classes`).
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import xarray as xr
 
 import prism
@@ -25,7 +23,15 @@ from prism.analyses.comparisons.classes import (
     predicted_times,
 )
 from prism.common.errors import PrismError, named
-from prism.common.results import Columns, Field, Result
+from prism.common.results import (
+    Columns,
+    Field,
+    Result,
+    pack_figures,
+    pack_texts,
+    read_figures,
+    read_texts,
+)
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.models.changes.find import choose_steps
@@ -142,28 +148,38 @@ def compare_classes(
         name for name in dict.fromkeys([*measured.seconds, *predicted.seconds])
         if name == IDLE or measured.kernels.get(name) or any(x.seconds.get(name) for x in found)
     ]  # fmt: skip
-    seconds = {"units": "s"}
-    data = {
-        side: ("class", np.array([times.seconds.get(name, 0.0) for name in names]), seconds)
-        for side, times in (("measured", measured), ("predicted", predicted))
-    }
-    kernels = np.array([measured.kernels.get(name, 0.0) for name in names])
+    rows = [{
+        "name": name, **_times(*(times.seconds.get(name, 0.0) for times in found)),
+        "kernels": None if name == IDLE else measured.kernels.get(name, 0.0),
+    } for name in names]  # fmt: skip
+    period = _times(measured.period, predicted.period)
+    figures = {"steps": measured.n_steps, "ranks": len(measured.ranks)}
     attrs = {
         "kind": KIND, "prism_version": prism.__version__, "trace": trace.source,
-        "job_name": job.name, "n_steps": measured.n_steps, "n_ranks": len(measured.ranks),
-        "world_size": n_ranks, "job_world_size": job.world_size,
-        "measured_period": measured.period, "predicted_period": predicted.period,
-        "notes": json.dumps(list(trace.notes)),
+        "job_name": job.name, "world_size": n_ranks, "job_world_size": job.world_size,
     }  # fmt: skip
-    data["kernels"] = ("class", kernels, {"units": "1", "long_name": "device activities per step"})
-    return ClassComparison(xr.Dataset(data, coords={"class": names}, attrs=attrs))
+    parts = [
+        CLASSES.pack(rows), pack_figures(FIGURES, figures), pack_figures(TIMES, period, "period_"),
+        pack_texts(notes=trace.notes),
+    ]  # fmt: skip
+    return ClassComparison(xr.merge(parts).assign_attrs(attrs))
 
 
-CLASSES = Columns("class", (
-    Field("name", "text", title="class"),
+def _times(measured: float, predicted: float) -> dict[str, float | None]:
+    """Set two times beside each other, with their ratio; see `TIMES`."""
+    ratio = predicted / measured if measured > 0.0 else None
+    return {"measured": measured, "predicted": predicted, "ratio": ratio}
+
+
+FIGURES = Field("steps", "count", "steps measured"), Field("ranks", "count", "ranks measured")
+TIMES = (
     Field("measured", "s", "time of a step as measured"),
     Field("predicted", "s", "time of a step as predicted"),
     Field("ratio", "1", "predicted over measured"),
+)
+CLASSES = Columns("class", (
+    Field("name", "text", title="class"),
+    *TIMES,
     Field("kernels", "1", "device activities per step"),
 ))  # fmt: skip
 
@@ -171,34 +187,23 @@ CLASSES = Columns("class", (
 class ClassComparison(Result):
     """A step's time by class of kernels, measured in a profile and predicted of a job."""
 
+    def is_whole(self) -> bool:
+        """See `Result.is_whole`."""
+        return "period_measured" in self
+
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""
-        return _figures(self.dataset)
+        data = self.dataset
+        return {
+            "trace": str(self.attrs["trace"]), "job": str(self.attrs["job_name"]),
+            **read_figures(FIGURES, data), "period": read_figures(TIMES, data, "period_"),
+            "classes": CLASSES.rows(data), "notes": read_texts(data, "notes"),
+        }  # fmt: skip
 
     @cached_property
     def classes(self) -> pd.DataFrame:
         """Time by class [s], which adds up to the period."""
         return CLASSES.frame(self.figures()["classes"])
-
-
-def _figures(dataset: xr.Dataset) -> dict[str, Any]:
-    rows = []
-    for name in dataset["class"].values.tolist():
-        row = dataset.sel({"class": name})
-        measured, predicted = float(row["measured"]), float(row["predicted"])
-        rows.append({
-            "name": str(name), "measured": measured, "predicted": predicted,
-            "ratio": predicted / measured if measured > 0.0 else None,
-            "kernels": None if name == IDLE else float(row["kernels"]),
-        })  # fmt: skip
-    attrs = dataset.attrs
-    measured, predicted = (float(attrs[f"{x}_period"]) for x in ("measured", "predicted"))
-    return {
-        "trace": str(attrs["trace"]), "job": str(attrs["job_name"]),
-        "steps": int(attrs["n_steps"]), "ranks": int(attrs["n_ranks"]),
-        "period": {"measured": measured, "predicted": predicted, "ratio": predicted / measured},
-        "classes": rows, "notes": json.loads(attrs["notes"]),
-    }  # fmt: skip
 
 
 def has_links(figures: Mapping[str, Any]) -> bool:

@@ -1,7 +1,6 @@
 """The run of a job, drawn over its simulated steps."""
 
 import datetime
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,10 +65,10 @@ def draw_run(
     done, elapsed_s, start_s = 0, 0.0, _time_of_day(call["start"])
     work, notes = step_work(job, steps, call["seed"], threads)
     model = replace(model, profile=work)
-    attrs: dict[str, Any] = {"steps": steps}
+    figures: dict[str, Any] = {}
     if model.model_error > 0.0 and reading is None:
         about = _about_error(step, model.model_error)
-        attrs["model_error"] = json.dumps(about)
+        figures["model_error"] = about
         if not about.get("measured", True):
             notes = (*notes, (
                 f"model error: nothing was fitted to a job of this class ({about['class']}), so "
@@ -81,7 +80,7 @@ def draw_run(
         past = _past(job, model, reading, call, communication_share(dataset))
         model, done, elapsed_s = past.model, past.done, past.elapsed_s
         notes += tuple(note for note in past.notes if note != reading.times.said)  # in `completed`
-        attrs["completed_steps"] = json.dumps(past.figures() | reading.figures())
+        figures |= past.figures() | reading.figures()
         start_s += elapsed_s
         if call["start"] is None:
             start_s = _time_of_day(reading.written.isoformat())
@@ -116,13 +115,15 @@ def draw_run(
         values["gpu_power"] = power
         values["gpu_energy"] = power * job.world_size * runs.total
     values |= _interruptions(job, model, runs, steps - done)
-    attrs["failures"] = json.dumps(describe_failures(model, _failure_source(job), _assumed(job)))
+    values |= figures | {
+        "failure_model": describe_failures(model, _failure_source(job), _assumed(job))
+    }
     coords = {
         "term": list(runs.terms),
         "quantile": list(QUANTILES),
         "progress": marks / steps,
     }
-    return DrawnRun(values, coords, attrs, model.mean.shape[0], notes)
+    return DrawnRun(values, coords, {"steps": steps}, model.mean.shape[0], notes)
 
 
 def _about_error(step: Prepared, error: float) -> dict[str, Any]:
@@ -205,10 +206,10 @@ def _interruptions(job: Job, model: RunModel, runs: Runs, n_steps: int) -> dict[
     if c is None:
         return out
     step_s = mean_step(model)
-    out |= {
-        "checkpoint_interval": c.interval_steps * step_s,
-        "checkpoint_steps": c.interval_steps,
-        "checkpoint_write_time": c.write_s,
+    out["checkpoint"] = {
+        "interval": c.interval_steps * step_s,
+        "interval_steps": c.interval_steps,
+        "write": c.write_s,
     }
     stated = job.run.checkpoint is not None and job.run.checkpoint.write_s is not None
     if fail is None or fail.rate_per_s == 0.0 or not stated:
@@ -223,11 +224,12 @@ def _interruptions(job: Job, model: RunModel, runs: Runs, n_steps: int) -> dict[
         expected_time(work, n * step_s, c.write_s, distribution, c.blocking)
         for n in (min(c.interval_steps, n_steps), best)
     ]
-    return out | {
-        "best_checkpoint_interval": best * step_s,
-        "best_checkpoint_steps": best,
-        "checkpoint_excess": times[0] - times[1],
+    out["checkpoint"] |= {
+        "best_interval": best * step_s,
+        "best_interval_steps": best,
+        "costs_more": times[0] - times[1],
     }
+    return out
 
 
 def _time_of_day(start: str | None) -> float:

@@ -64,7 +64,7 @@ FIGURES = (
     Field("train", "text", "which part is fitted"),
     Field("n_train", "count", "values that the prediction rests on"),
 )
-TAKEN = tuple(Field(f"taken_{name}", "text") for name in ("column", "unit", "why"))
+TAKEN = tuple(Field(name, "text") for name in ("column", "unit", "why"))
 TEXTS = ("notes", "warnings")
 CHANGES = Columns("change", (
     Field("kind", "text", "warm_up, phase, interval, pause and so on"),
@@ -203,10 +203,10 @@ def make_validation(
         data["cdf_time"] = seconds("point", at, "where the band is given")
         data["cdf_lo"] = ("point", lo, {"units": "1", "long_name": f"{BAND[0]:g} {text}"})
         data["cdf_hi"] = ("point", hi, {"units": "1", "long_name": f"{BAND[1]:g} {text}"})
-    taken = {f"taken_{key}": value for key, value in (figures.pop("taken", None) or {}).items()}
     parts = [
         xr.Dataset(data), ERRORS.pack(errors), pack_figures(FIGURES, figures),
-        pack_figures(TAKEN, taken), CHANGES.pack(figures.get("changes", ())),
+        pack_figures(TAKEN, figures.get("taken") or {}, "taken_"),
+        CHANGES.pack(figures.get("changes", ())),
         pack_texts(**{name: figures.get(name, ()) for name in TEXTS}),
     ]  # fmt: skip
     attrs = {"kind": "validation", "quantity": figures["quantity"]}

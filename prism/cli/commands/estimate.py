@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +133,7 @@ def estimate(
     """
     from prism.analyses.estimate import estimate as estimate_job
     from prism.common.files import check_directory
+    from prism.common.results import pack_texts, read_texts
     from prism.jobs.job import load_job
     from prism.jobs.jobspec.frommodel import is_step_model
 
@@ -179,8 +179,9 @@ def estimate(
             **options,
         )
     if notes:
-        attrs = result.to_xarray().attrs
-        attrs["warnings"] = json.dumps([*json.loads(attrs["warnings"]), *notes])
+        notes = [*read_texts(result.dataset, "warnings"), *notes]
+        rest = result.dataset.drop_dims("warnings", errors="ignore")
+        result = type(result)(rest.merge(pack_texts(warnings=notes)))
     found = conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
     if openmetrics is not None:
         from prism.present.openmetrics import openmetrics_text

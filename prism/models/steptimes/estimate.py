@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 import prism
 from prism.common.errors import PrismError, named
+from prism.common.results import pack_texts, read_texts
 from prism.common.text import format_count
 from prism.jobs.jobspec.run import FAILURES_SOURCE
 from prism.models.steptimes.model import StepModel, load_step_model
@@ -31,7 +32,7 @@ from prism.models.steptimes.predict import (
 from prism.models.steptimes.progress import progress, steps_known
 from prism.models.steptimes.runs import ProgressPosterior
 from prism.simulation.estimated import Estimate
-from prism.simulation.results import SCHEMA, make_dataset
+from prism.simulation.results import SCHEMA, make_dataset, read_group
 from prism.simulation.runs.build import describe_failures, effective_share
 from prism.simulation.runs.parts import RunModel
 from prism.simulation.summary import run_end, run_progress, run_terms, spread
@@ -126,27 +127,27 @@ def lay_out(
     sample = _sample_steps(model, n_steps, replicates, seed)
     values = _values(model, n_steps, sample, drawn, slowdown_thresholds, deadline)
     notes: tuple[str, ...] = ()
-    attrs: dict[str, Any] = {}
     if past is not None:
         assert reading is not None
         notes = reading.times.notes
         warnings = [*past.notes[len(notes) :], *warnings]
-        attrs["completed_steps"] = json.dumps(past.figures() | reading.figures())
+        values |= past.figures() | reading.figures()
         values["time_left"] = drawn.total - past.elapsed_s - drawn.terms["offset"]
     if gpus is not None:
         values |= {
             "ettr": effective_share(drawn.terms, drawn.total), "run_failures": drawn.failures
         }  # fmt: skip
     call = {"steps": n_steps, "probability": probability, "start": start, "seed": seed}
-    attrs |= {
+    values |= {
+        "data_error": data_error(model, n_steps),
+        "failure_model": failures_of(drawn.model, gpus),
+    }
+    attrs = {
         "kind": KIND, "schema": SCHEMA, "prism_version": prism.__version__, "seed": str(seed),
         "call": json.dumps(call), "steps": n_steps,
-        "data_error": json.dumps(data_error(model, n_steps)),
-        "failures": json.dumps(failures_of(drawn.model, gpus)), "notes": json.dumps(list(notes)),
-        "warnings": json.dumps(list(warnings)),
     }  # fmt: skip
     coords = {"threshold": list(slowdown_thresholds), "term": list(drawn.terms)}
-    return make_dataset(values, coords, attrs)
+    return make_dataset(values, coords, attrs).merge(pack_texts(notes=notes, warnings=warnings))
 
 
 def failures_of(model: RunModel, gpus: int | None) -> dict[str, Any]:
@@ -275,9 +276,8 @@ def summarize_steps(dataset: "xr.Dataset") -> dict[str, Any]:
                 dataset.threshold.values, dataset.slowdown_probability.values, strict=True)
         },
         **run_terms(dataset, runs), **run_end(dataset, call, runs), **run_progress(dataset),
-        "data_error": json.loads(dataset.attrs["data_error"]),
+        "data_error": read_group(dataset, "data_error"),
+        **{name: read_texts(dataset, name) for name in ("notes", "warnings")},
     }  # fmt: skip
-    out["notes"] = json.loads(dataset.attrs["notes"])
-    out["warnings"] = json.loads(dataset.attrs["warnings"])
     out["wall_seconds"] = float(dataset.attrs["wall_seconds"])
     return out

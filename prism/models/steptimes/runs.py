@@ -82,11 +82,12 @@ class ProgressPosterior:
 
     def figures(self) -> dict[str, Any]:
         """Say what is done of the run, and whether its last steps depart; times in seconds."""
-        return {
+        completed = {
             "steps": self.done, "seconds": self.elapsed_s, "level": self.level,
             "level_std": self.level_std, "level_expected_std": self.expected,
-            "last_step_time": self.last_s, "departure": self._departure(),
+            "last_step_time": self.last_s,
         }  # fmt: skip
+        return {"completed": completed, "departure": self._departure()}
 
     def _departure(self) -> dict[str, Any]:
         """Say whether steps depart: from those before, or all of them from the model."""
@@ -98,13 +99,11 @@ class ProgressPosterior:
             "p_value": None if found is None else found.p_value,
         }  # fmt: skip
         if found is None or not changed:
-            return out | dict.fromkeys(("change", "change_ci", "step", "step_range"))
-        step, early, late = (
-            int(self.step[i]) for i in (found.begin, found.earliest, found.latest)
-        )  # fmt: skip
+            return out | dict.fromkeys(("change", "step"))
         return out | {
-            "change": found.change, "change_ci": [found.low, found.high], "step": step,
-            "step_range": [early, late],
+            "change": found.change, "change_low": found.low, "change_high": found.high,
+            "step": self.step[found.begin], "step_first": self.step[found.earliest],
+            "step_last": self.step[found.latest],
         }  # fmt: skip
 
 

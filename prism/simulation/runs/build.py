@@ -234,7 +234,7 @@ def describe_failures(model: RunModel, source: str, assumed: Sequence[str] = ())
         return {"per_1000_node_days": 0.0, "source": source}
     out = {
         "per_1000_node_days": fail.per_1000_node_days, "nodes": fail.n_nodes, "source": source,
-        "down": fail.mean_down_s, "assumed": list(assumed),
+        "down": fail.mean_down_s, "assumed": " ".join(assumed),
     }  # fmt: skip
     if c is not None:
         out |= {"checkpoint_interval": c.interval_steps * mean_step(model), "write": c.write_s}
