@@ -110,9 +110,11 @@ class Rule(NamedTuple):
     when : callable
         Whether a result gives it.
     text : str
-        With the names of its figures in braces.
+        With the names of its figures in braces, which the code may have too.
     figures : callable
         Figures of a result by name, as they are written.
+    capital : bool
+        Whether the text is to begin with one.
     """
 
     code: str
@@ -120,6 +122,7 @@ class Rule(NamedTuple):
     when: Callable[[Any], bool]
     text: str
     figures: Callable[[Any], Mapping[str, Cell]] = lambda result: {}
+    capital: bool = True
 
 
 def find(result: Any, rules: Iterable[Rule]) -> tuple[Finding, ...]:
@@ -128,6 +131,7 @@ def find(result: Any, rules: Iterable[Rule]) -> tuple[Finding, ...]:
     for rule in rules:
         if rule.when(result):
             shown = {name: words(cell) for name, cell in rule.figures(result).items()}
-            text = rule.text.format(**shown)
-            out.append(Finding(rule.code, text[:1].upper() + text[1:], rule.severity))
+            code, text = (x.format(**shown) for x in (rule.code, rule.text))
+            begin = text[:1].upper() if rule.capital else text[:1]
+            out.append(Finding(code, begin + text[1:], rule.severity))
     return tuple(out)

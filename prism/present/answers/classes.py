@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from prism.analyses.comparisons.classes import COPIES, IDLE, ClassTimes
 from prism.analyses.comparisons.profile import ClassComparison, has_links
 from prism.common.text import format_count, format_duration, percent_change
-from prism.present.answer import Answer, Cell, Column, Figure, Finding, Table, lines_table, share
-
-Json = Mapping[str, Any]
+from prism.present.answer import Answer, Cell, Column, Figure, Json, Table, lines_table, share
+from prism.present.tables import Rule, find
 
 TITLE = "Where the step's time goes"
 COUNTED_ONCE = (
@@ -27,29 +25,25 @@ def classes_answer(result: ClassComparison) -> Answer:
     figures = result.figures()
     period, rows = figures["period"], figures["classes"]
     unit = _milliseconds(period["measured"])
+    n_kernels = sum(row["kernels"] or 0.0 for row in rows)
     columns = (
         Column("class", right=False), Column("measured [ms]"), Column("predicted [ms]"),
         Column("predicted/measured"), Column("kernels per step"),
     )  # fmt: skip
-    cells = [
-        (
-            _NAMES.get(row["name"], row["name"]), unit(row["measured"]), unit(row["predicted"]),
-            _ratio(row["ratio"]), _count(row["kernels"]),
-        )
-        for row in rows
-    ]  # fmt: skip
-    n_kernels = sum(row["kernels"] or 0.0 for row in rows)
-    last = ("period", unit(period["measured"]), unit(period["predicted"]),
-            _ratio(period["ratio"]), _count(n_kernels))  # fmt: skip
+    cells = tuple(
+        (_NAMES.get(row["name"], row["name"]), unit(row["measured"]), unit(row["predicted"]),
+         _ratio(row["ratio"]), _count(row["kernels"]))
+        for row in (*rows, {"name": "period", **period, "kernels": n_kernels})
+    )  # fmt: skip
     of = f"{format_count(figures['steps'], 'step')} of {format_count(figures['ranks'], 'rank')}"
     return Answer(
         title="A profile against a job",
         subject=f"{figures['trace']} and {figures['job']}",
         head=f": {of}",
         question=f"Where does the step of {figures['job']} take another time than predicted?",
-        findings=_findings(figures),
+        findings=find(figures, RULES),
         tables=(
-            Table(TITLE, columns, (*cells, last), (COUNTED_ONCE,)),
+            Table(TITLE, columns, cells, (COUNTED_ONCE,)),
             lines_table("Notes", figures["notes"], details=True),
         ),
         figures=figures,
@@ -82,55 +76,56 @@ def _milliseconds(period: float) -> Callable[[float], Figure]:
 
 
 def _ratio(value: float | None) -> Cell:
-    return (
-        None if value is None else Figure(value, f"{value:.3f}" if value < 10 else f"{value:,.0f}")
-    )
+    digits = ".3f" if (value or 0.0) < 10 else ",.0f"
+    return None if value is None else Figure(value, f"{value:{digits}}")
 
 
 def _count(value: float | None) -> Cell:
-    return (
-        None
-        if value is None
-        else Figure(value, f"{value:,.4g}" if value < 1e3 else f"{value:,.0f}")
-    )
-
-
-def _findings(figures: Json) -> tuple[Finding, ...]:
-    """Say how the periods differ, and which classes make most of it."""
-    period = figures["period"]
-    off = period["predicted"] - period["measured"]
-    text = (
-        f"The predicted period is {format_duration(period['predicted'])}, the measured one "
-        f"{format_duration(period['measured'])} ({percent_change(period['ratio'] - 1.0)})."
-    )
-    found = [Finding("period", text, "answer")]
-    gaps = {
-        _NAMES.get(row["name"], row["name"]): row["predicted"] - row["measured"]
-        for row in figures["classes"]
-    }
-    parts = [
-        f"{name} {_signed(gaps[name])}" for name in sorted(gaps, key=lambda x: -abs(gaps[x]))[:3]
-        if abs(gaps[name]) >= _LEAST * period["measured"]
-    ]  # fmt: skip
-    if parts:
-        text = f"Predicted less measured is {_signed(off)}; most of it: {', '.join(parts)}."
-        found.append(Finding("classes", text, "answer"))
-    return tuple(found)
+    digits = ",.4g" if (value or 0.0) < 1e3 else ",.0f"
+    return None if value is None else Figure(value, f"{value:{digits}}")
 
 
 def _signed(seconds: float) -> str:
     return f"{'+' if seconds >= 0.0 else '-'}{format_duration(abs(seconds), 5e-3 * abs(seconds))}"
 
 
+def _periods(figures: Json) -> dict[str, Cell]:
+    """Write how the periods differ."""
+    period = figures["period"]
+    predicted, measured = period["predicted"], period["measured"]
+    return {
+        "predicted": format_duration(predicted), "measured": format_duration(measured),
+        "change": percent_change(period["ratio"] - 1.0), "off": _signed(predicted - measured),
+    }  # fmt: skip
+
+
+def _parts(figures: Json) -> str:
+    """List the classes that make most of the difference."""
+    gaps = {
+        _NAMES.get(row["name"], row["name"]): row["predicted"] - row["measured"]
+        for row in figures["classes"]
+    }
+    return ", ".join(
+        f"{name} {_signed(gaps[name])}" for name in sorted(gaps, key=lambda x: -abs(gaps[x]))[:3]
+        if abs(gaps[name]) >= _LEAST * figures["period"]["measured"]
+    )  # fmt: skip
+
+
+RULES = (
+    Rule("period", "answer", lambda f: True,
+         "The predicted period is {predicted}, the measured one {measured} ({change}).", _periods),
+    Rule("classes", "answer", lambda f: bool(_parts(f)),
+         "Predicted less measured is {off}; most of it: {parts}.",
+         lambda f: _periods(f) | {"parts": _parts(f)}),
+)  # fmt: skip
+
+
 def _assumptions(figures: Json) -> tuple[str, ...]:
     """Say what either side holds."""
-    said = ["predicted is the ideal step, without variability; a prism estimate adds that"]
-    if has_links(figures):
-        said.append(
-            "a recorded collective lasts from a rank's arrival, so that measured communication "
-            "holds waiting for other ranks; predicted waiting is idle"
-        )
-    return tuple(said)
+    ideal = "predicted is the ideal step, without variability; a prism estimate adds that"
+    links = "a recorded collective lasts from a rank's arrival, so that measured communication "
+    links += "holds waiting for other ranks; predicted waiting is idle"
+    return (ideal, links) if has_links(figures) else (ideal,)
 
 
 def _warnings(result: ClassComparison) -> tuple[str, ...]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from itertools import chain
 
 from prism import plots
 from prism.analyses.compare import Comparison
@@ -17,24 +16,17 @@ from prism.present.answer import (
     Column,
     Errors,
     Figure,
-    Finding,
+    Json,
     Picture,
     Table,
     share,
 )
 from prism.present.answers.job import value_text
 from prism.present.answers.times import NOT_INCLUDED, TITLES
-
-Json = Mapping[str, Any]
+from prism.present.tables import Rule, find
 
 WORDS = {"step_time": "step", "time_to_train": "run"}
 NAMES = {"std": "standard deviation", "cv": "CV"}
-GATE = {
-    "slower": ("slower by more than {limit}", "warning"),
-    "not_slower": ("not slower by more than {limit}", "answer"),
-    "open": ("no difference beyond {limit} detected", "warning"),
-}  # fmt: skip
-"""What a gate finds, and how much it matters, by verdict."""
 MOST_KEYS = 10
 """Keys of the jobs in the table; the JSON has all that differ."""
 LONGEST_VALUE = 40
@@ -43,30 +35,28 @@ LONGEST_VALUE = 40
 def compare_answer(result: Comparison) -> Answer:
     """Make the answer of a comparison."""
     numbers = result.figures()
-    found = numbers["quantities"]
+    found = [
+        {**quantity, "name": name, "effect": numbers["effect"]}
+        for name, quantity in numbers["quantities"].items()
+    ]
+    gate = numbers.get("gate") or {"checks": ()}
+    findings = [find({**gate, **check}, CHECK) for check in gate["checks"]]
+    findings += [find(numbers, GATE), *(find(quantity, RULES) for quantity in found)]
     a, b = (str(numbers[side]["name"]) for side in "ab")
     return Answer(
         title="Is the difference real",
         subject=f"{a} and {b}",
         head=f": B against A, seed {numbers['seed']}",
         question=f"Is the difference between {a} (A) and {b} (B) real?",
-        findings=_gate(numbers) + tuple(
-            finding for name, quantity in found.items()
-            for finding in (_difference(name, quantity, numbers["effect"]),
-                            *_sample_sizes(name, quantity, numbers["effect"]))
-        ),
-        tables=(
-            *(_figures(name, quantity) for name, quantity in found.items()),
-            _sides(numbers),
-            *(_planning(name, quantity, numbers["effect"]) for name, quantity in found.items()),
-        ),
+        findings=tuple(chain(*findings)),
+        tables=(*map(_figures, found), _sides(numbers), *map(_planning, found)),
         figures=numbers,
         warnings=tuple(numbers["warnings"]),
         assumptions=tuple(_assumptions(numbers)),
         facts=tuple(
-            (f"{TITLES[name]}, {key}, B against A", Figure(row["relative"], _relative(row)))
-            for name, quantity in found.items()
-            for key, row in quantity["figures"].items()
+            (f"{TITLES[quantity['name']]}, {key}, B against A",
+             Figure(row["relative"], _relative(row)))
+            for quantity in found for key, row in quantity["figures"].items()
             if key in ("p50", "p95") and row["relative"] is not None
         ),
         pictures=tuple(_pictures(numbers, result)),
@@ -74,44 +64,42 @@ def compare_answer(result: Comparison) -> Answer:
 
 
 # ------------------------------------------------------------------------------ in sentences
-def _gate(numbers: Json) -> tuple[Finding, ...]:
-    """Say whether B is slower by more than was asked about."""
-    gate = numbers.get("gate")
-    if gate is None:
-        return ()
-    out = []
-    limit = format_share(gate["fail_if_slower"])
-    for check in gate["checks"]:
-        text, severity = GATE[check["verdict"]]
-        text = f"Gate, mean {TITLES[check['quantity']]}: {text.format(limit=limit)}"
-        text += f" ({percent_change(check['relative'] or 0.0, check['relative_ci'])})"
-        if check["verdict"] == "open":
-            seen = format_share(check["detectable_80"], 2)
-            text += (
-                f"; a slowdown of {seen} is missed with 20 % probability, smaller ones more often"
-            )
-        out.append(Finding(f"{check['quantity']}_gate", f"{text}.", severity))
+def _check(check: Json) -> dict[str, Cell]:
+    """Write the change of a mean that a gate is about, and what it would have missed."""
+    return {
+        "quantity": check["quantity"], "title": TITLES[check["quantity"]],
+        "limit": format_share(check["fail_if_slower"]),
+        "change": percent_change(check["relative"] or 0.0, check["relative_ci"]),
+        "seen": format_share(check["detectable_80"], 2),
+    }  # fmt: skip
+
+
+def _gate(numbers: Json) -> dict[str, Cell]:
+    """Say how often a gate errs, and from which spread that follows."""
+    gate = numbers["gate"]
     runs = {check["spread_from"] for check in gate["checks"]} == {"runs of A"}
-    how = "from the spread between runs of A" if runs else "from the spread within each side"
-    rate = format_share(gate["false_alarm"], 2)
-    text = f"Gate: {rate} false alarms where B is slower by just {limit}, {how}."
-    return (*out, Finding("gate_rate", text, "advice"))
+    return {
+        "rate": format_share(gate["false_alarm"], 2), "limit": format_share(gate["fail_if_slower"]),
+        "where": "between runs of A" if runs else "within each side",
+    }  # fmt: skip
 
 
-def _difference(name: str, quantity: Json, effect: float) -> Finding:
+def _difference(quantity: Json) -> dict[str, Cell]:
     """Say how percentiles and spread differ; the distributions only where nothing else does."""
     figures, ks = quantity["figures"], quantity["ks"]
     middle = "p50" if figures["p50"]["verdict"] else "mean"
     keys = [key for key in (middle, "p95", "std") if figures[key]["verdict"]]
-    parts = [_clause(key, figures[key], effect) for key in keys]
+    parts = [_clause(key, figures[key], quantity["effect"]) for key in keys]
     if ks["verdict"] == "different" and not any(
         row["verdict"] == "different" for row in figures.values()
     ):
         parts.append(f"the distributions differ (KS {ks['distance']:.3f}, {_p(ks)})")
     single = {quantity["units"]["a"], quantity["units"]["b"]} == {"steps"}
-    side = "run B" if single else "B"  # no more than these two runs are known
-    text = "; ".join(parts) or "not tested, too few values are independent"
-    return Finding(name, f"The {WORDS[name]} of {side} is {text}.", "answer")
+    return {
+        "name": quantity["name"], "what": WORDS[quantity["name"]],
+        "side": "run B" if single else "B",  # no more than these two runs are known
+        "parts": "; ".join(parts) or "not tested, too few values are independent",
+    }  # fmt: skip
 
 
 def _clause(key: str, row: Json, effect: float) -> str:
@@ -128,56 +116,71 @@ def _clause(key: str, row: Json, effect: float) -> str:
     return f"{of}{size} {more if row['relative'] > 0 else less}{at} ({_p(row)}){small}"
 
 
-def _sample_sizes(name: str, quantity: Json, effect: float) -> list[Finding]:
+def _sample_sizes(quantity: Json) -> list[str]:
     """Say what it takes to see the effect, where a percentile is left open."""
-    sizes = [
+    return [
         f"{needed} for {key}"
         for key in ("p50", "p95") if quantity["figures"][key]["verdict"] == "open"
         if (needed := _needed(quantity, key, "0.8"))
     ]  # fmt: skip
-    if not sizes:
-        return []
-    unit, length = _unit(quantity)
-    text = f"Sample size per side for 80 % power at {format_share(effect)}, in {unit}"
-    out = [Finding(f"{name}_sample_size", f"{text}: {', '.join(sizes)}.", "advice")]
-    between = quantity["between_share"]
-    if between is not None and length > 1.0:
-        way = "more runs help, longer ones hardly" if between > 0.5 else "longer runs help too"
-        text = f"{format_share(between, 2)} of the variance of the mean is between runs: {way}."
-        out.append(Finding(f"{name}_between_runs", text, "advice"))
-    return out
+
+
+def _has_runs(quantity: Json) -> bool:
+    """Tell whether more runs or longer ones are asked for, and how they vary is known."""
+    known = quantity["between_share"] is not None and _unit(quantity)[1] > 1.0
+    return known and bool(_sample_sizes(quantity))
+
+
+CHECK = (
+    Rule("{quantity}_gate", "warning", lambda c: c["verdict"] == "slower",
+         "Gate, mean {title}: slower by more than {limit} ({change}).", _check),
+    Rule("{quantity}_gate", "answer", lambda c: c["verdict"] == "not_slower",
+         "Gate, mean {title}: not slower by more than {limit} ({change}).", _check),
+    Rule("{quantity}_gate", "warning", lambda c: c["verdict"] == "open",
+         "Gate, mean {title}: no difference beyond {limit} detected ({change}); a slowdown of "
+         "{seen} is missed with 20 % probability, smaller ones more often.", _check),
+)  # fmt: skip
+"""What is found by each check of a gate."""
+GATE = (
+    Rule("gate_rate", "advice", lambda n: n.get("gate") is not None,
+         "Gate: {rate} false alarms where B is slower by just {limit}, from the spread {where}.",
+         _gate),
+)  # fmt: skip
+RULES = (
+    Rule("{name}", "answer", lambda q: True, "The {what} of {side} is {parts}.", _difference),
+    Rule("{name}_sample_size", "advice", lambda q: bool(_sample_sizes(q)),
+         "Sample size per side for 80 % power at {effect}, in {unit}: {sizes}.",
+         lambda q: {"name": q["name"], "effect": format_share(q["effect"]), "unit": _unit(q)[0],
+                    "sizes": ", ".join(_sample_sizes(q))}),
+    Rule("{name}_between_runs", "advice", _has_runs,
+         "{part} of the variance of the mean is between runs: {way}.",
+         lambda q: {"name": q["name"], "part": format_share(q["between_share"], 2),
+                    "way": "more runs help, longer ones hardly" if q["between_share"] > 0.5
+                    else "longer runs help too"}),
+)  # fmt: skip
+"""What is found of each quantity."""
 
 
 def _assumptions(numbers: Json) -> list[str]:
     """Say what was taken to be independent, and how p-values were corrected."""
-    out = list(numbers["notes"])
-    for quantity in numbers["quantities"].values():
-        out.append(_independence(quantity))
+    out = [*numbers["notes"], *map(_independence, numbers["quantities"].values())]
     tests = sum(
         row["p_value"] is not None for q in numbers["quantities"].values()
         for row in (*q["figures"].values(), q["ks"])
     )  # fmt: skip
-    out.append(
-        f"95 % intervals, each on its own; p-values corrected for {format_count(tests, 'test')} "
-        "(Holm)"
-    )
-    return list(dict.fromkeys(out))
+    corrected = f"p-values corrected for {format_count(tests, 'test')} (Holm)"
+    return list(dict.fromkeys([*out, f"95 % intervals, each on its own; {corrected}"]))
 
 
 def _independence(quantity: Json) -> str:
     """Say what was resampled."""
     n = quantity["n_units"]
     if quantity["paired_by"] == "cluster":
-        return (
-            "paired by cluster draw: same random numbers, "
-            f"{format_count(n['a'], 'independent pair')}"
-        )
+        pairs = format_count(n["a"], "independent pair")
+        return f"paired by cluster draw: same random numbers, {pairs}"
     if quantity["paired_by"] == "step":
-        pairs = (
-            f"{format_count(quantity['n']['a'], 'pair')} in "
-            f"{format_count(n['a'], 'independent block')}"
-        )
-        return f"paired by step number: {pairs}"
+        pairs = format_count(quantity["n"]["a"], "pair")
+        return f"paired by step number: {pairs} in {format_count(n['a'], 'independent block')}"
     a, b = (_independent(quantity, side) for side in "ab")
     return f"independent: {a} of A, {b} of B"
 
@@ -190,7 +193,7 @@ def _independent(quantity: Json, side: str) -> str:
 
 
 # --------------------------------------------------------------------------------- in tables
-def _figures(name: str, quantity: Json) -> Table:
+def _figures(quantity: Json) -> Table:
     """Lay out one quantity, a figure a row."""
     heads = ("A", "B", "B / A - 1, ± 95 %", "p")
     columns = (Column(right=False), *(Column(head) for head in heads))
@@ -203,12 +206,12 @@ def _figures(name: str, quantity: Json) -> Table:
         elif key == "p99":
             continue
         rows.append(tuple(cells))
-    ks, notes = quantity["ks"], []
+    ks = quantity["ks"]
     tested = f"not tested: {ks['why_not']}" if ks["p_value"] is None else _p(ks)
-    notes.append(f"KS distance {ks['distance']:.3f} ({tested})")
+    note = f"KS distance {ks['distance']:.3f} ({tested})"
     if quantity["figures"]["p95"]["p_value"] is None:
-        notes.append("p95 and p99 not tested: too few independent values lie beyond")
-    return Table(TITLES[name].capitalize(), columns, tuple(rows), ("; ".join(notes),))
+        note += "; p95 and p99 not tested: too few independent values lie beyond"
+    return Table(TITLES[quantity["name"]].capitalize(), columns, tuple(rows), (note,))
 
 
 def _both(key: str, row: Json) -> list[Cell]:
@@ -245,8 +248,8 @@ def _sides(numbers: Json) -> Table:
 def _sizes(side: Json) -> dict[str, str]:
     """Say what one side is and holds, by label."""
     if side["source"] == "measured":
-        sizes = {"measured": f"{format_count(side['steps'], 'value')} of {_runs(side['runs'])}"}
-        return {"name": side["name"], **sizes}
+        values = f"{format_count(side['steps'], 'value')} of {format_count(side['runs'], 'run')}"
+        return {"name": side["name"], "measured": values}
     draws = format_count(side["clusters"], "cluster draw")
     out = {"name": side["name"], "job": f"{side['job']}, seed {side['seed']}"}
     out["steps"] = f"{format_count(side['replicates'], 'replicate')} on {draws}"
@@ -256,13 +259,9 @@ def _sizes(side: Json) -> dict[str, str]:
     return out
 
 
-def _runs(n: int) -> str:
-    return format_count(n, "run")
-
-
-def _planning(name: str, quantity: Json, effect: float) -> Table:
+def _planning(quantity: Json) -> Table:
     """Lay out absolute differences, and what it takes to see the effect."""
-    power = f"{_unit(quantity)[0]} per side to see {format_share(effect)}"
+    power = f"{_unit(quantity)[0]} per side to see {format_share(quantity['effect'])}"
     columns = (Column(right=False), Column("B - A"), Column("± 95 %"),
                Column("80 % power", power), Column("90 % power", power))  # fmt: skip
     rows = tuple(
@@ -270,7 +269,7 @@ def _planning(name: str, quantity: Json, effect: float) -> Table:
          *(_needed(quantity, key, power) for power in ("0.8", "0.9")))
         for key, row in quantity["figures"].items() if row["p_value"] is not None
     )  # fmt: skip
-    title = f"{TITLES[name].capitalize()}: sample size"
+    title = f"{TITLES[quantity['name']].capitalize()}: sample size"
     return Table(title, columns, rows, details=True)
 
 
@@ -328,16 +327,13 @@ def _pictures(numbers: Json, result: Comparison) -> list[Picture]:
     """Draw both distribution functions and their difference by quantile."""
     a, b = (str(numbers[side]["name"]) for side in "ab")
     drawn = [numbers[side]["source"] == "simulated" for side in "ab"]
+    of_data = "in the intervals; of a simulated side not included" if any(drawn) else ""
+    errors = Errors(
+        "in the intervals" if any(drawn) else "none: nothing is drawn",
+        NOT_INCLUDED if all(drawn) else of_data or "in the intervals",
+    )
     pictures = []
     for name in numbers["quantities"]:
-        errors = Errors(
-            "in the intervals" if any(drawn) else "none: nothing is drawn",
-            NOT_INCLUDED
-            if all(drawn)
-            else "in the intervals; of a simulated side not included"
-            if any(drawn)
-            else "in the intervals",
-        )
         pictures.append(Picture(
             f"compare_{name}" if len(numbers["quantities"]) > 1 else "compare",
             f"{TITLES[name].capitalize()} of {a} and {b}: distribution functions, and their "

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from prism import plots
 from prism.analyses.kernel import KernelRates
 from prism.common.text import format_count, format_duration, format_share
@@ -14,15 +11,14 @@ from prism.present.answer import (
     Column,
     Errors,
     Figure,
-    Finding,
+    Json,
     Picture,
     Table,
     pairs_table,
     share,
     words,
 )
-
-Json = Mapping[str, Any]
+from prism.present.tables import Rule, find
 
 _TIMES = ("mean", "p5", "p50", "p95")
 _BINARY = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -50,7 +46,7 @@ def kernel_answer(result: KernelRates) -> Answer:
         subject=subject,
         head=head,
         question=f"What does {subject} take, and how does that vary?",
-        findings=tuple(_findings(figures)),
+        findings=find(figures, RULES),
         tables=tuple(table for table in tables if table.rows),
         figures=figures,
         pictures=(picture,),
@@ -115,20 +111,25 @@ def _rate(row: Json) -> Figure:
     return Figure(row[key], f"{_three(row[key] / 1e9)} GB/s{bus}")
 
 
-def _findings(figures: Json) -> list[Finding]:
-    """Say where nothing was measured."""
-    if figures.get("of_peak", 0.0) > 1.0:
-        text = "The rate is above the data sheet's: the table is off at these sizes."
-        return [Finding("above_peak", text, "warning")]
-    if not figures["extrapolated"]:
-        return []
-    if figures["source"].startswith(ASSUMED):
-        text = "Not measured at these sizes on this device: an assumption, see the source."
-    elif figures["kind"] == "collective" and "measured:" != figures["source"][:9]:
-        text = "Not measured at these hosts and sizes: a model of the links, see the source."
-    else:
-        text = "These sizes lie outside of what was measured."
-    return [Finding("extrapolated", text, "warning")]
+def _source(figures: Json) -> str:
+    """Tell where figures of sizes that were not measured are from; nothing where they were."""
+    assumed, measured = (figures["source"].startswith(text) for text in (ASSUMED, "measured:"))
+    links = figures["kind"] == "collective" and not measured
+    outside = "assumed" if assumed else "links" if links else "outside"
+    above = figures.get("of_peak", 0.0) > 1.0
+    return "above peak" if above else outside if figures["extrapolated"] else ""
+
+
+RULES = (
+    Rule("above_peak", "warning", lambda f: _source(f) == "above peak",
+         "The rate is above the data sheet's: the table is off at these sizes."),
+    Rule("extrapolated", "warning", lambda f: _source(f) == "assumed",
+         "Not measured at these sizes on this device: an assumption, see the source."),
+    Rule("extrapolated", "warning", lambda f: _source(f) == "links",
+         "Not measured at these hosts and sizes: a model of the links, see the source."),
+    Rule("extrapolated", "warning", lambda f: _source(f) == "outside",
+         "These sizes lie outside of what was measured."),
+)  # fmt: skip
 
 
 def _durations(figures: Json) -> Table:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
 from prism import plots
 from prism.common.text import format_duration, format_share
 from prism.measuring.command import Measurement
@@ -14,7 +11,7 @@ from prism.present.answer import (
     Column,
     Errors,
     Figure,
-    Finding,
+    Json,
     Picture,
     Table,
     change,
@@ -25,11 +22,7 @@ from prism.present.answer import (
     share,
     words,
 )
-
-if TYPE_CHECKING:
-    pass
-
-Json = Mapping[str, Any]
+from prism.present.tables import Rule, find
 
 READINGS = {
     "load_average": ("load average", 1.0, ""),
@@ -53,39 +46,33 @@ def measurement_answer(result: Measurement) -> Answer:
         lambda: plots.plot_measurement(result),
         "The share of calls that take longer than a multiple of the median.", errors,
     )  # fmt: skip
+    made = _cases(numbers), _machine(numbers), lines_table("Notes", numbers["notes"])
     return Answer(
         title=f"Measured durations: {kind}",
         subject=f"{kind} on {machine['device']}",
         head=f", torch {machine['torch']}, seed {numbers['seed']}",
         question=f"How long does {kind} take on {machine['device']}, and how does that vary?",
-        findings=tuple(_findings(numbers)),
-        tables=tuple(
-            table
-            for table in (
-                _cases(numbers),
-                _machine(numbers),
-                lines_table("Notes", numbers["notes"]),
-            )
-            if table.rows
-        ),
+        findings=find(numbers, RULES),
+        tables=tuple(table for table in made if table.rows),
         figures=numbers,
         warnings=tuple(numbers["warnings"]),
         pictures=(picture,),
     )
 
 
-def _findings(numbers: Json) -> list[Finding]:
-    """Name the kernel that varies most; say whether the measurement is whole."""
-    out = []
-    cases = numbers["cases"]
-    if len(cases) > 1:
-        worst = max(cases, key=lambda case: case["cv"])
-        least = min(case["cv"] for case in cases)
-        text = f"The CV of single calls is {format_share(least)} to {format_share(worst['cv'])}, "
-        out.append(Finding("spread", f"{text}the largest that of {worst['label']}.", "answer"))
-    if numbers.get("stopped"):
-        out.append(Finding("stopped", f"Stopped {numbers['stopped']}.", "warning"))
-    return out
+def _spread(numbers: Json) -> dict[str, Cell]:
+    """Name the kernel that varies most."""
+    worst = max(numbers["cases"], key=lambda case: case["cv"])
+    least, most = min(case["cv"] for case in numbers["cases"]), worst["cv"]
+    return {"least": format_share(least), "most": format_share(most), "worst": worst["label"]}
+
+
+RULES = (
+    Rule("spread", "answer", lambda n: len(n["cases"]) > 1,
+         "The CV of single calls is {least} to {most}, the largest that of {worst}.", _spread),
+    Rule("stopped", "warning", lambda n: bool(n.get("stopped")), "Stopped {stopped}.",
+         lambda n: {"stopped": n["stopped"]}),
+)  # fmt: skip
 
 
 def _short(seconds: float) -> Cell:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from prism import plots
@@ -16,18 +16,17 @@ from prism.present.answer import (
     Cell,
     Errors,
     Figure,
-    Finding,
+    Json,
     Picture,
     duration,
     error,
     pairs_table,
+    share,
     words,
 )
 from prism.present.answers.remedies import cause_text, remedy_text
 from prism.present.answers.times import NOT_INCLUDED
-from prism.present.tables import lay_out, write
-
-Json = Mapping[str, Any]
+from prism.present.tables import Rule, find, lay_out, write
 
 MOST_ROWS, MOST_CHANGES, MOST_NAMED = 12, 8, 3
 SMALL, SMALL_CHANGE = 1e-3, 0.01
@@ -70,7 +69,7 @@ def rank_answer(result: Ranking) -> Answer:
         f"seed {numbers['seed']}",
         question=f"What makes the {target} of {numbers['job']} vary, and what would fixing a cause "
         "bring?",
-        findings=tuple(_findings(numbers, rows, target)),
+        findings=find({**numbers, "causes": rows}, RULES),
         tables=tuple(table for table in tables if table.rows),
         figures=numbers,
         warnings=tuple(_warnings(numbers, rows)),
@@ -110,30 +109,25 @@ def _short(row: Json) -> str:
 
 
 # ------------------------------------------------------------------------------ in sentences
-def _findings(numbers: Json, rows: Sequence[Json], target: str) -> list[Finding]:
-    """Say what varies most and what to do about it, then whether causes add up."""
-    if not numbers["std"]:
-        text = f"The {target} does not vary: there is nothing to rank."
-        return [Finding("no_variance", text, "answer")]
-    return _largest(rows, target) + _best_for_p95(rows) + _additivity(rows)
+def _alike(numbers: Json) -> list[Json]:
+    """Give the largest cause, and those that are statistically indistinguishable from it."""
+    (top, *others), key = numbers["causes"], "total_order"
+    return [top, *(
+        row for row in others
+        if _value(top, key) - _value(row, key) < math.hypot(_half(top, key), _half(row, key))
+    )][:MOST_NAMED]  # fmt: skip
 
 
-def _largest(rows: Sequence[Json], target: str) -> list[Finding]:
-    """Name the largest cause, and those that are statistically indistinguishable from it."""
-    top, key = rows[0], "total_order"
-
-    def alike(row: Json) -> bool:
-        return _value(top, key) - _value(row, key) < math.hypot(_half(top, key), _half(row, key))
-
-    named = [top, *filter(alike, rows[1:])][:MOST_NAMED]
-    causes = ((cause_text(row["cause"], row["kind"]), words(_write(row, key))) for row in named)
-    text = f"{', '.join(f'{name}: {share}' for name, share in causes)} of the variance of the "
-    text += target + " (statistically indistinguishable)" * (len(named) > 1)
-    helpful = [remedy_text(row["cause"], row["kind"]) for row in named if _helps(row)]
-    if helpful:
-        text += f"; {'; '.join(dict.fromkeys(helpful))}"
-    text += "." + (_brings(top, target) if len(named) == 1 else "")
-    return [Finding("largest_cause", text[0].upper() + text[1:], "answer")]
+def _largest(numbers: Json) -> dict[str, Cell]:
+    """Name the largest causes and what to do about them."""
+    named, target = _alike(numbers), TARGETS[numbers["target"]]
+    causes = ((cause_text(x["cause"], x["kind"]), words(_write(x, "total_order"))) for x in named)
+    helpful = dict.fromkeys(remedy_text(x["cause"], x["kind"]) for x in named if _helps(x))
+    return {
+        "causes": ", ".join(f"{name}: {share}" for name, share in causes), "target": target,
+        "remedies": "".join(f"; {remedy}" for remedy in helpful),
+        "brings": _brings(named[0], target),
+    }  # fmt: skip
 
 
 def _helps(row: Json) -> bool:
@@ -161,42 +155,55 @@ def _distinct(row: Json, key: str) -> str:
     return f"statistically unchanged (within {format_share(bound, 2)})"
 
 
-def _best_for_p95(rows: Sequence[Json]) -> list[Finding]:
-    """Name the cause that p95 would gain more from than from the largest."""
-    best = max(rows, key=lambda row: _value(row, "p95_reduction"))
-    gap = _value(best, "p95_reduction") - _value(rows[0], "p95_reduction")
-    error = _half(best, "p95_reduction") + _half(rows[0], "p95_reduction")
-    if gap <= max(error, LEAST_FINDING):
-        return []
-    more = "most" if rows[0].get("p95_reduction") is None else "more"
-    text = f"p95 would gain {more} from {_short(best)} held at its median, "
-    text += f"{words(_write(best, 'p95_reduction'))}: {remedy_text(best['cause'], best['kind'])}."
-    return [Finding("largest_for_p95", text, "advice")]
+def _for_p95(numbers: Json) -> dict[str, Cell]:
+    """Say what p95 would gain from another cause than the largest, if that is more."""
+    rows, key = numbers["causes"], "p95_reduction"
+    best = max(rows, key=lambda row: _value(row, key))
+    gap, error = _value(best, key) - _value(rows[0], key), _half(best, key) + _half(rows[0], key)
+    if not numbers["std"] or gap <= max(error, LEAST_FINDING):
+        return {}
+    return {
+        "more": "most" if rows[0].get(key) is None else "more", "cause": _short(best),
+        "gain": _write(best, key), "remedy": remedy_text(best["cause"], best["kind"]),
+    }  # fmt: skip
 
 
-def _additivity(rows: Sequence[Json]) -> list[Finding]:
-    """Say how much of the variance single causes make, and how much only several together."""
-    if len([row for row in rows if row["total_order"] >= SMALL]) < 2:
-        return []
-    first = {
-        kind: sum(_value(row, "first_order") for row in rows if row["kind"] == kind)
-        for kind in ("kernels", "effects", "terms")
-    }
-    error = sum(_half(row, "first_order") ** 2 for row in rows) ** 0.5
-    whole = sum(first.values())
-    kernels, effects, other = (format_share(part, half=0.0) for part in first.values())
-    text = (
-        f"First-order, shared effects make {effects} of the variance, kernels' own noise {kernels}"
-    )
-    text += f", the run beside its steps {other}" * bool(first["terms"])
-    if abs(1.0 - whole) <= max(error, NOTABLE):
-        text += f": causes add up ({format_share(whole, half=error)})."
-    elif whole < 1.0:
-        text += f"; {format_share(1.0 - whole, half=error)} arises only where causes meet, as in "
-        text += "waits for the slowest rank."
-    else:
-        text += "."
-    return [Finding("additivity", text)]
+def _additivity(numbers: Json) -> dict[str, Cell]:
+    """Write what single causes make of the variance, and whether they add up; nothing of one."""
+    rows, kinds = numbers["causes"], ("kernels", "effects", "terms")
+    if not numbers["std"] or sum(_value(row, "total_order") >= SMALL for row in rows) < 2:
+        return {}
+    first = {k: sum(_value(row, "first_order") for row in rows if row["kind"] == k) for k in kinds}
+    whole, error = sum(first.values()), sum(_half(row, "first_order") ** 2 for row in rows) ** 0.5
+    off = abs(1.0 - whole) > max(error, NOTABLE)
+    run = f", the run beside its steps {words(share(first['terms']))}" if first["terms"] else ""
+    return {kind: share(part) for kind, part in first.items()} | {
+        "run": run, "whole": share(whole, error), "rest": share(1.0 - whole, error),
+        "sum": "less" if off and whole < 1.0 else "more" if off else "whole",
+    }  # fmt: skip
+
+
+_PARTS = "First-order, shared effects make {effects} of the variance, kernels' own noise {kernels}"
+RULES = (
+    Rule("no_variance", "answer", lambda n: not n["std"],
+         "The {target} does not vary: there is nothing to rank.",
+         lambda n: {"target": TARGETS[n["target"]]}),
+    Rule("largest_cause", "answer", lambda n: bool(n["std"]) and len(_alike(n)) == 1,
+         "{causes} of the variance of the {target}{remedies}.{brings}", _largest),
+    Rule("largest_cause", "answer", lambda n: bool(n["std"]) and len(_alike(n)) > 1,
+         "{causes} of the variance of the {target} (statistically indistinguishable){remedies}.",
+         _largest),
+    Rule("largest_for_p95", "advice", lambda n: bool(_for_p95(n)),
+         "p95 would gain {more} from {cause} held at its median, {gain}: {remedy}.", _for_p95,
+         capital=False),
+    Rule("additivity", "info", lambda n: _additivity(n).get("sum") == "whole",
+         _PARTS + "{run}: causes add up ({whole}).", _additivity),
+    Rule("additivity", "info", lambda n: _additivity(n).get("sum") == "less",
+         _PARTS + "{run}; {rest} arises only where causes meet, as in waits for the slowest rank.",
+         _additivity),
+    Rule("additivity", "info", lambda n: _additivity(n).get("sum") == "more",
+         _PARTS + "{run}.", _additivity),
+)  # fmt: skip
 
 
 def _warnings(numbers: Json, rows: Sequence[Json]) -> list[str]:
@@ -213,13 +220,13 @@ def _warnings(numbers: Json, rows: Sequence[Json]) -> list[str]:
         if _half(row, "total_order")
         > 1.05 * (HALF_WIDTH if _value(row, "total_order") < 0.5 else WIDE_HALF_WIDTH)
     ]  # fmt: skip
-    if not wide:
-        return out
-    return [
-        *out,
-        f"wide 95 % intervals, so the order is uncertain: {', '.join(wide)} of the variance; aimed "
-        f"at is ± {format_share(HALF_WIDTH)} (± {format_share(WIDE_HALF_WIDTH)} above one half)",
-    ]
+    if wide:
+        out.append(
+            f"wide 95 % intervals, so the order is uncertain: {', '.join(wide)} of the variance; "
+            f"aimed at is ± {format_share(HALF_WIDTH)} (± {format_share(WIDE_HALF_WIDTH)} above "
+            "one half)"
+        )
+    return out
 
 
 # --------------------------------------------------------------------------------- in tables

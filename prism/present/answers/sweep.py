@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from prism.present.answer import (
     Column,
     Errors,
     Figure,
-    Finding,
+    Json,
     Picture,
     Table,
     change,
@@ -28,8 +28,7 @@ from prism.present.answer import (
     words,
 )
 from prism.present.answers.times import NOT_INCLUDED
-
-Json = Mapping[str, Any]
+from prism.present.tables import Rule, find
 
 MOST_ROWS = 12
 """Settings in the first table, where not more of them are marked."""
@@ -51,8 +50,7 @@ POWER_KEYS = {
 def sweep_answer(result: Sweep) -> Answer:
     """Make the answer of a sweep."""
     numbers = result.figures()
-    rows = numbers["rows"]
-    keys, chosen = numbers["varied"], _chosen(numbers)
+    rows, keys, chosen = numbers["rows"], numbers["varied"], _chosen(numbers)
     shown = shown_rows(numbers)
     rest = [i for i, row in enumerate(rows) if row["p50"] is not None and i not in shown]
     made = (
@@ -69,7 +67,7 @@ def sweep_answer(result: Sweep) -> Answer:
         head=_head(numbers),
         question=f"Which setting of {numbers['job']} has the shortest step, in the median and at "
         f"p95? Varied: {asked}.",
-        findings=tuple(_findings(numbers)),
+        findings=find(numbers, RULES),
         tables=tuple(table for table in made if table.rows),
         figures=numbers,
         warnings=(*numbers["warnings"], *_unsure(numbers)),
@@ -109,40 +107,30 @@ def _varied(call: Json, keys: Sequence[str]) -> str:
 
 
 # ------------------------------------------------------------------------------ in sentences
-def _findings(numbers: Json) -> list[Finding]:
-    """Name the best settings, and those that are as good."""
-    rows, keys, chosen = numbers["rows"], numbers["varied"], _chosen(numbers)
-    if not chosen:
-        closest = max(rows, key=lambda row: (row.get("memory") or {}).get("p_fits", 0.0))
-        wanted = format_share(numbers["min_p_fits"])
-        text = f"No setting has P(fits) of {wanted} or more; closest is {label(closest, keys)}"
-        return [Finding("none_fits", f"{text}, {_memory(closest)}.", "answer")]
-    fast, robust = chosen["fastest"], chosen["robust"]
-    named = [("fastest", "Fastest (least p50)", fast), ("robust", "Robust (least p95)", robust)]
-    if fast == robust:
-        named = [("fastest_and_robust", "Fastest and robust (least p50 and p95)", fast)]
-    out = [
-        Finding(code, f"{which} is {_setting(rows[i], keys)}.", "answer")
-        for code, which, i in named
-    ]
-    ties = [label(row, keys) for row in rows if row.get("indistinguishable_from_best")]
-    if ties:
-        text = f"Statistically indistinguishable from the best in {numbers['objective']}"
-        more = len(ties) - MOST_NAMED
-        listed = "; ".join(ties[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
-        out.append(Finding("indistinguishable", f"{text}: {listed}."))
-    best = rows[chosen["robust"]]
-    faster = [
-        row for row in rows
-        if not _fits(row) and row["p95"] is not None
-        and row["p95_same_work"] < best["p95_same_work"]
-    ]  # fmt: skip
-    if faster:
-        first = min(faster, key=lambda row: float(row["p95_same_work"]))
-        text = f"Faster, but P(fits) is too low: {label(first, keys)}, {_memory(first)}"
-        more = len(faster) - 1
-        out.append(Finding("does_not_fit", text + (f"; and {more} more." if more else ".")))
-    return out
+def _closest(numbers: Json) -> str:
+    """Name the setting that is most likely to fit."""
+    row = max(numbers["rows"], key=lambda row: (row.get("memory") or {}).get("p_fits", 0.0))
+    return f"{label(row, numbers['varied'])}, {_memory(row)}"
+
+
+def _ties(numbers: Json) -> list[str]:
+    """Name the settings that are as good as the best."""
+    rows, keys = numbers["rows"], numbers["varied"]
+    return [label(row, keys) for row in rows if row.get("indistinguishable_from_best")]
+
+
+def _faster(numbers: Json) -> list[str]:
+    """Name those that are faster than the robust one but hardly fit, the fastest first."""
+    rows, keys, p95 = numbers["rows"], numbers["varied"], "p95_same_work"
+    least = rows[numbers["robust"]][p95]
+    some = [r for r in rows if not _fits(r) and r["p95"] is not None and r[p95] < least]
+    return [f"{label(row, keys)}, {_memory(row)}" for row in sorted(some, key=lambda r: r[p95])]
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    """List the first names, and say how many more there are."""
+    more = len(names) - most
+    return "; ".join(names[:most]) + f"; and {more} more" * (more > 0)
 
 
 def _fits(row: Json) -> bool:
@@ -157,17 +145,36 @@ def _memory(row: Json) -> str:
     return f"{text}, P(fits) {words(share(memory['p_fits']))}"
 
 
-def _setting(row: Json, keys: Sequence[str]) -> str:
-    """Name a setting with p50 and p95, and their changes against the job's own."""
+def _setting(numbers: Json, name: str) -> dict[str, Cell]:
+    """Name a chosen setting with p50 and p95, and their changes against the job's own."""
+    row = numbers["rows"][numbers[name]]
     own = "the job's own setting, " if row["own"] else ""
     p50, p95 = (words(_time(row, f"{measure}_same_work")) for measure in ("p50", "p95"))
-    text = f"{own}{label(row, keys)}: p50 {p50}, p95 {p95}"
+    text = f"{own}{label(row, numbers['varied'])}: p50 {p50}, p95 {p95}"
     if row.get("memory") and row["memory"]["p_fits"] < LEAST_SURE:
         text += f", {_memory(row)}"
     if row.get("p50_change") is not None:
         changes = " and ".join(words(_change(row, measure)) for measure in ("p50", "p95"))
         text += f" ({changes} against the job's own)"
-    return text
+    return {"setting": text}
+
+
+RULES = (
+    Rule("none_fits", "answer", lambda n: not _chosen(n),
+         "No setting has P(fits) of {wanted} or more; closest is {closest}.",
+         lambda n: {"wanted": format_share(n["min_p_fits"]), "closest": _closest(n)}),
+    Rule("fastest_and_robust", "answer", lambda n: bool(_chosen(n)) and n["fastest"] == n["robust"],
+         "Fastest and robust (least p50 and p95) is {setting}.", lambda n: _setting(n, "robust")),
+    Rule("fastest", "answer", lambda n: n["fastest"] != n["robust"],
+         "Fastest (least p50) is {setting}.", lambda n: _setting(n, "fastest")),
+    Rule("robust", "answer", lambda n: n["fastest"] != n["robust"],
+         "Robust (least p95) is {setting}.", lambda n: _setting(n, "robust")),
+    Rule("indistinguishable", "info", lambda n: bool(_chosen(n) and _ties(n)),
+         "Statistically indistinguishable from the best in {objective}: {ties}.",
+         lambda n: {"objective": n["objective"], "ties": _listed(_ties(n), MOST_NAMED)}),
+    Rule("does_not_fit", "info", lambda n: bool(_chosen(n) and _faster(n)),
+         "Faster, but P(fits) is too low: {faster}.", lambda n: {"faster": _listed(_faster(n), 1)}),
+)  # fmt: skip
 
 
 def _unsure(numbers: Json) -> list[str]:
@@ -245,8 +252,7 @@ def _value(value: Any) -> Cell:
 
 
 def _fit_cells(row: Json) -> tuple[Cell, Cell]:
-    memory = row.get("memory")
-    if not memory:
+    if not (memory := row.get("memory")):
         return None, None
     return Figure(memory["gib"], f"{memory['gib']:.0f}"), share(memory["p_fits"])
 
@@ -277,26 +283,21 @@ def _marks(i: int, row: Json, numbers: Json) -> str:
 
 def _notes(numbers: Json) -> tuple[str, ...]:
     """Explain what is not plain, and say what was not simulated."""
-    notes = []
     rows = numbers["rows"]
-    if any(row.get("indistinguishable_from_best") for row in rows):
-        notes.append(
-            f"indistinguishable: {numbers['objective']} differs from the best by less than the "
-            "error of the difference (95 %)"
-        )
-    if any("frontier" in _marks(i, row, numbers) for i, row in enumerate(rows)):
-        notes.append("frontier: no setting is better in both p50 and p95")
-    if any(abs(row["work"] - 1.0) > 1e-9 for row in rows):
-        notes.append("times are for the tokens of one step of the job")
-    if any(not _fits(row) for row in rows):
-        notes.append(
-            f"P(fits) too low: below {format_share(numbers['min_p_fits'])} by the error of the "
-            "memory estimate; not chosen"
-        )
     bounds = sum(row["p50"] is None for row in rows)
-    if bounds:
-        notes.append(f"{format_count(bounds)} not simulated: slower even without noise")
-    return ("; ".join(notes),) if notes else ()
+    notes = {
+        f"indistinguishable: {numbers['objective']} differs from the best by less than the error "
+        "of the difference (95 %)": any(row.get("indistinguishable_from_best") for row in rows),
+        "frontier: no setting is better in both p50 and p95":
+            any("frontier" in _marks(i, row, numbers) for i, row in enumerate(rows)),
+        "times are for the tokens of one step of the job":
+            any(abs(row["work"] - 1.0) > 1e-9 for row in rows),
+        f"P(fits) too low: below {format_share(numbers['min_p_fits'])} by the error of the memory "
+        "estimate; not chosen": not all(map(_fits, rows)),
+        f"{format_count(bounds)} not simulated: slower even without noise": bounds > 0,
+    }  # fmt: skip
+    said = "; ".join(note for note, holds in notes.items() if holds)
+    return (said,) if said else ()
 
 
 def _by_setting(numbers: Json) -> Table:
@@ -308,12 +309,12 @@ def _by_setting(numbers: Json) -> Table:
     columns += [Column("robust layout", right=False), Column("p50"), Column("p95")]
     made = []
     for group in groups:
-        if group["robust"] is None:
-            made.append((*(_value(group[key]) for key in hand), "none fits", None, None))
-            continue
-        best = rows[group["robust"]]
-        times = (_time(best, f"{measure}_same_work") for measure in ("p50", "p95"))
-        made.append((*(_value(group[key]) for key in hand), label(best, rest), *times))
+        cells: tuple[Cell, ...] = ("none fits", None, None)
+        if group["robust"] is not None:
+            best = rows[group["robust"]]
+            times = (_time(best, f"{measure}_same_work") for measure in ("p50", "p95"))
+            cells = (label(best, rest), *times)
+        made.append((*(_value(group[key]) for key in hand), *cells))
     return Table("Best layout of each setting", tuple(columns), tuple(made))
 
 
@@ -338,14 +339,12 @@ def _why(numbers: Json, which: Sequence[int]) -> Table:
     """Lay out what the steps are made of, and on how many cluster draws they were simulated."""
     heads = ("ideal step", "exposed communication", "MFU", "cluster draws")
     columns = (*_keys(numbers, which), *map(Column, heads))
-    made = []
-    for i in which:
-        row = numbers["rows"][i]
-        ideal = Figure(row["ideal_step_time"], words(_time(row, "ideal_step_time", row["work"])))
-        made.append((
-            *(_value(row[key]) for key in numbers["varied"]), ideal,
-            share(row.get("exposed_communication")), share(row.get("mfu")), count(row["clusters"]),
-        ))  # fmt: skip
+    made = [
+        (*(_value(row[key]) for key in numbers["varied"]),
+         Figure(row["ideal_step_time"], words(_time(row, "ideal_step_time", row["work"]))),
+         share(row.get("exposed_communication")), share(row.get("mfu")), count(row["clusters"]))
+        for row in (numbers["rows"][i] for i in which)
+    ]  # fmt: skip
     note = (
         "settings that are worse than another in p50 and p95 are simulated on few cluster draws; "
         f"rare slow GPUs then come from the ranks of {format_count(numbers['rank_clusters'])}"

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from prism.analyses.timeline import Timeline
 from prism.analyses.timelines.waits import CAUSES
 from prism.common.text import format_count, format_share
-from prism.present.answer import (
-    Answer,
-    Cell,
-    Column,
-    Finding,
-    Table,
-    lines_table,
-    share,
-)
-
-Json = Mapping[str, Any]
+from prism.present.answer import Answer, Cell, Column, Json, Table, lines_table, share
+from prism.present.tables import Rule, find
 
 MOST_ROWS = 12
 """Rows of a step that are shown by default, those whose replicas decide first."""
@@ -44,7 +33,7 @@ def timeline_answer(result: Timeline) -> Answer:
         subject=source,
         head=head,
         question=f"When does every op of a step of {source} run, and what does it wait for?",
-        findings=tuple(_decides(step) for step in steps),
+        findings=tuple(found for step in steps for found in find(step, RULES)),
         tables=(
             *(table for step in steps for table in (*_rows(step, shown), _waits(step))),
             *(lines_table("Notes", numbers["notes"]),) * bool(numbers["notes"]),
@@ -53,16 +42,15 @@ def timeline_answer(result: Timeline) -> Answer:
     )
 
 
-def _decides(step: Json) -> Finding:
+def _decides(step: Json) -> dict[str, Cell]:
     """Say which rank or stage has most of a step's critical path, and what lies on it."""
-    total, by = step["step_time"], step["decided_by"]
     path = sorted(step["critical_path"].items(), key=lambda item: -item[1])
-    ops = ", ".join(
-        f"{kind} {format_share(s / total, 2)}" for kind, s in path if s >= SMALL * total
-    )
-    part = format_share(by["share_of_path"], 2)
-    text = f"{step['title']}. {part} of its critical path is on {_place(step)}; by kind of op: "
-    return Finding("decided_by", f"{text}{ops}.", "answer")
+    total, least = step["step_time"], SMALL * step["step_time"]
+    return {
+        "title": step["title"], "place": _place(step),
+        "part": format_share(step["decided_by"]["share_of_path"], 2),
+        "ops": ", ".join(f"{kind} {format_share(s / total, 2)}" for kind, s in path if s >= least),
+    }  # fmt: skip
 
 
 def _place(step: Json) -> str:
@@ -77,6 +65,14 @@ def _place(step: Json) -> str:
     text = " ".join(parts) or "its only stage"
     more = by["replicas_on_path"] - 1
     return text + (f" (it runs through {format_count(more + 1, 'replica')})" if more > 0 else "")
+
+
+RULES = (
+    Rule("decided_by", "answer", lambda step: True,
+         "{title}. {part} of its critical path is on {place}; by kind of op: {ops}.", _decides,
+         capital=False),
+)  # fmt: skip
+"""What is found of each step."""
 
 
 def _rows(step: Json, shown: int) -> list[Table]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,13 @@ from prism.present.answer import (
     Column,
     Errors,
     Figure,
-    Finding,
+    Json,
     Picture,
     Table,
     change,
     duration,
 )
-
-Json = Mapping[str, Any]
+from prism.present.tables import Rule, find
 
 SIGNIFICANT = 0.05
 SPLITS = {"first-half": "the first half of its steps", "even": "every other of its steps"}
@@ -52,7 +50,7 @@ def validation_answer(result: Validation) -> Answer:
         subject=subject,
         head=_head(numbers),
         question=_question(numbers, what, subject),
-        findings=tuple(_findings(numbers)),
+        findings=find(numbers, RULES),
         tables=(_table("", numbers, FIGURES), _table("More figures", numbers, DETAILS, True)),
         figures=numbers,
         warnings=tuple(numbers.get("warnings") or ()),
@@ -91,50 +89,52 @@ def _head(numbers: Json) -> str:
 
 
 def _question(numbers: Json, what: str, subject: str) -> str:
-    n = int(numbers["n_measured"])
-    if numbers.get("trace"):
-        train = str(numbers.get("train"))
-        split = SPLITS.get(train, f"{train} of its steps")
+    n, trace, train = int(numbers["n_measured"]), numbers.get("trace"), numbers.get("train")
+    if trace:
+        split = SPLITS.get(str(train), f"{train} of its steps")
         return (
-            f"Fitted on {split}, does the prediction of {_name(numbers['trace'])} differ from the "
+            f"Fitted on {split}, does the prediction of {_name(trace)} differ from the "
             f"{format_count(n)} that were held out ({what})?"
         )
-    source = _name(numbers.get("measured"))
-    return (
-        f"Does the prediction of {subject} differ from {format_count(n, 'measured value')} of "
-        f"{source} ({what})?"
-    )
+    of = f"{format_count(n, 'measured value')} of {_name(numbers.get('measured'))}"
+    return f"Does the prediction of {subject} differ from {of} ({what})?"
 
 
-def _findings(numbers: Json) -> list[Finding]:
-    """Say whether the prediction differs: as a distribution, then in p95."""
-    out = []
-    ks, p_value, critical = (numbers.get(k) for k in ("ks", "ks_p_value", "ks_critical_5pct"))
-    if p_value is not None:
-        verdict = _verdict(p_value, int(numbers.get("bootstrap") or 0))
-        text = f"{verdict} (KS {ks:.3f}, p = {p_value:.3g})."
-        out.append(Finding("distribution", text, "answer"))
-    elif ks is not None and critical is not None:
-        side = "above" if ks > critical else "not above"
-        text = f"KS {ks:.3f} is {side} the {critical:.3f} that a known distribution exceeds in 5 % "
-        out.append(Finding("distribution", f"{text}of cases; no p-value without --bootstrap.",
-                           "answer"))  # fmt: skip
-    error, floor, se = (numbers.get(k) for k in ("p95_error", "p95_floor", "p95_measured_se"))
-    if error is None:
-        return out
-    text = f"The predicted p95 is off by {percent_change(error)}"
+def _verdict(numbers: Json) -> str:
+    """Tell what the p-value says: ``differ``, ``few`` or ``alike``; nothing where there is none."""
+    p_value, n = numbers.get("ks_p_value"), int(numbers.get("bootstrap") or 0)
+    if p_value is None or p_value <= SIGNIFICANT:
+        return "" if p_value is None else "differ"
+    return "few" if 0 < n and p_value <= 1.0 / (n + 1) else "alike"  # as little as so few can show
+
+
+def _tested(numbers: Json) -> dict[str, Cell]:
+    """Write the figures of the test, and how many repetitions it had."""
+    return {
+        "ks": f"{numbers['ks']:.3f}", "p": f"{numbers['ks_p_value']:.3g}",
+        "n": str(int(numbers.get("bootstrap") or 0)), "option": named("bootstrap"),
+    }  # fmt: skip
+
+
+def _p95(numbers: Json) -> dict[str, Cell]:
+    """Write the error of p95, against that of the training part and of the measurement."""
+    floor, se = numbers.get("p95_floor"), numbers.get("p95_measured_se")
+    text, error = percent_change(numbers["p95_error"]), abs(numbers["p95_error"])
     if floor is not None:
-        side = "no more than" if abs(error) <= abs(floor) else "more than"
+        side = "no more than" if error <= abs(floor) else "more than"
         text += f", {side} training and measured part differ ({format_share(floor, 2)})"
     if se is not None:
-        side = "within" if abs(error) <= 2.0 * se else "beyond"
+        side = "within" if error <= 2.0 * se else "beyond"
         text += f"; {side} two standard errors of the measured p95 ({format_share(se, 2)} each)"
-    return [*out, Finding("p95", f"{text}.", "answer"), *_detectable(numbers)]
+    return {"error": text}
 
 
-def _detectable(numbers: Json) -> list[Finding]:
-    """Say how large an error as few values would have shown, and which errors they do show."""
-    seen, out = numbers.get("detectable_80") or {}, []
+def _has_p95(numbers: Json) -> bool:
+    return numbers.get("p95_error") is not None
+
+
+def _off(numbers: Json) -> str:
+    """List errors whose intervals leave out that there is none."""
     off = [
         f"{name} ({percent_change(numbers[key], numbers[f'{key}_ci'])})"
         for name, key in (("mean", "mean_error"), ("p50", "p50_error"), ("p95", "p95_error"))
@@ -142,34 +142,49 @@ def _detectable(numbers: Json) -> list[Finding]:
     ]
     if (ends := numbers.get("cv_ratio_ci")) and not ends[0] <= 1.0 <= ends[1]:
         off.append(f"CV ({numbers['cv_ratio']:.2f} times, {ends[0]:.2f} to {ends[1]:.2f})")
-    if off:
-        out.append(Finding("errors", f"Off by more than chance: {', '.join(off)}.", "answer"))
+    return ", ".join(off)
+
+
+def _detectable(numbers: Json) -> dict[str, str]:
+    """Say how large an error as few values would have shown."""
+    seen = numbers.get("detectable_80") or {}
     runs, n = numbers.get("n_runs") or 1, numbers["n_measured"]
     known = [f"{name} {format_share(seen[name], 2)}"
              for name in ("mean", "p50", "p95") if seen.get(name) is not None]  # fmt: skip
     if seen.get("cv") is not None:
         known.append(f"CV a factor of {1.0 + seen['cv']:.2g}")
-    of = f"{format_count(n, 'value')} of {format_count(runs, 'run')}"
-    if not known:
-        return [*out, Finding("detectable", f"{of} cannot bound any error.", "warning")]
-    text = f"Errors that {of} would miss with 20 % probability: {', '.join(known)}"
-    unknown = [name for name in ("p50", "p95") if seen.get(name) is None]
-    if unknown:
-        text += f"; {' and '.join(unknown)} not tested, too few values"
-    return [*out, Finding("detectable", f"{text}.", "answer")]
+    unknown = " and ".join(name for name in ("p50", "p95") if seen.get(name) is None)
+    return {
+        "of": f"{format_count(n, 'value')} of {format_count(runs, 'run')}",
+        "known": ", ".join(known),
+        "unknown": unknown and f"; {unknown} not tested, too few values",
+    }
 
 
-def _verdict(p_value: float, n: int) -> str:
-    """Say what a p-value from n repetitions tells."""
-    if p_value <= SIGNIFICANT:
-        return "Prediction and measurement differ"
-    if 0 < n and p_value <= 1.0 / (n + 1):  # as little as so few can show
-        return (
-            f"Prediction and measurement lie further apart than in any of {n} simulated "
-            f"repetitions, too few to say that they differ: {named('bootstrap')} "
-            f"{round(1.0 / SIGNIFICANT)} or more"
-        )
-    return "Prediction and measurement are statistically indistinguishable as distributions"
+RULES = (
+    Rule("distribution", "answer", lambda n: _verdict(n) == "differ",
+         "Prediction and measurement differ (KS {ks}, p = {p}).", _tested),
+    Rule("distribution", "answer", lambda n: _verdict(n) == "few",
+         "Prediction and measurement lie further apart than in any of {n} simulated repetitions, "
+         f"too few to say that they differ: {{option}} {1.0 / SIGNIFICANT:.0f} or more "
+         "(KS {ks}, p = {p}).", _tested),
+    Rule("distribution", "answer", lambda n: _verdict(n) == "alike",
+         "Prediction and measurement are statistically indistinguishable as distributions "
+         "(KS {ks}, p = {p}).", _tested),
+    Rule("distribution", "answer",
+         lambda n: not _verdict(n) and None not in (n.get("ks"), n.get("ks_critical_5pct")),
+         "KS {ks} is {side} the {critical} that a known distribution exceeds in 5 % of cases; no "
+         "p-value without --bootstrap.",
+         lambda n: {"ks": f"{n['ks']:.3f}", "critical": f"{n['ks_critical_5pct']:.3f}",
+                    "side": "above" if n["ks"] > n["ks_critical_5pct"] else "not above"}),
+    Rule("p95", "answer", _has_p95, "The predicted p95 is off by {error}.", _p95),
+    Rule("errors", "answer", lambda n: _has_p95(n) and bool(_off(n)),
+         "Off by more than chance: {off}.", lambda n: {"off": _off(n)}),
+    Rule("detectable", "warning", lambda n: _has_p95(n) and not _detectable(n)["known"],
+         "{of} cannot bound any error.", _detectable),
+    Rule("detectable", "answer", lambda n: _has_p95(n) and bool(_detectable(n)["known"]),
+         "Errors that {of} would miss with 20 % probability: {known}{unknown}.", _detectable),
+)  # fmt: skip
 
 
 def _assumptions(numbers: Json) -> list[str]:
