@@ -108,7 +108,7 @@ class Rule(NamedTuple):
     code, severity : str
         See `prism.present.answer.Finding`.
     when : callable
-        Whether a result gives it.
+        Whether a result, or its mapping of figures, gives it: what it returns is true.
     text : str
         With the names of its figures in braces.
     figures : callable
@@ -117,7 +117,7 @@ class Rule(NamedTuple):
 
     code: str
     severity: str
-    when: Callable[[Any], bool]
+    when: Callable[[Any], object]
     text: str
     figures: Callable[[Any], Mapping[str, Cell]] = lambda result: {}
 

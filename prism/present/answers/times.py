@@ -63,8 +63,6 @@ def mean_figure(numbers: Json) -> Cell:
 
 def mean_half_width(numbers: Json) -> float | None:
     """Half of the 95 % interval of a mean [s]; None with one cluster draw."""
-    if numbers["mean_se"] is None:
-        return None
     return half_width(numbers["mean_se"], numbers["cluster_draws"])
 
 
