@@ -108,7 +108,7 @@ class Rule(NamedTuple):
     code, severity : str
         See `prism.present.answer.Finding`.
     when : callable
-        Whether a result, or its mapping of figures, gives it: what it returns is true.
+        Of a result, or of the mapping of its figures: true where that gives it.
     text : str
         With the names of its figures in braces.
     figures : callable

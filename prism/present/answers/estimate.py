@@ -71,8 +71,7 @@ PARTS = {
        for group in ("tp", "cp", "ep", "pp", "dp")},
 }  # fmt: skip
 LEAST_PART, LEAST_SAVED = 5e-4, 1e-3
-"""Shares of the step and of the run below which a part, and what could be saved, is left out [1].
-"""
+"""Shares of the step and of the run below which a part and what could be saved are left out [1]."""
 
 
 def estimate_answer(result: Estimate) -> Answer:
@@ -114,9 +113,8 @@ def _head(numbers: Json) -> str:
 def _question(numbers: Json) -> str:
     on = f" on {format_count(numbers['world_size'], 'GPU')}" if "world_size" in numbers else ""
     text = f"How long does a step of {numbers['job']}{on} take"
-    if "time_to_train" not in numbers:
-        return f"{text}, with what probability?"
-    text += f", and how long its run of {format_count(numbers['steps'], 'step')}"
+    if "time_to_train" in numbers:
+        text += f", and how long its run of {format_count(numbers['steps'], 'step')}"
     if numbers.get("finish_by"):
         deadline = format_duration(numbers["finish_by"]["deadline"])
         return f"{text}; with what probability is it done within {deadline}?"
@@ -125,10 +123,7 @@ def _question(numbers: Json) -> str:
 
 # ------------------------------------------------------------------------------ in sentences
 def _in_time(numbers: Json, result: Estimate) -> dict[str, Cell]:
-    """Write how likely the run is done in time; where no run is, or all are, there is a bound.
-
-    Runs on the same cluster are alike, so clusters are what is counted.
-    """
+    """Write how likely the run is done in time; runs on one cluster are alike, and count as one."""
     found = numbers.get("finish_by")
     if not found:
         return {}
@@ -174,7 +169,8 @@ RULES = (
     Rule("finish_by", "answer", lambda n: _chance(n) not in (None, 0.0, 1.0),
          "P(done within {deadline}) is {p} ({unknown}{runs}).", lambda n: n["in_time"]),
     Rule("time_to_train", "answer", lambda n: "time_to_train" in n,
-         "Median time-to-train {p50}; p95 {p95}.", lambda n: _times(n["time_to_train"], True)),
+         "Median time-to-train {p50}; p95 {p95}.",
+         lambda n: _times(n["time_to_train"], coarse=True)),
     *DEPARTURE,
     Rule("step_time", "answer", lambda n: True,
          "Median step {p50}, {over} the ideal step of {ideal}; p95 {p95}.", _step),
@@ -194,13 +190,10 @@ RULES = (
 
 def _facts(numbers: Json) -> list[tuple[str, Figure]]:
     """Pick the figures that stand out."""
-    step = numbers["step_time"]
-    facts: list[tuple[str, Cell]] = [
-        (f"step, {p}", time_figure(step, step[p])) for p in ("p50", "p95")
-    ]
+    facts = [(f"step, {p}", time) for p, time in _times(numbers["step_time"]).items()]
     if "time_to_train" in numbers:
-        run = numbers["time_to_train"]
-        facts += [(f"time-to-train, {p}", time_figure(run, run[p], True)) for p in ("p50", "p95")]
+        run = _times(numbers["time_to_train"], coarse=True)
+        facts += [(f"time-to-train, {p}", time) for p, time in run.items()]
     if numbers.get("finish_by"):
         found = numbers["finish_by"]
         within = f"done within {format_duration(found['deadline'])}"
@@ -247,8 +240,7 @@ def _level(past: Json) -> str:
 def _run_rows(numbers: Json) -> list[tuple[str, Cell]]:
     """Say what the run as a whole comes to."""
     rows: list[tuple[str, Cell]] = []
-    if numbers.get("completed"):
-        past = numbers["completed"]
+    if past := numbers.get("completed"):
         text = f"{format_count(past['steps'])} in {format_duration(past['seconds'])}, part of the "
         text += f"time-to-train; steps take {_level(past)} "
         rows.append(("completed steps", f"{text}of what the job says"))
@@ -256,23 +248,18 @@ def _run_rows(numbers: Json) -> list[tuple[str, Cell]]:
         probability = format_share(numbers["finish_date"]["probability"])
         rows.append((f"done with {probability} by", str(numbers["finish_date"]["date"])))
     if numbers.get("cost") is not None:
-        for label, key in (
-            ("cost, mean, in the currency of the price", "mean"),
-            ("cost, p95", "p95"),
-        ):
+        costs = {"cost, mean, in the currency of the price": "mean", "cost, p95": "p95"}
+        for label, key in costs.items():
             price = numbers["cost"][key]
             rows.append((label, Figure(price, f"{price:,.0f}" if price >= 100 else f"{price:.3g}")))
-    if numbers.get("energy") is not None:
-        energy = numbers["energy"]
+    if energy := numbers.get("energy"):
         p50, p95 = (format_energy(3.6e9 * energy[key]) for key in ("gpu_mwh_p50", "gpu_mwh_p95"))
-        text = f"{p50}, p95 {p95} "
-        text += f"({energy['gpu_power_w']:.0f} W per GPU)"
+        text = f"{p50}, p95 {p95} ({energy['gpu_power_w']:.0f} W per GPU)"
         rows.append(("energy of the GPUs alone, p50", Figure(energy["gpu_mwh_p50"], text)))
     rows.append(("effective training time ratio (ETTR)", share(numbers.get("ettr"))))
     if numbers.get("failures") is not None:
         rows.append(("failures, mean", Figure(numbers["failures"], f"{numbers['failures']:.4g}")))
-    c = numbers.get("checkpoint")
-    if c:
+    if c := numbers.get("checkpoint"):
         text = _steps(c["interval"], c["interval_steps"])
         if numbers.get("best_checkpoint_interval") is not None:
             best = _steps(numbers["best_checkpoint_interval"], c["best_interval_steps"])
@@ -325,10 +312,8 @@ def _step_rows(numbers: Json) -> list[tuple[str, Cell]]:
         tera = f"{numbers['model_flops_per_gpu'] / 1e12:.1f} TFLOP/s per GPU"
         text = f"{words(share(numbers['mfu']))} ({tera})"
         rows.append(("model flops utilisation (MFU)", Figure(numbers["mfu"], text)))
-    if numbers.get("memory") is not None:
-        memory = numbers["memory"]
-        text = memory_text(memory)
-        rows.append(("memory of the fullest GPU", Figure(memory["gib"], text)))
+    if memory := numbers.get("memory"):
+        rows.append(("memory of the fullest GPU", Figure(memory["gib"], memory_text(memory))))
     for factor, probability in (numbers.get("slowdown") or {}).items():
         if probability > 0.0:
             rows.append((f"P(step > {factor} x ideal)", share(probability)))
@@ -342,8 +327,7 @@ def _loss_table(numbers: Json) -> Table:
     for part in numbers.get("time_loss") or ():
         found = [part[f"{of}_share"] for of in ("mean", "variance")]
         if max(abs(value or 0.0) for value in found) >= LEAST_PART:
-            errors = [part.get(f"{of}_share_se") for of in ("mean", "variance")]
-            halves = [half_width(se, n) for se in errors]
+            halves = [half_width(part.get(f"{of}_share_se"), n) for of in ("mean", "variance")]
             rows.append((PARTS.get(part["name"], part["name"]), *map(share, found, halves)))
     columns = (
         Column(right=False), Column("of the mean, ± 95 %"), Column("of the variance, ± 95 %")
