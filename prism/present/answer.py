@@ -252,11 +252,11 @@ def error(seconds: float | None, like: float) -> Cell:
     return duration(seconds, 0.0999 * seconds if seconds > 0 else 1e-3 * abs(like), like)
 
 
-def half_width(standard_error: float, n: int) -> float:
-    """Half of the 95 % interval of a mean over n independent units (Student's t)."""
+def half_width(standard_error: float | None, n: int) -> float | None:
+    """Half of the 95 % interval of a mean over n independent units (Student's t), where known."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(n - 1, 0.975)) * standard_error
+    return None if standard_error is None else float(stdtrit(n - 1, 0.975)) * standard_error
 
 
 def change(value: float | None, interval: tuple[float, float] | None = None) -> Cell:

@@ -108,7 +108,7 @@ class Rule(NamedTuple):
     code, severity : str
         See `prism.present.answer.Finding`.
     when : callable
-        Whether a result gives it.
+        Of a result, or of the mapping of its figures: true where that gives it.
     text : str
         With the names of its figures in braces, which the code may have too.
     figures : callable
@@ -119,7 +119,7 @@ class Rule(NamedTuple):
 
     code: str
     severity: str
-    when: Callable[[Any], bool]
+    when: Callable[[Any], object]
     text: str
     figures: Callable[[Any], Mapping[str, Cell]] = lambda result: {}
     capital: bool = True

@@ -23,9 +23,9 @@ from prism.present.answer import (
     Column,
     Errors,
     Figure,
-    Finding,
     Picture,
     Table,
+    count,
     delay,
     duration,
     half_width,
@@ -34,7 +34,7 @@ from prism.present.answer import (
     words,
 )
 from prism.present.answers.memory import fit_table, memory_table, memory_text
-from prism.present.answers.runs import departure_finding, failure_findings, framework_text
+from prism.present.answers.runs import DEPARTURE, FAILURES, framework_text
 from prism.present.answers.times import (
     READING,
     TITLES,
@@ -44,9 +44,9 @@ from prism.present.answers.times import (
     mean_half_width,
     spread_table,
     time_figure,
-    time_text,
     times_table,
 )
+from prism.present.tables import Rule, find
 from prism.simulation.estimated import Estimate
 from prism.simulation.results import job_of
 from prism.simulation.steps import EXPOSED_BLOCKS
@@ -70,8 +70,8 @@ PARTS = {
     **{f"exposed_{group}": f"exposed {group.upper()} communication"
        for group in ("tp", "cp", "ep", "pp", "dp")},
 }  # fmt: skip
-LEAST_PART = 5e-4
-"""Share of the step below which a part is not listed [1]."""
+LEAST_PART, LEAST_SAVED = 5e-4, 1e-3
+"""Shares of the step and of the run below which a part and what could be saved are left out [1]."""
 
 
 def estimate_answer(result: Estimate) -> Answer:
@@ -82,7 +82,7 @@ def estimate_answer(result: Estimate) -> Answer:
         subject=str(numbers["job"]),
         head=_head(numbers),
         question=_question(numbers),
-        findings=tuple(_findings(numbers, result)),
+        findings=find(numbers | {"in_time": _in_time(numbers, result)}, RULES),
         tables=tuple(table for table in _tables(numbers, result) if table.rows),
         figures=numbers,
         warnings=tuple(numbers.get("warnings") or ()),
@@ -113,9 +113,8 @@ def _head(numbers: Json) -> str:
 def _question(numbers: Json) -> str:
     on = f" on {format_count(numbers['world_size'], 'GPU')}" if "world_size" in numbers else ""
     text = f"How long does a step of {numbers['job']}{on} take"
-    if "time_to_train" not in numbers:
-        return f"{text}, with what probability?"
-    text += f", and how long its run of {format_count(numbers['steps'], 'step')}"
+    if "time_to_train" in numbers:
+        text += f", and how long its run of {format_count(numbers['steps'], 'step')}"
     if numbers.get("finish_by"):
         deadline = format_duration(numbers["finish_by"]["deadline"])
         return f"{text}; with what probability is it done within {deadline}?"
@@ -123,90 +122,78 @@ def _question(numbers: Json) -> str:
 
 
 # ------------------------------------------------------------------------------ in sentences
-def _findings(numbers: Json, result: Estimate) -> list[Finding]:
-    """Say the answer in words, what matters most first."""
-    step, out = numbers["step_time"], []
-    if numbers.get("finish_by"):
-        out.append(Finding("finish_by", _deadline(numbers, result), "answer"))
-    if "time_to_train" in numbers:
-        run = numbers["time_to_train"]
-        p50, p95 = (time_text(run, run[key], coarse=True) for key in ("p50", "p95"))
-        text = f"Median time-to-train {p50}; p95 {p95}."
-        out.append(Finding("time_to_train", text, "answer"))
-    if numbers.get("departure"):
-        out.append(departure_finding(numbers["completed"], numbers["departure"]))
-    p50, p95, ideal = (time_text(step, s) for s in (step["p50"], step["p95"], _ideal(numbers)))
-    slower = step["p50"] / _ideal(numbers) - 1.0
-    half = (mean_half_width(step) or 0.0) / _ideal(numbers)
+def _in_time(numbers: Json, result: Estimate) -> dict[str, Cell]:
+    """Write how likely the run is done in time; runs on one cluster are alike, and count as one."""
+    found = numbers.get("finish_by")
+    if not found:
+        return {}
+    cluster = result["run_cluster_idx"].to_numpy()
+    done = (result["time_to_train"].to_numpy() <= found["deadline"]).astype(np.float64)
+    n = np.unique(cluster).size
+    half = half_width(spread(done, cluster)["mean_se"], n)
+    return {
+        "deadline": duration(found["deadline"]), "p": share(found["probability"], half),
+        "unknown": f"{UNKNOWN}; " if half is None else "",
+        # 3 / n: the 95 % bound on the probability of what was not seen in n draws
+        "bound": format_share(min(1.0, 3.0 / n), 2), "clusters": count(n, "cluster draw"),
+        "runs": count(numbers["run_replicates"], "simulated run"),
+    }  # fmt: skip
+
+
+def _chance(numbers: Json) -> float | None:
+    return (numbers.get("finish_by") or {}).get("probability")
+
+
+def _step(numbers: Json) -> dict[str, Cell]:
+    """Hold the median step against the ideal one."""
+    step, ideal = numbers["step_time"], float(numbers["ideal_step_time"])
+    slower = step["p50"] / ideal - 1.0
+    half = (mean_half_width(step) or 0.0) / ideal
     over = f"{format_share(abs(slower), half=half or None)} {'below' if slower < 0 else 'above'}"
     if half and abs(slower) <= half:
         over = f"within {format_share(half, 2)} of"
-    text = f"Median step {p50}, {over} the ideal step of {ideal}; p95 {p95}."
-    out.append(Finding("step_time", text, "answer"))
-    return [*out, *_framework(numbers), *failure_findings(numbers), *_checkpoint_advice(numbers)]
+    return _times(step) | {"ideal": time_figure(step, ideal), "over": over}
 
 
-def _framework(numbers: Json) -> list[Finding]:
-    """Name the framework that was assumed, and what another one would make of the step."""
-    found = numbers.get("framework")
-    if found is None or found["named"]:
-        return []
-    text = f"Framework: {framework_text(found)}; parallelism.framework sets it."
-    return [Finding("framework", text)]
+def _times(numbers: Json, coarse: bool = False) -> dict[str, Cell]:
+    return {p: time_figure(numbers, numbers[p], coarse) for p in ("p50", "p95")}
 
 
-def _ideal(numbers: Json) -> float:
-    return float(numbers["ideal_step_time"])
-
-
-def _deadline(numbers: Json, result: Estimate) -> str:
-    """Say how likely the run is done in time; where no run is, or all are, only a bound is known.
-
-    Runs on the same cluster are alike, so clusters are what is counted.
-    """
-    found = numbers["finish_by"]
-    deadline, p = format_duration(found["deadline"]), float(found["probability"])
-    n, cluster = int(numbers["run_replicates"]), result["run_cluster_idx"].to_numpy()
-    n_clusters = np.unique(cluster).size
-    if p in (0.0, 1.0):
-        # 3 / n: the 95 % bound on the probability of what was not seen in n draws
-        bound = format_share(min(1.0, 3.0 / n_clusters), 2)
-        which, seen = (("not done", "none"), ("done", "all"))[int(p)]
-        late = " to be late" if p else ""
-        return (
-            f"The run is {which} within {deadline}: {seen} of {format_count(n, 'simulated run')} "
-            f"on {format_count(n_clusters, 'cluster draw')} (less than {bound} likely{late}, with "
-            "95 % confidence)."
-        )
-    done = (result["time_to_train"].to_numpy() <= found["deadline"]).astype(np.float64)
-    se = spread(done, cluster)["mean_se"]
-    half = None if se is None else half_width(se, n_clusters)
-    within = f"{UNKNOWN}; " if half is None else ""
-    runs = format_count(n, "simulated run")
-    return f"P(done within {deadline}) is {words(share(p, half))} ({within}{runs})."
-
-
-def _checkpoint_advice(numbers: Json) -> list[Finding]:
-    """Name the best interval of checkpoints where it would save time."""
-    found = numbers.get("checkpoint") or {}
-    saved = found.get("costs_more")
-    if not saved or saved < 1e-3 * numbers["time_to_train"]["mean"]:
-        return []
-    best = format_duration(numbers["best_checkpoint_interval"])
-    now = format_duration(found["interval"])
-    text = f"A checkpoint every {best} instead of every {now} would save {format_duration(saved)}."
-    return [Finding("checkpoint_interval", text, "advice")]
+RULES = (
+    Rule("finish_by", "answer", lambda n: _chance(n) == 0.0,
+         "The run is not done within {deadline}: none of {runs} on {clusters} (less than {bound} "
+         "likely, with 95 % confidence).", lambda n: n["in_time"]),
+    Rule("finish_by", "answer", lambda n: _chance(n) == 1.0,
+         "The run is done within {deadline}: all of {runs} on {clusters} (less than {bound} "
+         "likely to be late, with 95 % confidence).", lambda n: n["in_time"]),
+    Rule("finish_by", "answer", lambda n: _chance(n) not in (None, 0.0, 1.0),
+         "P(done within {deadline}) is {p} ({unknown}{runs}).", lambda n: n["in_time"]),
+    Rule("time_to_train", "answer", lambda n: "time_to_train" in n,
+         "Median time-to-train {p50}; p95 {p95}.",
+         lambda n: _times(n["time_to_train"], coarse=True)),
+    *DEPARTURE,
+    Rule("step_time", "answer", lambda n: True,
+         "Median step {p50}, {over} the ideal step of {ideal}; p95 {p95}.", _step),
+    Rule("framework", "info", lambda n: n.get("framework") and not n["framework"]["named"],
+         "Framework: {framework}; parallelism.framework sets it.",
+         lambda n: {"framework": framework_text(n["framework"])}),
+    *FAILURES,
+    Rule("checkpoint_interval", "advice",
+         lambda n: "best_checkpoint_interval" in n
+         and n["checkpoint"]["costs_more"] >= LEAST_SAVED * n["time_to_train"]["mean"],
+         "A checkpoint every {best} instead of every {now} would save {saved}.",
+         lambda n: {"best": duration(n["best_checkpoint_interval"]),
+                    "now": duration(n["checkpoint"]["interval"]),
+                    "saved": duration(n["checkpoint"]["costs_more"])}),
+)  # fmt: skip
 
 
 def _facts(numbers: Json) -> list[tuple[str, Figure]]:
     """Pick the figures that stand out."""
-    step = numbers["step_time"]
-    facts: list[tuple[str, Cell]] = [
-        (f"step, {p}", time_figure(step, step[p])) for p in ("p50", "p95")
-    ]
+    facts = [(f"step, {p}", time) for p, time in _times(numbers["step_time"]).items()]
     if "time_to_train" in numbers:
-        run = numbers["time_to_train"]
-        facts += [(f"time-to-train, {p}", time_figure(run, run[p], True)) for p in ("p50", "p95")]
+        run = _times(numbers["time_to_train"], coarse=True)
+        facts += [(f"time-to-train, {p}", time) for p, time in run.items()]
     if numbers.get("finish_by"):
         found = numbers["finish_by"]
         within = f"done within {format_duration(found['deadline'])}"
@@ -253,8 +240,7 @@ def _level(past: Json) -> str:
 def _run_rows(numbers: Json) -> list[tuple[str, Cell]]:
     """Say what the run as a whole comes to."""
     rows: list[tuple[str, Cell]] = []
-    if numbers.get("completed"):
-        past = numbers["completed"]
+    if past := numbers.get("completed"):
         text = f"{format_count(past['steps'])} in {format_duration(past['seconds'])}, part of the "
         text += f"time-to-train; steps take {_level(past)} "
         rows.append(("completed steps", f"{text}of what the job says"))
@@ -262,23 +248,18 @@ def _run_rows(numbers: Json) -> list[tuple[str, Cell]]:
         probability = format_share(numbers["finish_date"]["probability"])
         rows.append((f"done with {probability} by", str(numbers["finish_date"]["date"])))
     if numbers.get("cost") is not None:
-        for label, key in (
-            ("cost, mean, in the currency of the price", "mean"),
-            ("cost, p95", "p95"),
-        ):
+        costs = {"cost, mean, in the currency of the price": "mean", "cost, p95": "p95"}
+        for label, key in costs.items():
             price = numbers["cost"][key]
             rows.append((label, Figure(price, f"{price:,.0f}" if price >= 100 else f"{price:.3g}")))
-    if numbers.get("energy") is not None:
-        energy = numbers["energy"]
+    if energy := numbers.get("energy"):
         p50, p95 = (format_energy(3.6e9 * energy[key]) for key in ("gpu_mwh_p50", "gpu_mwh_p95"))
-        text = f"{p50}, p95 {p95} "
-        text += f"({energy['gpu_power_w']:.0f} W per GPU)"
+        text = f"{p50}, p95 {p95} ({energy['gpu_power_w']:.0f} W per GPU)"
         rows.append(("energy of the GPUs alone, p50", Figure(energy["gpu_mwh_p50"], text)))
     rows.append(("effective training time ratio (ETTR)", share(numbers.get("ettr"))))
     if numbers.get("failures") is not None:
         rows.append(("failures, mean", Figure(numbers["failures"], f"{numbers['failures']:.4g}")))
-    c = numbers.get("checkpoint")
-    if c:
+    if c := numbers.get("checkpoint"):
         text = _steps(c["interval"], c["interval_steps"])
         if numbers.get("best_checkpoint_interval") is not None:
             best = _steps(numbers["best_checkpoint_interval"], c["best_interval_steps"])
@@ -315,7 +296,7 @@ def terms_table(numbers: Json) -> Table:
 def _half(numbers: Json, key: str, term: str) -> float | None:
     """Half of the 95 % interval of a term's figure; None where its error is not known."""
     se = (numbers.get(key) or {}).get(term)
-    return None if se is None else half_width(se, numbers["time_to_train"]["cluster_draws"])
+    return half_width(se, numbers["time_to_train"]["cluster_draws"])
 
 
 def _step_rows(numbers: Json) -> list[tuple[str, Cell]]:
@@ -331,10 +312,8 @@ def _step_rows(numbers: Json) -> list[tuple[str, Cell]]:
         tera = f"{numbers['model_flops_per_gpu'] / 1e12:.1f} TFLOP/s per GPU"
         text = f"{words(share(numbers['mfu']))} ({tera})"
         rows.append(("model flops utilisation (MFU)", Figure(numbers["mfu"], text)))
-    if numbers.get("memory") is not None:
-        memory = numbers["memory"]
-        text = memory_text(memory)
-        rows.append(("memory of the fullest GPU", Figure(memory["gib"], text)))
+    if memory := numbers.get("memory"):
+        rows.append(("memory of the fullest GPU", Figure(memory["gib"], memory_text(memory))))
     for factor, probability in (numbers.get("slowdown") or {}).items():
         if probability > 0.0:
             rows.append((f"P(step > {factor} x ideal)", share(probability)))
@@ -348,8 +327,7 @@ def _loss_table(numbers: Json) -> Table:
     for part in numbers.get("time_loss") or ():
         found = [part[f"{of}_share"] for of in ("mean", "variance")]
         if max(abs(value or 0.0) for value in found) >= LEAST_PART:
-            errors = [part.get(f"{of}_share_se") for of in ("mean", "variance")]
-            halves = [None if se is None else half_width(se, n) for se in errors]
+            halves = [half_width(part.get(f"{of}_share_se"), n) for of in ("mean", "variance")]
             rows.append((PARTS.get(part["name"], part["name"]), *map(share, found, halves)))
     columns = (
         Column(right=False), Column("of the mean, ± 95 %"), Column("of the variance, ± 95 %")

@@ -13,7 +13,6 @@ from prism.present.answer import (
     Cell,
     Column,
     Figure,
-    Finding,
     Table,
     change,
     count,
@@ -30,6 +29,7 @@ from prism.present.answers.stepmodel import (
     interval,
     steps_parts,
 )
+from prism.present.tables import Rule, find
 
 Json = Mapping[str, Any]
 
@@ -49,6 +49,11 @@ CHECKED = {
     "resampled": "measured steps, resampled",
     "ideal": "ideal, every effect at 1",
 }
+OPEN = Rule(
+    "not_identifiable", "info", lambda n: n.get("not_identifiable"),
+    f"{NOT_IDENTIFIABLE}: {{names}}.",
+    lambda n: {"names": "; ".join(x.partition(": ")[0] for x in n["not_identifiable"])},
+)  # fmt: skip
 
 
 def fit_answer(model: Model) -> Answer:
@@ -59,13 +64,10 @@ def fit_answer(model: Model) -> Answer:
     subject = ", ".join(inputs) or "a recording"
     makers = {"steps": steps_parts, "calibrated": calibrated_parts}
     maker = _collectives if "collectives" in numbers else makers.get(kind, _trace)
-    head, findings, tables = maker(numbers)
+    head, rules, tables = maker(numbers)
     if numbers.get("seed") is not None:
         head.append(f"seed {numbers['seed']}")
     apart = tuple(text.partition(": ")[::2] for text in numbers.get("not_identifiable") or ())
-    if apart:
-        names = "; ".join(name for name, _ in apart)
-        findings.append(Finding("not_identifiable", f"{NOT_IDENTIFIABLE}: {names}."))
     tables += [
         Table(NOT_IDENTIFIABLE, (Column(right=False),) * 2, apart, details=True),
         lines_table("Notes on the input", numbers.get("notes")),
@@ -75,15 +77,11 @@ def fit_answer(model: Model) -> Answer:
         subject=subject,
         head=f": {', '.join(head)}" if head else "",
         question=f"What does {subject} say about durations, and about what makes them differ?",
-        findings=tuple(findings),
+        findings=find(numbers, (*rules, OPEN)),
         tables=tuple(table for table in tables if table.rows),
         figures=numbers,
         warnings=tuple(numbers.get("warnings") or ()),
     )
-
-
-def _ratio(value: float | None) -> Cell:
-    return None if value is None else Figure(value, f"{value:.3f}")
 
 
 # ------------------------------------------------------------------- of a trace, or of kernels
@@ -92,11 +90,7 @@ def _trace(numbers: Json) -> Parts:
     if any("kernel_class" in kernel for kernel in numbers.get("kernels") or ()):
         layout = [("steps", "step"), ("stages", "rank")]  # of profiled kernels a stage is a rank
     head = [format_count(numbers[key], unit) for key, unit in layout if key in numbers]
-    findings = [*_largest(numbers), *_reproduced(numbers), *_slow_workers(numbers)]
-    if numbers.get("why_no_model"):
-        text = f"No model, a library of distributions only: {numbers['why_no_model']}."
-        findings.insert(0, Finding("no_model", text, "answer"))
-    return head, findings, [
+    return head, RULES, [
         _effects(numbers),
         _step_times(numbers),
         _classes(numbers),
@@ -105,49 +99,49 @@ def _trace(numbers: Json) -> Parts:
     ]  # fmt: skip
 
 
-def _largest(numbers: Json) -> list[Finding]:
+def _largest(numbers: Json) -> str:
     """Name the effects that most of the variance of durations is due to."""
     effects = numbers.get("effects") or {}
     found = {name: e["share"] for name, e in effects.items() if e.get("share")}
     largest = sorted(found, key=lambda name: -found[name])[:MOST_EFFECTS]
-    if not largest:
-        return []
-    text = ", ".join(f"{words(share(found[name]))} {_label(name)}" for name in largest)
-    return [Finding("largest_effects", f"Variance of durations: {text}.", "answer")]
+    return ", ".join(f"{words(share(found[name]))} {_label(name)}" for name in largest)
 
 
 def _label(name: str) -> str:
     return name.replace("_", "-") + (" effect" if name != "residual" else "")
 
 
-def _reproduced(numbers: Json) -> list[Finding]:
+def _errors(numbers: Json) -> dict[str, Cell]:
     """Hold the model's step times against the measured ones."""
-    found = numbers.get("cross_check") or {}
-    measured, model = found.get("measured"), found.get("model")
-    if not measured or not model:
-        return []
-    text = ", ".join(
-        f"{key} {words(change(model[key] / measured[key] - 1.0))}"
-        for key in ("mean", "p95") if measured.get(key) and model.get(key)
-    )  # fmt: skip
-    ratio = ""
-    if measured.get("cv") and model.get("cv") is not None:
-        ratio = f", CV {model['cv'] / measured['cv']:.2f} times the measured one"
-    return [Finding("model_error", f"Model against measured step times: {text}{ratio}.", "answer")]
+    measured, model = (numbers["cross_check"][of] for of in ("measured", "model"))
+    errors = {key: change(model[key] / measured[key] - 1.0) for key in ("mean", "p95")}
+    cv = measured.get("cv")
+    return errors | {"cv": f", CV {model['cv'] / cv:.2f} times the measured one" if cv else ""}
 
 
-def _slow_workers(numbers: Json) -> list[Finding]:
+def _slow_workers(numbers: Json) -> dict[str, Cell]:
     """Name workers that are slower than their peers by far."""
-    slow = sorted(numbers.get("lemons") or (), key=lambda worker: -worker["slowdown"])
-    if not slow:
-        return []
-    text = ", ".join(
+    slow = sorted(numbers["lemons"], key=lambda worker: -worker["slowdown"])
+    named = (
         f"replica {w['replica']} stage {w['stage']} ({w['slowdown']:.3g} times as slow)"
         for w in slow[:MOST_WORKERS]
     )
-    more = f" and {len(slow) - MOST_WORKERS} more" if len(slow) > MOST_WORKERS else ""
-    text = f"Slower than their peers, left out of the rank effect: {text}{more}."
-    return [Finding("slow_workers", text, "warning")]
+    more = len(slow) - MOST_WORKERS
+    return {"workers": ", ".join(named), "more": f" and {more} more" if more > 0 else ""}
+
+
+RULES = (
+    Rule("no_model", "answer", lambda n: n.get("why_no_model"),
+         "No model, a library of distributions only: {why}.",
+         lambda n: {"why": n["why_no_model"]}),
+    Rule("largest_effects", "answer", _largest, "Variance of durations: {effects}.",
+         lambda n: {"effects": _largest(n)}),
+    Rule("model_error", "answer", lambda n: n.get("cross_check"),
+         "Model against measured step times: mean {mean}, p95 {p95}{cv}.", _errors),
+    Rule("slow_workers", "warning", lambda n: n.get("lemons"),
+         "Slower than their peers, left out of the rank effect: {workers}{more}.", _slow_workers),
+)  # fmt: skip
+"""What a trace, or kernels, say."""
 
 
 def _effects(numbers: Json) -> Table:
@@ -215,12 +209,13 @@ def _kernels(kernels: Sequence[Json]) -> list[Table]:
 
 
 def _kernel(kernel: Json) -> tuple[Cell, ...]:
+    ratio = kernel["p99_p50"]
     return (
         shorten(str(kernel["name"])),
         count(kernel["n"]),
         duration(kernel["mean"], 1e-3 * kernel["mean"]),
         share(kernel["cv"]),
-        _ratio(kernel["p99_p50"]),
+        None if ratio is None else Figure(ratio, f"{ratio:.3f}"),
         kernel["distribution"],
         share(kernel.get("step_share")),
     )
@@ -255,7 +250,7 @@ def _collectives(numbers: Json) -> Parts:
         "time = latency + bytes on the bus / bus bandwidth; residual: largest relative deviation "
         "from it; CV: of repeats",
     )
-    return [], [], [
+    return [], (), [
         Table("Collectives", columns, rows, notes),
         lines_table("For a job's file", lines if numbers["links"] else ()),
     ]  # fmt: skip

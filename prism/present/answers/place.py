@@ -281,43 +281,27 @@ def _probability(p: float) -> str:
 
 
 RULES = (
-    Rule(
-        "better_alternative", "answer", lambda r: bool(r.better),
-        "{do} for the same work, better than any placement.{more}", _better,
-    ),
+    Rule("better_alternative", "answer", lambda r: r.better,
+         "{do} for the same work, better than any placement.{more}", _better),
     Rule("move", "answer", lambda r: not r.better and _moved(r), "{advice}.", _advice),
     Rule("leave", "answer", lambda r: not r.better and not _moved(r), "{advice}.", _advice),
-    Rule(
-        "cost_now", "info", lambda r: True,
-        "{nodes} {cost} of {p95} as placed now{place}: {after} instead of {before}, and {run} "
-        "over {steps} of the run.", lambda r: _cost(r) | {"p95": r.objective_name},
-    ),
-    Rule(
-        "move", "answer", lambda r: bool(r.better) and _moved(r), "With all nodes kept: {advice}.",
-        _advice,
-    ),
-    Rule(
-        "leave", "answer", lambda r: bool(r.better) and not _moved(r),
-        "With all nodes kept: {advice}.", _advice,
-    ),
-    Rule(
-        "moved_between", "info", lambda r: _moved(r) and bool(r.entry("best")["moved_between"]),
-        "{slots} another node: {tiers}.", _tiers,
-    ),
-    Rule(
-        "no_better_alternative", "info", lambda r: not r.better and bool(_simulated(r)),
-        "No alternative that was simulated is {distinct}better for the same work.", _no_better,
-    ),
-    Rule(
-        "stage_cost", "info",
-        lambda r: sum(row["cost"] > 0.0 for row in r.figures()["stage_slack"]) > 1,
-        "A node as slow as {node}, alone, adds {costs} (deterministic step).", _stages,
-    ),
-    Rule(
-        "selection", "info", lambda r: True,
-        "{screened} screened on the deterministic step ({method}), {run} simulated; P(no placement "
-        "beats the best one by more than {tolerance} of {p95}) is {sure}.", _selection,
-    ),
+    Rule("cost_now", "info", lambda r: True,
+         "{nodes} {cost} of {p95} as placed now{place}: {after} instead of {before}, and {run} "
+         "over {steps} of the run.", lambda r: _cost(r) | {"p95": r.objective_name}),
+    Rule("move", "answer", lambda r: r.better and _moved(r),
+         "With all nodes kept: {advice}.", _advice),
+    Rule("leave", "answer", lambda r: r.better and not _moved(r),
+         "With all nodes kept: {advice}.", _advice),
+    Rule("moved_between", "info", lambda r: _moved(r) and r.entry("best")["moved_between"],
+         "{slots} another node: {tiers}.", _tiers),
+    Rule("no_better_alternative", "info", lambda r: not r.better and _simulated(r),
+         "No alternative that was simulated is {distinct}better for the same work.", _no_better),
+    Rule("stage_cost", "info",
+         lambda r: sum(row["cost"] > 0.0 for row in r.figures()["stage_slack"]) > 1,
+         "A node as slow as {node}, alone, adds {costs} (deterministic step).", _stages),
+    Rule("selection", "info", lambda r: True,
+         "{screened} screened on the deterministic step ({method}), {run} simulated; P(no "
+         "placement beats the best one by more than {tolerance} of {p95}) is {sure}.", _selection),
 )  # fmt: skip
 
 

@@ -28,22 +28,14 @@ WORTH_SHOWING = 1.0005
 """Slowdown below which a cause is left out."""
 
 RULES = (
-    Rule(
-        "stragglers", "answer", lambda r: True,
-        "stragglers and noise make the step {slower} longer than the ideal step of {ideal}.",
-        lambda r: {
-            "slower": share(r.slowdown_same_work.item() - 1.0),
-            "ideal": duration(r.ideal_mean.item(), 1e-4 * r.ideal_mean.item()),
-        },
-    ),
-    Rule(
-        "reproduction", "answer", lambda r: True,
-        "replayed steps are {mean} off the measured ones in the mean, each within {most}.",
-        lambda r: {
-            "mean": change(r.mean_error.item()),
-            "most": percent_change(r.max_abs_error.item()).lstrip("+"),
-        },
-    ),
+    Rule("stragglers", "answer", lambda r: True,
+         "stragglers and noise make the step {slower} longer than the ideal step of {ideal}.",
+         lambda r: {"slower": share(r.slowdown_same_work.item() - 1.0),
+                    "ideal": duration(r.ideal_mean.item(), 1e-4 * r.ideal_mean.item())}),
+    Rule("reproduction", "answer", lambda r: True,
+         "replayed steps are {mean} off the measured ones in the mean, each within {most}.",
+         lambda r: {"mean": change(r.mean_error.item()),
+                    "most": percent_change(r.max_abs_error.item()).lstrip("+")}),
 )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from prism.common.text import (
     format_share,
     percent_change,
 )
-from prism.present.answer import Finding
+from prism.present.answer import Cell, change
+from prism.present.tables import Rule
 
 Json = Mapping[str, Any]
 NO_FAILURES = {
@@ -22,49 +23,74 @@ NO_FAILURES = {
 ASSUMED = "run.failures and run.checkpoint set them, run.failures=none leaves failures out"
 
 
-def departure_finding(past: Json, found: Json) -> Finding:
-    """Say whether the step time changed, from which step on, by how much, and how sure that is."""
-    if found["kind"] == "level":
-        ratio, sd = past["level"], format_share(past["level_expected_std"], 2)
-        text = (
-            f"All steps are {percent_change(ratio - 1.0)} off the model (its standard deviation is "
-            f"{sd}); is it of this job?"
-        )
-        return Finding("departure", text, "warning")
-    if found["p_value"] is None:
-        return Finding("departure", "Too few steps to detect a change.", "info")
-    p = "p < 0.001" if found["p_value"] < 0.001 else f"p = {found['p_value']:.2g}"
-    if not found["departed"]:
-        text = f"No change of the step time detected ({p}, over all completed steps)."
-        return Finding("departure", text, "answer")
-    size = percent_change(found["change"], found["change_ci"])
-    slower = "slower" if found["change"] > 0.0 else "faster"
-    early, late = (format_count(step) for step in found["step_range"])
-    at = f"step {format_count(found['step'])}"
-    text = f"The step time changed: {size.lstrip('+-')} {slower} from {at} on"
-    text += f" ({early} to {late})" if early != late else ""
-    return Finding("departure", f"{text}, {p}.", "warning")
+def _outcome(numbers: Json) -> str:
+    """Say what looking for a change of the step time came to; empty where none was looked for."""
+    found = numbers.get("departure") or {"kind": ""}
+    if found["kind"] is not None:
+        return str(found["kind"])
+    return "too few" if found["p_value"] is None else "none"
 
 
-def failure_findings(numbers: Json) -> list[Finding]:
-    """Say what is assumed of failures, or that there are none."""
-    found = numbers.get("failure_model")
-    if found is None:
-        return []
-    if not found["per_1000_node_days"]:
-        text = f"Failures are left out{NO_FAILURES.get(found['source'], '')}."
-        return [Finding("failures", text)]
-    rate = f"{found['per_1000_node_days']:.3g} failures per 1,000 node-days"
+def _level(numbers: Json) -> dict[str, Cell]:
+    past = numbers.get("completed") or numbers
+    return {"off": change(past["level"] - 1.0), "std": format_share(past["level_expected_std"], 2)}
+
+
+def _p(numbers: Json) -> str:
+    p = numbers["departure"]["p_value"]
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def _change(numbers: Json) -> dict[str, Cell]:
+    found = numbers["departure"]
+    early, late = map(format_count, found["step_range"])
+    return {
+        "size": percent_change(found["change"], found["change_ci"]).lstrip("+-"),
+        "slower": "slower" if found["change"] > 0.0 else "faster",
+        "step": format_count(found["step"]), "p": _p(numbers),
+        "range": f" ({early} to {late})" if early != late else "",
+    }  # fmt: skip
+
+
+DEPARTURE = (
+    Rule("departure", "warning", lambda n: _outcome(n) == "level",
+         "All steps are {off} off the model (its standard deviation is {std}); is it of this job?",
+         _level),
+    Rule("departure", "info", lambda n: _outcome(n) == "too few",
+         "Too few steps to detect a change."),
+    Rule("departure", "answer", lambda n: _outcome(n) == "none",
+         "No change of the step time detected ({p}, over all completed steps).",
+         lambda n: {"p": _p(n)}),
+    Rule("departure", "warning", lambda n: _outcome(n) == "change",
+         "The step time changed: {size} {slower} from step {step} on{range}, {p}.", _change),
+)  # fmt: skip
+"""Whether the step time of a run in progress changed."""
+
+
+def _rate(numbers: Json) -> float | None:
+    return (numbers.get("failure_model") or {}).get("per_1000_node_days")
+
+
+def _assumed(numbers: Json) -> dict[str, Cell]:
+    found = numbers["failure_model"]
+    every = format_duration(found["checkpoint_interval"])
     texts = {
-        "rate": f"{rate} ({found['source']})",
+        "rate": f"{_rate(numbers):.3g} failures per 1,000 node-days ({found['source']})",
         "down": f"{format_duration(found['down'])} until the job is back",
-        "checkpoint": "a checkpoint every "
-        f"{format_duration(found['checkpoint_interval'])} in the background",
+        "checkpoint": f"a checkpoint every {every} in the background",
         "write": f"{format_duration(found['write'])} to write a checkpoint",
     }
-    assumed = ", ".join(texts[name] for name in found["assumed"])
-    how = "--gpus sets their number" if "world_size" not in numbers else ASSUMED
-    return [Finding("failures", f"Assumed: {assumed}; {how}.")] if assumed else []
+    how = ASSUMED if "world_size" in numbers else "--gpus sets their number"
+    return {"assumed": ", ".join(texts[name] for name in found["assumed"]), "how": how}
+
+
+FAILURES = (
+    Rule("failures", "info", lambda n: _rate(n) == 0.0, "Failures are left out{why}.",
+         lambda n: {"why": NO_FAILURES.get(n["failure_model"]["source"])}),
+    Rule("failures", "info", lambda n: _rate(n) and n["failure_model"]["assumed"],
+         "Assumed: {assumed}; {how}.", _assumed),
+)  # fmt: skip
+"""What is assumed of failures, or that there are none."""
 
 
 def framework_text(found: Json) -> str:

@@ -10,7 +10,6 @@ from prism.present.answer import (
     Cell,
     Column,
     Figure,
-    Finding,
     Table,
     change,
     count,
@@ -20,10 +19,12 @@ from prism.present.answer import (
     share,
     words,
 )
+from prism.present.answers.times import std_figure
+from prism.present.tables import Rule
 
 Json = Mapping[str, Any]
-Parts = tuple[list[str], list[Finding], list[Table]]
-"""What follows the subject, findings and tables."""
+Parts = tuple[list[str], tuple[Rule, ...], list[Table]]
+"""What follows the subject, findings as rules, and tables."""
 
 STEP_EFFECTS = {
     "white": "noise of single steps",
@@ -45,76 +46,97 @@ def steps_parts(numbers: Json) -> Parts:
     head = [f"{format_count(numbers['n'], 'step time')} of {format_count(numbers['runs'], 'run')}"]
     if numbers["mean_over"] > 1:
         head.append(f"each the mean of {format_count(numbers['mean_over'], 'step')}")
-    findings = _step_findings(numbers)
     times = step_time_rows(numbers["step_time"])
     if round(numbers["n_effective"]) < numbers["n"]:
         effective = Figure(numbers["n_effective"], f"{numbers['n_effective']:.1f}")
         times.append(("effective sample size", effective))
-    return head, findings, [pairs_table("Step time", times), _step_effects(numbers)]
+    return head, STEPS, [pairs_table("Step time", times), _step_effects(numbers)]
 
 
 def step_time_rows(step: Json) -> list[tuple[str, Cell]]:
     """Write mean, standard deviation and percentiles of step times."""
-    mean, std = step["mean"], step["std"]
+    mean = step["mean"]
     fine = max(0.02 * (step["p95"] - step["p5"]), 1e-5 * abs(mean))
     first: tuple[str, Cell] = ("mean", duration(mean, fine, mean))
     if step.get("mean_se") is not None:
         text = f"{words(first[1])} ± {words(error(1.96 * step['mean_se'], mean))}"
         first = "mean, ± 95 %", Figure(mean, text)
-    spread = f"{words(error(std, mean))} (CV {format_share(std / mean if mean else 0.0)})"
     return [
-        first, ("standard deviation", Figure(std, spread)),
+        first, ("standard deviation", std_figure(step)),
         *((f"p{q}", duration(step[f"p{q}"], fine, mean)) for q in (5, 50, 95, 99)),
     ]  # fmt: skip
 
 
-def _step_findings(numbers: Json) -> list[Finding]:
-    """Say what the spread is made of, what stalls cost, and what else the steps hold."""
-    effects, out = numbers["effects"], []
+def _largest(numbers: Json, key: str) -> dict[str, Cell]:
+    """Name the part with the largest share of a variance."""
+    effects = numbers["effects"]
+    name = max(effects, key=lambda name: effects[name][key] or 0.0)
+    none = name == "drift" and not _drifts(numbers)
+    return {
+        "share": share(effects[name][key]), "effect": STEP_EFFECTS[name],
+        "none": ", which is statistically indistinguishable from 0" if none else "",
+    }  # fmt: skip
+
+
+def _drifts(numbers: Json) -> bool:
+    """Whether there is a drift that noise would not show as well."""
     memory = numbers["drift_memory"]
-    drifts = memory["tau_s"] and memory.get("no_drift_p_value", 0.0) <= SIGNIFICANT
-    for key, of in (("share_of_step", "a step time"), ("share_of_run", "a run's time")):
-        largest = max(effects, key=lambda name: effects[name][key] or 0.0)
-        if effects[largest][key]:
-            part = f"{words(share(effects[largest][key]))} {STEP_EFFECTS[largest]}"
-            if largest == "drift" and not drifts:
-                part += ", which is statistically indistinguishable from 0"
-            out.append(Finding(f"largest_{key}", f"Variance of {of}: {part}.", "answer"))
-    stalls, work = numbers["stalls"], numbers["work_by_step"]
-    if stalls["n"]:
-        low, high = stalls["rate_per_h_ci"]
-        text = f"{format_count(stalls['n'], 'stall')}: {stalls['rate_per_h']:.3g} per hour (90 % "
-        text += f"interval {low:.3g} to {high:.3g}), mean {format_duration(stalls['mean_s'])}, p95 "
-        text += f"{format_duration(stalls['p95_s'])} (steps of more than {stalls['beyond']:.3g} "
-        out.append(Finding("stalls", f"{text}times the level around them)."))
-    if work["found"]:
-        text = f"Work differs by step, alike in all runs (CV {format_share(work['cv'])})."
-        out.append(Finding("work_by_step", text))
-    if drifts:
-        text = f"Correlation time of the drift: {format_duration(memory['tau_s'])}"
-        if memory["ci"]:
-            text += f" (90 % interval {' to '.join(map(format_duration, memory['ci']))})"
-        out.append(Finding("drift_memory", f"{text}."))
-    first, offset = numbers["beginning"], numbers["offset"]
-    if first["steps"]:
-        more = f" ± {format_duration(first['std_s'])}" if numbers["runs"] > 1 else ""
-        text = (
-            f"The first {format_count(first['steps'], 'step')} of a run "
-            f"{plural(first['steps'], 'adds', 'add')} "
-            f"{format_duration(first['mean_s'])}"
-        )
-        text += f"{more}, with {format_count(stalls['in_beginning'], 'stall')}."
-        out.append(Finding("beginning", text))
-    if offset["mean_s"] or offset["skips"]:
-        skips = (
-            f", without the first {format_count(offset['skips'], 'step')}"
-            if offset["skips"]
-            else ""
-        )
-        text = f"Measured totals are the sum of the steps{skips} plus "
-        text += f"{format_duration(offset['mean_s'])} ± {format_duration(offset['std_s'])}."
-        out.append(Finding("offset", text))
-    return out
+    return bool(memory["tau_s"] and memory.get("no_drift_p_value", 0.0) <= SIGNIFICANT)
+
+
+def _stalls(numbers: Json) -> dict[str, Cell]:
+    found = numbers["stalls"]
+    low, high = found["rate_per_h_ci"]
+    return {
+        "n": count(found["n"], "stall"), "mean": duration(found["mean_s"]),
+        "rate": f"{found['rate_per_h']:.3g} per hour (90 % interval {low:.3g} to {high:.3g})",
+        "p95": duration(found["p95_s"]), "beyond": f"{found['beyond']:.3g}",
+    }  # fmt: skip
+
+
+def _memory(numbers: Json) -> dict[str, Cell]:
+    found = numbers["drift_memory"]
+    ends = " to ".join(map(format_duration, found["ci"] or ()))
+    return {"tau": duration(found["tau_s"]), "ci": f" (90 % interval {ends})" if ends else ""}
+
+
+def _beginning(numbers: Json) -> dict[str, Cell]:
+    found, n = numbers["beginning"], numbers["beginning"]["steps"]
+    return {
+        "steps": count(n, "step"), "adds": plural(n, "adds", "add"),
+        "mean": duration(found["mean_s"]),
+        "std": f" ± {format_duration(found['std_s'])}" if numbers["runs"] > 1 else "",
+        "stalls": count(numbers["stalls"]["in_beginning"], "stall"),
+    }  # fmt: skip
+
+
+def _offset(numbers: Json) -> dict[str, Cell]:
+    found = numbers["offset"]
+    skips = f", without the first {format_count(found['skips'], 'step')}" if found["skips"] else ""
+    return {"skips": skips, "mean": duration(found["mean_s"]), "std": duration(found["std_s"])}
+
+
+STEPS = (
+    Rule("largest_share_of_step", "answer",
+         lambda n: any(e["share_of_step"] for e in n["effects"].values()),
+         "Variance of a step time: {share} {effect}{none}.",
+         lambda n: _largest(n, "share_of_step")),
+    Rule("largest_share_of_run", "answer",
+         lambda n: any(e["share_of_run"] for e in n["effects"].values()),
+         "Variance of a run's time: {share} {effect}{none}.",
+         lambda n: _largest(n, "share_of_run")),
+    Rule("stalls", "info", lambda n: n["stalls"]["n"],
+         "{n}: {rate}, mean {mean}, p95 {p95} (steps of more than {beyond} times the level around "
+         "them).", _stalls),
+    Rule("work_by_step", "info", lambda n: n["work_by_step"]["found"],
+         "Work differs by step, alike in all runs (CV {cv}).",
+         lambda n: {"cv": format_share(n["work_by_step"]["cv"])}),
+    Rule("drift_memory", "info", _drifts, "Correlation time of the drift: {tau}{ci}.", _memory),
+    Rule("beginning", "info", lambda n: n["beginning"]["steps"],
+         "The first {steps} of a run {adds} {mean}{std}, with {stalls}.", _beginning),
+    Rule("offset", "info", lambda n: n["offset"]["mean_s"] or n["offset"]["skips"],
+         "Measured totals are the sum of the steps{skips} plus {mean} ± {std}.", _offset),
+)  # fmt: skip
 
 
 def _step_effects(numbers: Json) -> Table:
@@ -129,22 +151,19 @@ def _step_effects(numbers: Json) -> Table:
 def calibrated_parts(numbers: Json) -> Parts:
     """Lay out a calibrated job: how well it meets its sizes, and its factors."""
     sizes = numbers["sizes"]
-    worst = {key: max((s[f"{key}_error"] for s in sizes), key=abs) for key in ("p50", "p95")}
-    largest = ", ".join(f"{key} {words(change(x))}" for key, x in worst.items())
-    text = f"Calibrated job against measured step times, largest error: {largest}."
-    times = ["p50", "p95"] * 2
+    times = ["p50", "p95"]
     groups = ["measured"] * 2 + ["error of the job"] * 2
     columns = (Column(right=False), *map(Column, ("GPUs", "microbatches", "steps", "runs")),
-               *map(Column, times, groups))  # fmt: skip
+               *map(Column, times * 2, groups))  # fmt: skip
     rows = tuple(
         (s["job"], count(s["world_size"]), count(s["microbatches"]), count(s["n"]),
-         count(s["runs"]), *(duration(s[key], 1e-4 * s["p50"], s["p50"]) for key in worst),
-         *(change(s[f"{key}_error"]) for key in worst))
+         count(s["runs"]), *(duration(s[key], 1e-4 * s["p50"], s["p50"]) for key in times),
+         *(change(s[f"{key}_error"]) for key in times))
         for s in sizes
     )  # fmt: skip
     heads = (Column(right=False), Column("factor"), Column("90 % interval"), Column("from library"))
     factors = tuple(_factor(label, numbers["factors"][name]) for name, label in FACTORS.items())
-    return [], [Finding("model_error", text, "answer"), *_shared(numbers)], [
+    return [], CALIBRATED, [
         Table("Sizes", columns, rows),
         Table(f"Factors on {numbers['library']}", heads, factors),
     ]  # fmt: skip
@@ -156,34 +175,42 @@ def _factor(label: str, found: Json) -> tuple[Cell, ...]:
     return label, factor, f"{low:.3g} to {high:.3g}", share(found["library_share"])
 
 
-def _shared(numbers: Json) -> list[Finding]:
-    """Say what all ranks share in a step, and how stalls come."""
-    step, stalls, out = numbers["step"], numbers["stalls"], []
+def _shared(numbers: Json) -> dict[str, Cell]:
+    """Write what all ranks share in a step."""
+    step = numbers["step"]
     parts = [
         f"{format_share(step['relative'])} of the step" if step["relative"] else "",
         f"{format_duration(step['fixed_s'])} of any step" if step["fixed_s"] else "",
     ]
-    shared = " and ".join(part for part in parts if part)
-    if shared:
-        text = f"Standard deviation that all ranks share in a step: {shared}"
-        if step["correlation_time_s"] > min(row["p50"] for row in numbers["sizes"]):
-            text += f", correlation time {format_duration(step['correlation_time_s'])}"
-        out.append(Finding("step_effect", f"{text}."))
-    if stalls["n"]:
-        by_job, by_node = stalls["job_rate_per_hour"], stalls["node_rate_per_hour"]
-        rates = [f"{by_job:.3g} per hour" if by_job else "",
-                 f"{by_node:.3g} per hour and node" if by_node else ""]  # fmt: skip
-        text = (
-            f"{format_count(stalls['n'], 'stall')}: {', and '.join(r for r in rates if r)}; mean "
-        )
-        text += f"{format_duration(stalls['mean_s'])}, longest "
-        out.append(Finding("stalls", f"{text}{format_duration(stalls['longest_s'])}."))
-    return out
+    lasts = step["correlation_time_s"] > min(size["p50"] for size in numbers["sizes"])
+    time = f", correlation time {format_duration(step['correlation_time_s'])}" if lasts else ""
+    return {"shared": " and ".join(filter(None, parts)), "time": time}
+
+
+def _stalls_by(numbers: Json) -> dict[str, Cell]:
+    """Write how stalls of the job and of its nodes come."""
+    found = numbers["stalls"]
+    units = {"job_rate_per_hour": "per hour", "node_rate_per_hour": "per hour and node"}
+    rates = (f"{found[key]:.3g} {unit}" for key, unit in units.items() if found[key])
+    return {
+        "n": count(found["n"], "stall"), "rates": ", and ".join(rates),
+        "mean": duration(found["mean_s"]), "longest": duration(found["longest_s"]),
+    }  # fmt: skip
+
+
+CALIBRATED = (
+    Rule("model_error", "answer", lambda n: True,
+         "Calibrated job against measured step times, largest error: p50 {p50}, p95 {p95}.",
+         lambda n: {p: change(max((size[f"{p}_error"] for size in n["sizes"]), key=abs))
+                    for p in ("p50", "p95")}),
+    Rule("step_effect", "info", lambda n: n["step"]["relative"] or n["step"]["fixed_s"],
+         "Standard deviation that all ranks share in a step: {shared}{time}.", _shared),
+    Rule("stalls", "info", lambda n: n["stalls"]["n"],
+         "{n}: {rates}; mean {mean}, longest {longest}.", _stalls_by),
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------- of models of all kinds
-
-
 def interval(ends: Sequence[float | None] | None) -> str | None:
     """Write both ends of an interval of shares; nothing where one is not known."""
     if not ends or None in ends:

@@ -363,10 +363,11 @@ def _time(row: Json, key: str, work: float = 1.0) -> Figure:
 
 def _error(row: Json) -> Cell:
     """Write half of the 95 % interval of p95, for the same work."""
-    if row["p95_se"] is None:
+    half = half_width(row["p95_se"], row["clusters"])
+    if half is None:
         return None
-    half = half_width(row["p95_se"], row["clusters"]) / float(row["work"])
-    return Figure(row["p95_se"], words(error(half, float(row["p95_same_work"]))))
+    text = words(error(half / float(row["work"]), float(row["p95_same_work"])))
+    return Figure(row["p95_se"], text)
 
 
 def _change(row: Json, measure: str) -> Cell:

@@ -42,7 +42,7 @@ def times_table(numbers: Json) -> Table:
     found = [numbers[name] for name in names]
     rows: list[tuple[Cell, ...]] = [
         ("mean, ± 95 %", *map(mean_figure, found)),
-        ("standard deviation", *map(_std, found)),
+        ("standard deviation", *map(std_figure, found)),
     ]
     if names[0] == "step_time" and numbers.get("ideal_step_time") is not None:
         more = (None,) * (len(names) - 1)
@@ -58,19 +58,18 @@ def mean_figure(numbers: Json) -> Cell:
     """Write a mean with half of its 95 % interval."""
     half = mean_half_width(numbers)
     text = f" ± {words(error(half, numbers['mean']))}" if half is not None else ""
-    return Figure(numbers["mean"], time_text(numbers, numbers["mean"]) + text)
+    return Figure(numbers["mean"], words(time_figure(numbers, numbers["mean"])) + text)
 
 
 def mean_half_width(numbers: Json) -> float | None:
     """Half of the 95 % interval of a mean [s]; None with one cluster draw."""
-    if numbers["mean_se"] is None:
-        return None
     return half_width(numbers["mean_se"], numbers["cluster_draws"])
 
 
-def _std(numbers: Json) -> Cell:
-    text = words(error(numbers["std"], numbers["mean"]))
-    return Figure(numbers["std"], f"{text} (CV {format_share(numbers['cv'])})")
+def std_figure(numbers: Json) -> Cell:
+    """Write a standard deviation, and what it is over the mean."""
+    cv = format_share(numbers["std"] / numbers["mean"] if numbers["mean"] else 0.0)
+    return Figure(numbers["std"], f"{words(error(numbers['std'], numbers['mean']))} (CV {cv})")
 
 
 def _quantile(name: str, numbers: Json, percentile: int) -> Cell:
@@ -97,7 +96,8 @@ def spread_table(numbers: Json) -> Table:
         ("p5 to p95 of allocations' means", "allocations"),
     ):
         ends = (
-            [time_text(n, n[key][p]) for p in ("p5", "p95")] if n.get(key) else [] for n in found
+            [words(time_figure(n, n[key][p])) for p in ("p5", "p95")] if n.get(key) else []
+            for n in found
         )
         rows.append((label, *(" to ".join(end) or None for end in ends)))
     rows.append(
@@ -132,11 +132,6 @@ def time_figure(numbers: Json, seconds: float, coarse: bool = False) -> Cell:
     if coarse:
         return duration(seconds, max(0.3 * std, 1e-4 * abs(seconds)))
     return duration(seconds, max(0.05 * std, 1e-5 * mean), numbers["mean"])
-
-
-def time_text(numbers: Json, seconds: float, coarse: bool = False) -> str:
-    """Give the text of `time_figure`."""
-    return words(time_figure(numbers, seconds, coarse))
 
 
 def errors_of(numbers: Json, name: str) -> Errors:

@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from prism.analyses.watch import Forecast
-from prism.common.text import format_count, format_duration, format_share
-from prism.present.answer import Answer, Cell, Column, Figure, Finding, Table, duration
-from prism.present.answers.runs import departure_finding, failure_findings
+from prism.common.text import format_count, format_share
+from prism.present.answer import Answer, Cell, Column, Figure, Table, duration
+from prism.present.answers.runs import DEPARTURE, FAILURES
+from prism.present.tables import Rule, find
 
 Json = Mapping[str, Any]
 SHOWN = {"p10": "earliest, 10 %", "p50": "median, 50 %", "p90": "latest, 90 %"}
@@ -28,7 +29,7 @@ def watch_answer(result: Forecast) -> Answer:
         subject=str(numbers["log"]),
         head=f"{text}, written {written}; held against {_model(numbers)}, seed {numbers['seed']}",
         question=f"When is the run of {numbers['log']} done, and did its step time change?",
-        findings=tuple(_findings(numbers)),
+        findings=find(numbers, RULES),
         tables=(_finish(numbers),) if numbers["departure"] else (),
         figures=numbers,
         warnings=tuple(numbers["warnings"]),
@@ -46,20 +47,19 @@ def _date(iso: str) -> str:
     return datetime.fromisoformat(iso).strftime("%Y-%m-%d %H:%M")
 
 
-def _findings(numbers: Json) -> list[Finding]:
-    """Say when the run is done, and whether its step time changed."""
-    if not numbers["departure"]:
-        return [Finding("finish", "All steps are done.", "answer")]
-    ends = {q: _date(date) for q, date in numbers["finish"].items()}
-    text = "The end is beyond the calendar."
-    if ends:
-        text = f"Done on {ends['p50']} (P50), with 90 % by {ends['p90']}."
-    out = [Finding("finish", text, "answer")]
-    if numbers.get("finish_by"):
-        by = numbers["finish_by"]
-        text = f"P(done within {format_duration(by['deadline'])}) is "
-        out.append(Finding("finish_by", f"{text}{format_share(by['probability'])}.", "answer"))
-    return [*out, departure_finding(numbers, numbers["departure"]), *failure_findings(numbers)]
+RULES = (
+    Rule("finish", "answer", lambda n: not n["departure"], "All steps are done."),
+    Rule("finish", "answer", lambda n: n["departure"] and not n["finish"],
+         "The end is beyond the calendar."),
+    Rule("finish", "answer", lambda n: n["departure"] and n["finish"],
+         "Done on {p50} (P50), with 90 % by {p90}.",
+         lambda n: {q: _date(date) for q, date in n["finish"].items()}),
+    Rule("finish_by", "answer", lambda n: n.get("finish_by"), "P(done within {time}) is {p}.",
+         lambda n: {"time": duration(n["finish_by"]["deadline"]),
+                    "p": format_share(n["finish_by"]["probability"])}),
+    *DEPARTURE,
+    *FAILURES,
+)  # fmt: skip
 
 
 def _finish(numbers: Json) -> Table:
