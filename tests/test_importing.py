@@ -244,6 +244,14 @@ def test_shell(read, before: str, argument: str) -> None:
     assert job.model.seq_len == 4096
 
 
+def test_the_device_may_be_set(read, refused) -> None:
+    job, found = read("a.sh", MEGATRON, "--gpus", 64, "--set", "cluster.device=h200")
+    assert job.cluster.device == "h200"
+    assert job == read("a.sh", MEGATRON, "--gpus", 64, "--device", "h200")[0]
+    for wrong in ("", "null", "3", "x100"):
+        assert refused("a.sh", MEGATRON, "--gpus", 64, "--set", f"cluster.device={wrong}")
+
+
 def test_a_script_that_grows_without_end_is_cut(refused) -> None:
     assert refused("a.sh", "A=xxxxxxxxxx\n" + "A=$A$A\n" * 40 + "run --num-layers $A")
 
