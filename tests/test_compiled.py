@@ -56,6 +56,15 @@ def test_a_cache_folder_that_cannot_be_written_is_told_and_replaced(temp, monkey
     assert capsys.readouterr().err == ""
 
 
+def test_compiled_code_goes_to_the_cache_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compiled.choose_folder() == str(tmp_path / "prism")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert compiled.choose_folder() == str(tmp_path / ".cache" / "prism")
+
+
 def test_a_folder_can_be_written_where_it_or_what_is_above_can(tmp_path):
     assert compiled.can_write(str(tmp_path / "a" / "b"))
     (tmp_path / "file").touch()

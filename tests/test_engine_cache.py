@@ -177,17 +177,31 @@ def test_another_process_is_started_once_where_it_is_of_use(
     started = []
     monkeypatch.setattr(compiled.subprocess, "Popen", lambda *a, **k: started.append(a[0]) or 1)
     for _ in range(2):
-        assert compiled.start_compiling() == bool(expected)
+        compiled.start_compiling()
+        assert compiled.is_compiling() == bool(expected)
     assert len(started) == expected
     for command in started:  # a module that is not there would never be missed
         name = engine.compile_blocks.__name__
         assert f"from {engine.__name__} import {name}\n{name}()\n" in command[-1]
 
 
-def test_no_process_is_started_where_nothing_is_compiled(monkeypatch, unasked):
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+@pytest.mark.parametrize("where", ["nothing is compiled", "no Python", "a frozen application"])
+def test_no_process_is_started_where_it_is_of_no_use(monkeypatch, unasked, where):
+    if where == "nothing is compiled":
+        monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    elif where == "no Python":
+        monkeypatch.setattr(sys, "executable", None)
+    else:
+        monkeypatch.setattr(sys, "frozen", True, raising=False)
     monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
-    assert not compiled.start_compiling()
+    compiled.start_compiling()
+    assert not compiled.is_compiling()
+
+
+def test_a_call_of_the_library_starts_no_process(monkeypatch, unasked):
+    monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
+    prism.simulate("pipeline-8x32", replicates=64, seed=1)
+    assert not compiled._asked
 
 
 def test_a_process_that_cannot_be_started_is_done_without(monkeypatch, unasked):
@@ -197,7 +211,8 @@ def test_a_process_that_cannot_be_started_is_done_without(monkeypatch, unasked):
     ended = []
     monkeypatch.setattr(compiled.subprocess, "Popen", refuse)
     monkeypatch.setattr(compiled.atexit, "register", lambda *args: ended.append(args))
-    assert not compiled.start_compiling()
+    compiled.start_compiling()
+    assert not compiled.is_compiling()
     assert compiled._asked and not ended  # tried once; there is nothing to end
 
 
@@ -229,7 +244,7 @@ def job(request, tmp_path):
 def test_whatever_is_prepared_waits_for_the_other_process(monkeypatch, job, started):
     """And compiles meanwhile what the other one waits for."""
     done = []
-    monkeypatch.setattr(preparing, "start_compiling", lambda: started)
+    monkeypatch.setattr(preparing, "is_compiling", lambda: started)
     monkeypatch.setattr(preparing, "compile_rest", lambda: done.append("rest"))
     monkeypatch.setattr(preparing, "finish_compiling", lambda: done.append("waited"))
     prism.simulate(job, replicates=64, seed=1)

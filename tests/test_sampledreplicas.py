@@ -150,3 +150,8 @@ def test_estimate_says_what_it_simulated():
     assert 0.0 <= about["slowest_unseen"] < 0.5
     mean = float(steps(192, "quiet", "exact").mean())
     assert numbers["step_time"]["mean"] == pytest.approx(mean, rel=2e-2)
+
+
+def test_an_engine_of_no_such_name_is_refused():
+    with pytest.raises(prism.PrismError, match="exact"):
+        prism.simulate("pipeline-8x32", 64, seed=1, engine="x")

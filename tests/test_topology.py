@@ -257,3 +257,18 @@ def test_the_command_writes_a_job_that_places(run, tmp_path, monkeypatch):
     assert run("import", "topology.conf", "--job", "job.yaml", "--hosts", "n[01-09],x")[0] == 2
     assert run("import", "topology.conf", "--job", "job.yaml", "--gpus", "8")[0] == 2
     assert run("import", "job.yaml", "--hosts", "n1")[0] == 2
+
+
+def test_a_list_of_hosts_that_is_there_is_not_written_over(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "topology.conf", TREE)
+    write(tmp_path / "placed-hosts.txt", "mine\n")
+    write(tmp_path / "job.yaml", "base: llama3-70b-fsdp-512\nparallelism: {dp: 72}\n"
+          "cluster: {nodes: 9}\n")  # fmt: skip
+    words = ("import", "topology.conf", "--job", "job.yaml", "--hosts", "n[01-02,07-13]",
+             "-o", "placed.yaml")  # fmt: skip
+    code, _, err = run(*words)
+    assert code == 2 and "placed-hosts.txt" in err
+    assert (tmp_path / "placed-hosts.txt").read_text() == "mine\n"
+    (tmp_path / "placed-hosts.txt").unlink()
+    assert [run(*words)[0] for _ in range(2)] == [0, 0]

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 
 import prism
 from prism import Watch
+from prism import __main__ as entry
 from prism.models.changes.find import find_changes, select_steps
 from prism.models.changes.spans import FEWEST
 from prism.models.steptimes import departure
@@ -341,3 +344,34 @@ def test_steps_that_a_fit_left_out_are_elapsed_time():
     assert found.done == 80 and found.elapsed_s == pytest.approx(seconds.sum(), rel=1e-9)
     with pytest.raises(prism.PrismError):
         progress(model, select_steps(log, (log.step >= 30) & (log.step < 50)), 180, 100, 1)
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "-NaN"])
+def test_a_line_without_a_number_for_its_time_is_left_out(log, word):
+    there = log.read_text().splitlines(keepends=True)
+    there[20] = re.sub(r"(ms\): )[0-9.]+", rf"\g<1>{word}", there[20])
+    log.write_text("".join(there))
+    found = prism.summary(Watch(log, seed=1).look())
+    assert found["completed_steps"] == 200
+    assert found["time_left"]["p50"] == pytest.approx(800 * steps(200).mean(), rel=1e-3)
+
+
+def test_a_folder_that_is_away_does_not_end_it(log, tmp_path, monkeypatch, capfd):
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    looks = []
+
+    def wait(seconds):
+        looks.append(seconds)
+        if len(looks) == 1:
+            shutil.rmtree(folder)
+        elif len(looks) == 2:
+            folder.mkdir()
+        else:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", wait)
+    words = ["watch", str(log), "--openmetrics", str(folder / "run.prom"), "--seed", "1"]
+    assert entry.main(words) == 0
+    assert len(looks) == 3 and (folder / "run.prom").stat().st_size > 0
+    assert "metrics" in capfd.readouterr().err

@@ -1,8 +1,9 @@
 """Where the engine's compiled code is kept, and a second process that compiles most of it.
 
-Numba compiles in one thread at a time, and half of it is Python. So where nothing is kept, another
-process begins before this one imports anything; each finds in the folder what the other compiled.
-What is late or fails is compiled here as well.
+Numba compiles in one thread at a time, and half of it is Python. So where nothing is kept, a
+command starts another process before it imports anything; each finds in the folder what the other
+compiled. What is late or fails is compiled here as well. A call of the library starts none: the
+program that it is in may be no Python, or not expect one beside it.
 """
 
 import atexit
@@ -71,11 +72,11 @@ def folder_in_temp() -> str:
 
 
 def choose_folder() -> str:
-    """Find NUMBA_CACHE_DIR, a folder beside the sources, or one below the user's home or temp."""
+    """Find NUMBA_CACHE_DIR, or a folder in the user's cache, or below the temporary one."""
     given = os.environ.get("NUMBA_CACHE_DIR", "")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     places = [os.path.abspath(given)] * bool(given)
-    places += [str(SOURCES / "__pycache__"), os.path.join(home, "prism")]
+    places.append(os.path.join(home, "prism"))
     path = next(filter(can_write, places), None) or folder_in_temp()
     if given and path != places[0]:
         said = f"NUMBA_CACHE_DIR {given!r} cannot be written; compiled code goes to {path}"
@@ -89,13 +90,14 @@ def engine_folder() -> str:
     return os.path.join(choose_folder(), f"engine-{hash_sources(SOURCES)}")
 
 
-def start_compiling() -> bool:
-    """Start the other process, once, where nothing is compiled; tell whether one was started."""
+def start_compiling() -> None:
+    """Start the other process, once, where nothing is compiled."""
     global _asked, _other
     if not _asked:
         _asked = True
         kept = any(Path(engine_folder()).glob(f"*/*.{LAST}-*.nbi"))
-        if not kept and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0":
+        python = sys.executable and not getattr(sys, "frozen", False)
+        if python and not kept and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0":
             none = subprocess.DEVNULL
             with suppress(OSError):
                 _other = subprocess.Popen(  # -P: no modules of the folder that it is in
@@ -103,6 +105,10 @@ def start_compiling() -> bool:
                     env=os.environ | {"PYTHONWARNINGS": "ignore"},
                 )  # fmt: skip
                 atexit.register(_end, _other)
+
+
+def is_compiling() -> bool:
+    """Tell whether another process was started that was not waited for."""
     return _other is not None
 
 

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from prism.common import sizes
-from prism.common.compiled import finish_compiling, start_compiling
-from prism.common.errors import named
+from prism.common.compiled import finish_compiling, is_compiling
+from prism.common.errors import PrismError, named
 from prism.common.sizes import check_size
 from prism.common.text import format_count
 from prism.distributions.distribution import constant, lognormal
@@ -17,7 +17,13 @@ from prism.simulation.assembly import build_program
 from prism.simulation.execution.tasks import is_remote
 from prism.simulation.independent import pool_program
 from prism.simulation.program import Program, join_idle, thread_bytes
-from prism.simulation.sampledreplicas import Choice, choose_engine, count_draws, sample_replicas
+from prism.simulation.sampledreplicas import (
+    ENGINES,
+    Choice,
+    choose_engine,
+    count_draws,
+    sample_replicas,
+)
 from prism.simulation.tracemodel.arrays import (
     build_trace_graph_arrays,
     build_trace_program,
@@ -71,8 +77,10 @@ def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "
     PrismError
         The job asks for what cannot be built.
     """
+    if engine not in ENGINES:
+        raise PrismError(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
     _check_size(job)
-    if not is_remote() and start_compiling():
+    if not is_remote() and is_compiling():
         compile_rest()  # what the other process waits for
     if job.variability.model is not None:
         step = prepare_trace(job, load_model(job.variability.model), seed, engine)

@@ -79,7 +79,6 @@ def _place(file: str, job: str, hosts: str | None, output: str | None) -> tuple[
     import os
 
     from prism.cluster.nodes.hosts import read_host_list
-    from prism.common.files import atomic_write
     from prism.jobs.importing.topology import place_job, read_topology
     from prism.jobs.job import load_job
     from prism.present.imports import topology_answer, topology_yaml
@@ -93,12 +92,29 @@ def _place(file: str, job: str, hosts: str | None, output: str | None) -> tuple[
     if output is not None:
         folder = os.path.dirname(output) or "."
         names_file = f"{os.path.splitext(output)[0]}-hosts.txt"
-        with atomic_write(names_file) as path:
-            listed = (name or f"no-host-{k}" for k, name in enumerate(placed.names))
-            path.write_text("".join(f"{name}\n" for name in listed), encoding="utf-8")
+        listed = (name or f"no-host-{k}" for k, name in enumerate(placed.names))
+        _write_beside(names_file, "".join(f"{name}\n" for name in listed), output, hosts)
         told += f"; {names_file} lists them by position, as --hosts takes them"
         job = os.path.relpath(job, folder) if os.path.exists(job) else job
     return topology_yaml(job, placed), topology_answer(base, placed, topology, file, told)
+
+
+def _write_beside(file: str, text: str, output: str, read: str | None) -> None:
+    """Write a file that nobody named, over none but one of the same output before.
+
+    Raises PrismError where something else is there, or what was just `read`.
+    """
+    import os
+
+    from prism.common.errors import PrismError
+    from prism.common.files import atomic_write
+
+    if os.path.lexists(file) and (file == read or not os.path.lexists(output)):
+        with open(file, "rb") as there:
+            if there.read(len(text.encode()) + 1) != text.encode():
+                raise PrismError(f"{file}: is there and holds something else; give another -o JOB")
+    with atomic_write(file) as path:
+        path.write_text(text, encoding="utf-8")
 
 
 def _write(text: str, answer: Answer, output: str | None, as_json: bool, quiet: bool) -> None:

@@ -128,15 +128,16 @@ def _go_on(watched: Watch, interval: float, show: Any) -> None:
         while True:
             try:
                 found = _look(watched)
+                show(found)
             except PrismError as error:
                 if first and not watched.exists():
                     raise
-                if str(error) != said:  # a log may be rotated, or have no step yet
+                # a log may be rotated or have no step yet, a folder may be away for a while
+                if str(error) != said:
                     say(f"prism: {error}; looking again every {interval:g} s")
                 said = str(error)
             else:
                 said = ""
-                show(found)
                 if found.figures["completed_steps"] >= found.figures["steps"]:
                     return
             first = False

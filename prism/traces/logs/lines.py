@@ -85,7 +85,7 @@ def read_log(
             )
             continue
         if n_damaged and tool.mark:
-            notes.append(f"{n_lines} with a step time and no step number skipped")
+            notes.append(f"{n_lines} skipped: no step number, or none for its time")
         if others := dict.fromkeys(t.name for t in there if t.name != tool.name):
             notes.append(f"lines of {tool.name} are read, not those of {', '.join(others)}")
         return _to_times(entries, tool, text, source, wanted, notes)
@@ -116,7 +116,7 @@ def _entries(text: bytes, tool: Tool, source: str) -> tuple[pd.DataFrame, int]:
             parts = {} if match is None else match.groupdict()
             step = parts.get("step") or str(len(found) + 1)
             number_of = _count(step)
-            if match is None or number_of is None:
+            if match is None or number_of is None or _is_unmeasured(parts):
                 damaged += 1
                 continue
             bars.append((int(parts.get("bar") or -1), "e" not in step))
@@ -155,6 +155,13 @@ def _whole_steps(entries: pd.DataFrame) -> pd.DataFrame:
         return entries
     added = own.assign(seconds=steps["seconds"].transform("sum"), parts=usual)
     return added[size == usual].groupby(added["step"].diff().ne(0).cumsum()).tail(1)
+
+
+def _is_unmeasured(parts: Mapping[str, str | None]) -> bool:
+    """Tell whether a line has not-a-number or infinity for its value."""
+    return any(
+        (parts.get(name) or "").lower().lstrip("+-")[:3] in ("nan", "inf") for name in _VALUES
+    )
 
 
 def _seconds(parts: Mapping[str, str | None], source: str, number: int) -> float:
