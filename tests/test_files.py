@@ -97,7 +97,8 @@ def test_what_is_no_regular_file_is_refused_and_never_opened(tmp_path, run, comm
 def dataset(kind):
     values = np.linspace(0.0, 1.0, 500)
     attrs = {"kind": kind, "call": "{}", "job_name": "a"} if kind else {"job": "{}"}
-    return xr.Dataset({"step_time": ("replicate", values)}, attrs=attrs)
+    size = {} if kind in ("sweep", "placement", "comparison") else {"job_world_size": 8}
+    return xr.Dataset({"step_time": ("replicate", values), **size}, attrs=attrs)
 
 
 @pytest.mark.parametrize("kind", ["", "simulation", "sweep", "placement"])
@@ -204,3 +205,11 @@ def test_values_kept_in_other_files_are_refused(tmp_path, how):
     with pytest.raises(prism.PrismError, match=r"a\.nc: .*more"):
         prism.load(tmp_path / "a.nc")
     prism.load(tmp_path / "other.nc")
+
+
+@pytest.mark.parametrize("content", [b"\x1c", b"\x1f\x1d\n\x1e", b"\x85\x85"])
+def test_a_text_of_separators_alone_is_refused(tmp_path, run, content):
+    (tmp_path / "a.log").write_bytes(content)
+    for command in ("fit", "show"):
+        status, out, said = run(command, tmp_path / "a.log")
+        assert (status, out) == (2, "") and "internal" not in said

@@ -73,7 +73,7 @@ def call(axis, size):
     begin = time.process_time()
     found = prism.simulate(job, replicates, seed=1, threads=1)
     seconds = time.process_time() - begin
-    return int(found.engine_op_samples), seconds
+    return int(found.attrs["engine_op_samples"]), seconds
 
 
 def point(axis, size):

@@ -70,7 +70,7 @@ def simulate(library, placement, dp, step_cv, threads):
     errors = ratio_errors(sample, cluster)
     for name, value, error in zip(RATIOS, percentile_ratios(sample), errors, strict=True):
         row |= {name: float(value), f"{name}_se": float(error)}
-    seconds = float(result.engine_seconds)
+    seconds = float(result.attrs["engine_seconds"])
     print({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()},
           f"engine {seconds:.0f} s", flush=True)  # fmt: skip
     return row

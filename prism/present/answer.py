@@ -19,6 +19,7 @@ from prism.common.text import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from rich.console import RenderableType
 
 Json = Mapping[str, Any]
 
@@ -180,6 +181,11 @@ class Answer:
         if self.assumptions:
             out["assumptions"] = list(self.assumptions)
         return out | {"warnings": list(self.warnings)}
+
+    def __rich__(self) -> RenderableType:
+        from prism.present.terminal import render
+
+        return render(self)
 
     def _repr_html_(self) -> str:
         from prism.present.reports.page import render_cell

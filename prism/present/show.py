@@ -224,8 +224,11 @@ def _describe_result(path: Path, kind: str, result: xr.Dataset) -> Answer:
     if kind not in ("simulation", "estimate"):
         shown = "result" if kind == "steps_estimate" else kind
         return replace(answer, figures={"kind": shown, "summary": numbers})
-    known = ("kind", "job", "job_sources", "engine", "warnings", "wall_seconds")
-    provenance = {key: value for key, value in result.attrs.items() if key not in known}
+    known = ("kind", "job", "job_sources", "wall_seconds")
+    provenance = {
+        key: value for key, value in result.attrs.items()
+        if key not in known and not key.startswith("engine_")
+    }  # fmt: skip
     rows: list[tuple[str, Cell]] = [(key, str(value)) for key, value in provenance.items()]
     tables = (*answer.tables, pairs_table("Provenance", rows, details=True))
     found = {"kind": "result", "summary": numbers, "provenance": provenance}

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 SCHEMA = 1
+ENGINE = "engine_"
+"""Begins the attributes that say what drawing cost: no part of what was found."""
 TAIL_SAMPLES = 10  # independent samples beyond a quantile below which it is only a guess
 
 PARTS = Columns("part", (
@@ -75,12 +77,6 @@ GROUPS = {
         Field("fullest", "count", "stage whose GPUs need the most memory"),
         Field("limit_gib", "GiB", "memory of a GPU that can be used"),
         Field("p_fits", "1", "P(the job fits)"),
-    ),
-    "engine": (
-        Field("op_samples", "count", "durations drawn"),
-        Field("seconds", "s", "elapsed time of drawing them"),
-        Field("ns_per_op_sample", "ns", "time of a thread for each"),
-        Field("threads", "count", "threads that drew"),
     ),
     "replicas": (
         Field("engine", "text", "exact or exchangeable"),

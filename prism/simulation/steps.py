@@ -44,7 +44,7 @@ from prism.simulation.program import (
     make_room,
     run_chunk,
 )
-from prism.simulation.results import job_values, make_dataset, provenance
+from prism.simulation.results import ENGINE, job_values, make_dataset, provenance
 from prism.simulation.sampledreplicas import (
     count_draws,
     describe_replicas,
@@ -276,8 +276,8 @@ def simulate_step(
     coords |= {"kernel_class": list(step.program.classes)}
     attrs = provenance(job, {"replicates": replicates, "seed": seed})
     samples = count_draws(step.program) * n_blocks * LANES + (unseen.n_draws if unseen else 0)
-    values |= of_job | {"engine": _engine_figures(samples, seconds, threads, n_blocks)}
-    attrs["kind"] = "simulation"
+    values |= of_job
+    attrs |= _engine_figures(samples, seconds, threads, n_blocks) | {"kind": "simulation"}
     find: Callable[[], dict[str, Any]] = dict
     if parts:
         find = partial(_find_parts, step, times, seed, threads)
@@ -322,7 +322,8 @@ def _engine_figures(samples: int, seconds: float, threads: int, blocks: int) -> 
     working = n_threads(threads)
     each = seconds * min(working, blocks) / samples * 1e9 if samples else 0.0
     threads = working if is_remote() else threads
-    return {"op_samples": samples, "seconds": seconds, "ns_per_op_sample": each, "threads": threads}
+    found = {"op_samples": samples, "seconds": seconds, "ns_per_op_sample": each}
+    return {f"{ENGINE}{name}": x for name, x in {**found, "threads": threads}.items()}
 
 
 def warm_up(program: Program, seed: int) -> None:

@@ -11,7 +11,7 @@ from scipy.special import fdtri, stdtrit
 
 from prism.common.errors import PrismError, named
 from prism.common.results import read_texts
-from prism.simulation.results import PARTS, TAIL_SAMPLES, read_group, read_memory
+from prism.simulation.results import ENGINE, PARTS, TAIL_SAMPLES, read_group, read_memory
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -166,7 +166,11 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
     if error := read_group(dataset, "data_error"):
         out["data_error"] = error
     replicas = read_group(dataset, "replicas")
-    out["warnings"], out["engine"] = read_texts(dataset, "warnings"), read_group(dataset, "engine")
+    out["warnings"] = read_texts(dataset, "warnings")
+    out["engine"] = {
+        str(name).removeprefix(ENGINE): np.asarray(cost).item()
+        for name, cost in dataset.attrs.items() if str(name).startswith(ENGINE)
+    }  # fmt: skip
     out["replicas"] = replicas and replicas | {"reason": replicas["reason"] or ""}
     out["wall_seconds"] = float(dataset.attrs["wall_seconds"])
     return out

@@ -117,6 +117,8 @@ class RecordedFile:
 
     def _has_header(self) -> bool:
         """Whether the first line of a text may name columns: no row, no line of a log."""
+        if not self.lines:
+            return False
         first, *rest = self.lines
         alike = bool(rest) and re.sub(r"\d+", "0", rest[0]) == re.sub(r"\d+", "0", first) != first
         delimiter = header_of(self.head)[1]
