@@ -87,7 +87,7 @@ class RecordedFile:
         if self.head.startswith(b"SQLite format 3\x00"):
             return "sqlite"
         text = self.head.lstrip()
-        if not text:
+        if not self.lines:
             raise PrismError(f"{self.source}: is empty; expected a trace, a table or a log")
         if _JSON.match(text):
             return "json"
@@ -117,8 +117,6 @@ class RecordedFile:
 
     def _has_header(self) -> bool:
         """Whether the first line of a text may name columns: no row, no line of a log."""
-        if not self.lines:
-            return False
         first, *rest = self.lines
         alike = bool(rest) and re.sub(r"\d+", "0", rest[0]) == re.sub(r"\d+", "0", first) != first
         delimiter = header_of(self.head)[1]
