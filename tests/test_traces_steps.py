@@ -196,7 +196,16 @@ def test_megatron_s_lines(shown, text, options, expected):
     assert found["taken"]["unit"] == ("s" if "(s)" in text else "ms")
 
 
-@pytest.mark.parametrize("value", ["fast", "-1.0", "nan", "inf", ""])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_step_that_took_no_number_is_left_out(shown, value):
+    """Whoever follows a log that grows cannot mend it; a record of MLPerf is whole."""
+    steps = [line(step, value if step == 2 else 10) for step in range(1, 6)]
+    assert shown("".join(steps))["n"] == 4
+    event = {"key": "tracked_stats", "value": {"train_step_timing": value}}
+    assert "steps.csv:2: " in shown("\n:::MLLOG " + json.dumps(event))
+
+
+@pytest.mark.parametrize("value", ["fast", "-1.0", ""])
 def test_a_bad_number_of_a_log_names_its_line(shown, value):
     assert f"steps.csv:3: the step time is '{value}'" in shown("x\n" + line(1, 10) + line(2, value))
     assert "column" in shown(line(1, 10), "--column", "step_s")
