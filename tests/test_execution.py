@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -243,3 +244,17 @@ def test_an_interrupt_at_any_moment_leaves_no_lock():
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.split()) == 40
+
+
+def test_an_interrupt_while_a_thread_starts_is_an_interrupt(monkeypatch):
+    """`threading` makes a RuntimeError of it, where it comes between two of its lines."""
+
+    def submit(*_):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()
+
+    monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor.submit", submit)
+    with pytest.raises(KeyboardInterrupt):
+        prism.simulate("pipeline-8x32", 100_000, seed=1, threads=2)

@@ -185,8 +185,11 @@ def run_tasks(
                 beat()
                 if stop is not None and stop.is_set():
                     raise CancelledError
-        except BaseException:
+        except BaseException as error:
             todo.clear()
+            if isinstance(error.__context__, KeyboardInterrupt):
+                # Ctrl-C while a thread starts: its condition raises "release unlocked lock"
+                raise error.__context__ from None
             raise
 
 
