@@ -270,17 +270,23 @@ def read_bytes(
     PrismError
         It is no regular file, too large, or cannot be read.
     """
-    path = held(path)
-    if check_file(path, source) > most:
+    if check_file(held(path), source) > most:
         raise _too_large(source, most, way_out)
-    try:
-        with path.open("rb") as file:
-            data = file.read(most + 1)
-    except OSError as error:
-        raise PrismError(f"{source}: cannot be read: {error.strerror or error}") from error
+    data = read_head(path, source, most + 1)
     if len(data) > most:  # it grew, or a file of the system that tells no size
         raise _too_large(source, most, way_out)
     return data
+
+
+def read_head(path: Path, source: str, most: int) -> bytes:
+    """Read the first `most` bytes of a regular file or of an open pipe; raises PrismError."""
+    path = held(path)
+    check_file(path, source)
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except OSError as error:
+        raise PrismError(f"{source}: cannot be read: {error.strerror or error}") from error
 
 
 def unpack(data: bytes, source: str, most: int = MOST_TEXT) -> tuple[bytes, str]:

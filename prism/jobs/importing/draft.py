@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 from prism.common.errors import PrismError
 from prism.jobs.importing.settings import Setting, Source
 from prism.jobs.jobspec.othernames import RANKS, key_of, plain, value_of
+from prism.jobs.jobspec.presets import SIZES
 
 OVERRIDING = "mixed_precision"
 """Section whose settings Megatron Bridge puts over the model's of the same name."""
@@ -15,6 +16,14 @@ BESIDE = frozenset(
     "generation_config optimizer_config_override_provider".split()
 )
 """Sections of what runs beside the training: other models, inference, what watches it."""
+NUMBERS = frozenset(
+    [f"model.{key}" for key in SIZES]
+    + [f"parallelism.{key}" for key in "tp cp pp vpp dp ep shard_size".split()]
+    + [f"parallelism.{key}" for key in "microbatch_size microbatches global_batch".split()]
+    + ["cluster.nodes", "run.steps"]
+)
+"""Keys that take a whole number."""
+_TEXTS = ("tokenizertype",)  # names of such a key that take a text
 OFF = (False, 0, None, "none", "None", "off", "disabled", "")
 """Values of a setting that is not in use."""
 
@@ -97,9 +106,11 @@ class Draft:
         return int(value) if whole and float(value).is_integer() else None
 
     def count(self, *names: str) -> Setting | None:
-        """Give the last setting of these names, where it is a whole number."""
+        """Give the last setting of these names, a whole number; raises as `size` does."""
         found = self.find(*names)
-        return found if found is not None and type(found.value) is int else None
+        if found is None or type(found.value) is int:
+            return found
+        return None if found.value in OFF else self.size(*names)
 
     def size(self, *names: str, least: int = 1) -> Setting | None:
         """Give the last setting of these names, a whole number; -1 and auto leave it open.
@@ -117,6 +128,27 @@ class Draft:
         if not whole or value < least or not float(value).is_integer():
             self.refuse(found, f"expected a whole number, at least {least}")
         return replace(found, value=int(value))
+
+    def check_numbers(self) -> None:
+        """Refuse what cannot be a number where a key of the job takes one.
+
+        Raises
+        ------
+        PrismError
+            With all of them, unless the user gives the key.
+        """
+        wrong = []
+        for setting in self.source.settings:
+            *above, name = setting.path
+            if not BESIDE.isdisjoint(above):
+                continue
+            inside = bool(above) and _takes_number(above[-1], self.over)
+            if inside or (_takes_number(name, self.over) and not _may_be_number(setting.value)):
+                place, shown = self.source.place(setting.line), setting.shown
+                shown = f"{above[-1]}: {{{shown}}}" if inside else shown
+                wrong.append(f"{place}: {shown}: expected a whole number, at least 0; correct it")
+        if wrong:
+            raise PrismError("\n".join(wrong))
 
     def refuse(self, setting: Setting, expected: str) -> NoReturn:
         """Say which setting is wrong, where, and what was expected."""
@@ -198,6 +230,21 @@ class Draft:
     def open_settings(self) -> list[Setting]:
         """Give settings with names of known keys whose values only the environment knows."""
         return [s for s in self.source.settings if unresolved(s.value) and key_of(s.path[-1])]
+
+
+def _takes_number(name: str, over: frozenset[str]) -> bool:
+    key = key_of(name)
+    return key in NUMBERS and key not in over and plain(name) not in _TEXTS
+
+
+def _may_be_number(value: Any) -> bool:
+    """Tell a whole number, one a layer, or what leaves it open."""
+    if isinstance(value, list):
+        return bool(value) and all(type(number) is int for number in value)
+    if type(value) is float:
+        return value >= 0 and value.is_integer()
+    open_ = value in (-1, None, "auto", "none", "off", "disabled") or unresolved(value)
+    return open_ or (type(value) is int and value >= 0)
 
 
 def _single(setting: Setting) -> Setting:

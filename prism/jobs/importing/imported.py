@@ -106,6 +106,7 @@ def import_job(
     """
     source = read_sources([file] if isinstance(file, str | Path) else file, format)
     draft = Draft(source, frozenset(_keys(overrides)))
+    draft.check_numbers()
     draft.values.update(_overrides(overrides))
     _check_open(draft, overrides)
     read_model(draft)

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 DUMP_LINES = 8  # from which a text has its arguments: Megatron's log has some hundreds
 DEEPSPEED_LINE = re.compile(r"config\.py:\d+:print\]")
 # name ....... value, of NeoX with ....default behind it
-_DUMPED = re.compile(r"(?:^|[\s\]:])([A-Za-z_]\w*) \.{2,} ?(.*?)(?:\.{4}\w+)?\s*$")
+_DUMPED = re.compile(r"(?:^|[\s\]:])([A-Za-z_]\w{0,250}) \.{2,} ?")
+_DEFAULT = re.compile(r"\.{4}\w+$")
+_LONGEST_LINE = 100_000  # characters of a line that can be an argument
 _TREES = (
     re.compile(r"-{3,} Task Configuration -{3,}"),  # Megatron Bridge: YAML
     re.compile(r"Running with (?:configs|args): *(?=\{)"),  # torchtitan: JSON, before 2025 Python's
@@ -25,13 +27,19 @@ def arguments_in(text: str) -> Iterator[tuple[str, str, int]]:
     """
     seen: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):
+        line = line.rstrip()
+        if len(line) > _LONGEST_LINE:
+            continue
         deepspeed = DEEPSPEED_LINE.search(line)
         found = _DUMPED.search(line)
+        value = _DEFAULT.sub("", line[found.end() :]) if found else ""
         if found is None and deepspeed:
-            found = re.match(r"\s*(\w+) [. ]\s*(.*?)\s*$", line[deepspeed.end() :])
+            line = line[deepspeed.end() :]
+            found = re.match(r"\s*(\w+) [. ]\s*", line)
+            value = line[found.end() :] if found else ""
         if found and found[1] not in seen:
             seen.add(found[1])
-            yield found[1], found[2], number
+            yield found[1], value, number
 
 
 def tree_in(text: str) -> tuple[int, str] | None:

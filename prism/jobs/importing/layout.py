@@ -313,6 +313,8 @@ def read_sharding(d: Draft) -> None:
                           "sharding_strategy") if full else None  # fmt: skip
         stage = d.find("zero_optimization.stage", "zero_stage", "zero_optimization_stage")
         shards = d.find("use_distributed_optimizer", "optim.name", "optimizer", "strategy")
+        if stage is not None and (type(stage.value) is not int or not 0 <= stage.value <= 3):
+            d.refuse(stage, "expected stage 0, 1, 2 or 3 of ZeRO")
         chosen = strategy or full or stage or shards
         word = chosen.value if chosen else None
         if chosen is not None and chosen is full:
@@ -320,8 +322,6 @@ def read_sharding(d: Draft) -> None:
         if word is True or (chosen is shards and d.choice("data_parallel", word, choices) is None):
             word = "zero1" if word is True else None
         value = d.choice("data_parallel", word, choices) if word is not None else None
-        if chosen is not None and chosen is stage and value is None:
-            d.refuse(chosen, "expected stage 0, 1, 2 or 3 of ZeRO")
         if value is not None:
             d.give(key, value, chosen)
             if str(word) in _SHARES:

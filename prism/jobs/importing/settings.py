@@ -5,23 +5,27 @@ The format is found by content. Nothing here knows what a name means.
 
 import ast
 import json
+import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prism.common.errors import PrismError
-from prism.common.pipes import held
+from prism.common.files import read_head
 from prism.jobs.importing.inlogs import DEEPSPEED_LINE, DUMP_LINES, arguments_in, tree_in
-from prism.jobs.importing.shell import FILE_LINES, Argument, commands_of
+from prism.jobs.importing.shell import FILE_LINES, MOST_TEXT, MOST_WORK, Argument, commands_of
 from prism.jobs.jobspec.blocks import BLOCKS
 from prism.jobs.jobspec.othernames import understood
-from prism.jobs.jobspec.yaml import display_path, parse_yaml, read_text
+from prism.jobs.jobspec.yaml import MAX_BYTES, MAX_DEPTH, display_path, parse_yaml, read_text
 
+_LONGEST_NUMBER = 40  # characters
+_LONGEST_NAME = 250
+_MOST_SAID = 4  # scripts that are not there
 FORMATS = {
     "megatron": "Megatron-LM arguments",
     "nemo": "a NeMo recipe",
@@ -155,14 +159,11 @@ def read_source(file: str | Path, format: str | None = None) -> Source:
         If there is no such file, or its format is not known, or not what it was said to be.
     """
     if str(file) == "-":
-        name, text = "stdin", sys.stdin.read()
+        name, data = "stdin", sys.stdin.buffer.read(MAX_BYTES + 1)
     else:
-        path = Path(file)
-        if not held(path).is_file():
-            raise PrismError(
-                f"{file}: no such file; give a launch script, a log or a configuration"
-            )
-        name, text = display_path(path), _log_head(path) or read_text(path)
+        name = display_path(Path(file))
+        data = read_head(Path(file), name, MAX_BYTES + 1)
+    log, text = _text(data, name)
     if not text.strip():
         raise PrismError(f"{name}: is empty, expected {_kinds()}")
     if format not in (None, *FORMATS):
@@ -180,6 +181,11 @@ def read_source(file: str | Path, format: str | None = None) -> Source:
         return Source(name, _checked(kind, format, name), settings, complete=True)
     if name.endswith(".py"):
         raise PrismError(f"{name}: {_PROGRAM}")
+    if log:
+        raise PrismError(
+            f"{name}: more than {MAX_BYTES >> 20} MiB without the arguments of a log in the first, "
+            "expected a script or a configuration; give that, or the start of the log"
+        )
     folder = None if str(file) == "-" else Path(file).parent
     if text.lstrip().startswith("{") or name.endswith((".yaml", ".yml", ".json")):
         return _with_files(_tree(name, text, format), folder)
@@ -207,13 +213,28 @@ def _checked(found: str, wanted: str | None, name: str) -> str:
     return found
 
 
-def _log_head(path: Path) -> str | None:
-    """Give the beginning of a long text, where a log has its arguments."""
-    with held(path).open("rb") as file:
-        head = file.read(1 << 20)
-        if len(head) < 1 << 20 or b"\0" in head:
-            return None
-    return head.decode("utf-8", "replace")
+def _text(data: bytes, name: str) -> tuple[bool, str]:
+    """Decode a small file, or the beginning of a long one, where a log has its arguments."""
+    log = len(data) > MAX_BYTES
+    try:
+        text = data[:MAX_BYTES].decode("utf-8-sig", "replace" if log else "strict")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise PrismError(
+            f"{name}: is not UTF-8 text; give a launch script, a log or a configuration"
+        )
+    return log, text
+
+
+def parsed(parse: Callable[[str], Any], text: str, name: str, what: str) -> Any:
+    """Parse a text, and say of what is wrong with it where; whatever a parser raises."""
+    try:
+        return parse(text)
+    except (ValueError, RecursionError, MemoryError, SyntaxError) as error:
+        deep = isinstance(error, RecursionError | MemoryError)
+        told = "too deeply nested" if deep else " ".join(str(error).split())[:200]
+        raise PrismError(f"{name}: not valid {what}: {told}; correct it") from None
 
 
 def scalar(text: str) -> Any:
@@ -223,26 +244,29 @@ def scalar(text: str) -> Any:
         return word.lower() == "true"
     if word.lower() in ("none", "null", "~", ""):
         return None
-    if re.fullmatch(r"[-+]?[\d_]*\.?[\d_]+(e[-+]?\d+)?|[-+]?\d+\.", word, re.I):
+    if len(word) <= _LONGEST_NUMBER and re.fullmatch(
+        r"[-+]?(\d[\d_]*)?\.?\d[\d_]*(e[-+]?\d+)?|[-+]?\d+\.", word, re.I
+    ):
         number = float(word.replace("_", ""))
         return int(number) if number.is_integer() and "." not in word else number
     if word[0] in "[(":
         try:
             return ast.literal_eval(word)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
             return word
     return word
 
 
 def _script(name: str, text: str, folder: Path | None, format: str | None) -> Source:
     """Read the arguments of a script's training command: the one with most that are known."""
-    script = commands_of(text, folder)
+    script = commands_of(text, folder, name)
     batch, *commands = script.commands
     known = [sum(understood(argument[0]) for argument in command) for command in commands]
     if known and max(known[:-1], default=0) > 1:
         commands, known = commands[:-1], known[:-1]
     if not known or not max(known):
-        lost = "".join(f"; line {line}: {told}" for line, told in script.missing)
+        at = Source(name, "megatron", (), files=script.files).place
+        lost = "".join(f"; {at(line)}: {told}" for line, told in script.missing[:_MOST_SAID])
         raise PrismError(
             f"{name}: no training command found, expected arguments such as --num-layers and "
             "--tensor-model-parallel-size; give the script that names them, or the start of its "
@@ -265,7 +289,8 @@ def _script(name: str, text: str, folder: Path | None, format: str | None) -> So
         kind = "nemo"
     if not {kind, format} <= {"megatron", "nemo", "bridge", None}:
         _checked(kind, format, name)
-    return replace(source, format=format or kind, settings=tuple(_resolved(settings)))
+    settings = tuple(_resolved(settings, source.place))
+    return replace(source, format=format or kind, settings=settings)
 
 
 _NAMING = ("deepspeed", "deepspeed_config", "config_file", "job.config_file")
@@ -286,7 +311,7 @@ def _with_files(source: Source, folder: Path | None) -> Source:
             continue
         here, readable = folder or Path(), value.endswith((".json", ".toml", ".yaml", ".yml"))
         places = (here / value, here / Path(value).name) if readable else ()
-        path = next((place for place in places if place.is_file()), None)
+        path = next((place for place in places if os.path.isfile(place)), None)
         if path is None:
             stage = re.search(r"z(?:ero|ero_stage)?[_-]?([0-3])(?![0-9])", Path(value).name)
             if stage and setting.path[-1].startswith("deepspeed"):
@@ -316,16 +341,14 @@ def _setting(argument: Argument) -> Setting:
     if not words and bare:  # a variable that nothing sets
         return Setting((flag,), flag, line, flag)
     shown = f"{flag}={words[0]}" if bare else " ".join((f"--{flag}", *words))
-    return Setting(tuple(flag.split(".")), value, line, shown)
+    path = tuple(flag.split(".")) if len(flag) <= _LONGEST_NAME else (flag,)
+    return Setting(path, value, line, shown)
 
 
 def _tree(name: str, text: str, format: str | None) -> Source:
     if text.lstrip().startswith("{"):
-        try:
-            json.loads(text)
-        except ValueError as error:
-            if name.endswith(".json"):
-                raise PrismError(f"{name}: not valid JSON: {error}; correct it") from None
+        if name.endswith(".json"):
+            parsed(json.loads, text, name, "JSON")
     layer = parse_yaml(text.replace("\t", " "), name, "give a configuration")
     if layer.problems:
         raise PrismError("\n".join(layer.problems))
@@ -342,7 +365,8 @@ def _tree(name: str, text: str, format: str | None) -> Source:
         _checked(found, format, name)
     settings = tuple(_leaves(values, (), lines))
     complete = "ConfigContainer" in text or "model_spec" in values
-    return Source(name, format or found, tuple(_resolved(settings)), complete=complete)
+    source = Source(name, format or found, settings, complete=complete)
+    return replace(source, settings=tuple(_resolved(settings, source.place)))
 
 
 def _tree_format(values: Mapping[str, Any], text: str) -> str:
@@ -384,7 +408,7 @@ def _leaves(
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 
 
-def _resolved(settings: Sequence[Setting]) -> Iterator[Setting]:
+def _resolved(settings: Sequence[Setting], place: Callable[[int], str]) -> Iterator[Setting]:
     """Put in what `${...}` refers to: other settings, products of them, or a default."""
     by_path = {setting.path: setting for setting in settings}
 
@@ -402,10 +426,11 @@ def _resolved(settings: Sequence[Setting]) -> Iterator[Setting]:
         path = (
             (*here[:-1], *name[1:].split(".")) if name.startswith(".") else tuple(name.split("."))
         )
-        ends = [p for p in by_path if p == path or (len(p) < len(path) and p == path[-len(p) :])]
-        value = by_path[max(ends, key=len)].value if ends else None
+        ends = (path[k:] for k in range(len(path)) if len(path) <= MAX_DEPTH)
+        value = next((by_path[end].value for end in ends if end in by_path), None)
         return "\0" if value is None or isinstance(value, list) else str(value)
 
+    room = MOST_WORK
     for setting in settings:
         value = setting.value
         for _ in range(8):  # references to references
@@ -414,7 +439,12 @@ def _resolved(settings: Sequence[Setting]) -> Iterator[Setting]:
             new = _REFERENCE.sub(partial(look, here=setting.path), value)
             if "\0" in new:
                 break
-            value = scalar(new)
+            value, room = scalar(new), room - len(new)
+            if len(new) > MOST_TEXT or room < 0:
+                raise PrismError(
+                    f"{place(setting.line)}: {'.'.join(setting.path)[:60]}: what it refers to "
+                    f"grows beyond {MOST_TEXT:,} characters; write the value out"
+                )
         yield Setting(setting.path, value, setting.line, setting.shown)
 
 
@@ -423,10 +453,7 @@ def _number(text: str) -> bool:
 
 
 def _toml(name: str, text: str) -> Iterator[Setting]:
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise PrismError(f"{name}: not valid TOML: {error}; correct it") from None
+    tree = parsed(tomllib.loads, text, name, "TOML")
     lines: dict[tuple[str, ...], int] = {}
     section: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
@@ -443,6 +470,8 @@ def _toml(name: str, text: str) -> Iterator[Setting]:
     def leaves(inner: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Setting]:
         for key, value in inner.items():
             path = (*above, key)
+            if len(path) > MAX_DEPTH:
+                raise PrismError(f"{name}:{line_of(path)}: more than {MAX_DEPTH} levels of tables")
             if isinstance(value, Mapping) and value:
                 yield from leaves(value, path)
             else:

@@ -8,11 +8,17 @@ that it reads or runs are followed where they are there.
 import ast
 import fnmatch
 import operator
+import os
 import re
+from bisect import bisect
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
+from prism.common.errors import PrismError
+from prism.common.files import read_head
 from prism.jobs.jobspec.othernames import understood
 
 FILE_LINES = 1_000_000
@@ -45,9 +51,16 @@ _ASSIGN = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _NAME = re.compile(r"\w+|[@*#?]")
 _LEADING = {"then", "else", "do", "{", "}", "export", "local", "declare", "readonly", "typeset",
             "exec", "time", "-a", "-x", "-r", "!"}  # fmt: skip
+
+
+def _quotient(a: int, b: int) -> int:
+    """Divide as a shell does, towards zero."""
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
 _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Div: operator.floordiv, ast.Mod: operator.mod,
+    ast.Div: _quotient, ast.Mod: lambda a, b: a - b * _quotient(a, b),
 }  # fmt: skip
 _ORDERS: dict[type, Callable[[int, int], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.Lt: operator.lt,
@@ -67,8 +80,14 @@ _COUNTED = re.compile(
 )
 _OPTIONS = re.compile(r"option|args|flags", re.I)
 _UNSET = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
+# What a script may come to, far beyond any that launches a training: arrays that double each line
+# would take all memory. Beyond is an error.
 MOST_TURNS = 10_000  # of all loops
-MOST_TEXT = 200_000  # characters that variables may grow to: a script could double one forever
+MOST_TEXT = 200_000  # characters of a variable
+MOST_WORK = 5_000_000  # characters of all statements followed and of what they expand to
+MOST_DEPTH = 50  # of `if`, `case`, loops, `bash -c` or ${a:-${b:-...}} inside each other
+_DIGITS = 20  # of a number of 64 bits
+_MOST_FORMULA = 1000  # characters of $((...)), a loop's head or a joined array
 
 
 def plain(text: Text) -> str:
@@ -80,12 +99,34 @@ def _marked(text: str, line: int) -> Text:
     return [(c, line) for c in text]
 
 
+_DOCUMENT = re.compile(r"(?<!<)<<-?[ ]*['\"]?(\w+)")
+
+
+def _without_documents(source: str) -> str:
+    """Leave out here-documents that end, the line that begins one from there on."""
+    lines = source.split("\n")
+    ends = defaultdict[str, list[int]](list)
+    for number, line in enumerate(lines):
+        ends[line.strip(" \t")].append(number)
+    out, i = list[str](), 0
+    while i < len(lines):
+        found, end = _DOCUMENT.search(lines[i]), None
+        if found is not None:
+            at = ends.get(found[1], [])
+            k = bisect(at, i)
+            end = at[k] if k < len(at) else None
+        if found is None or end is None:
+            out.append(lines[i])
+            i += 1
+            continue
+        out += [lines[i][: found.start()], *[""] * (end - i)]
+        i = end + 1
+    return "\n".join(out)
+
+
 def _characters(source: str, first: int) -> Text:
     """Give a script's characters without comments, here-documents and broken lines."""
-    heredoc = re.compile(
-        r"(<<-?[ ]*['\"]?(\w+)['\"]?[^\n]*\n)(.*?\n)?([ \t]*\2[ \t]*(?=\n|$))", re.S
-    )
-    source = heredoc.sub(lambda m: "\n" * m[0].count("\n"), source.replace("\r\n", "\n"))
+    source = _without_documents(source.replace("\r\n", "\n"))
     # patterns of `case`, so that a bar parts commands everywhere else
     source = _PATTERNS.sub(lambda m: m[0].replace("|", "\1"), source)
     out: Text = []
@@ -171,14 +212,45 @@ def _statements(text: Text, inside: bool = False) -> Iterator[list[Text]]:
 class Shell:
     """A script's variables, and the commands that it comes to."""
 
-    def __init__(self, given: dict[str, str], folder: Path | None) -> None:
-        self.folder, self.files, self.turns = folder, list[str](), 0
+    def __init__(self, given: dict[str, str], folder: Path | None, name: str) -> None:
+        self.name, self.folder, self.files = name, folder, list[str]()
+        self.turns = self.work = self.depth = 0
         self.missing: list[tuple[int, str]] = []
         self.exported: set[str] = set()
         self.variables: dict[str, list[Text]] = {k: [_marked(v, 1)] for k, v in given.items()}
         self.commands: list[list[Text]] = []
         self.branches: list[list[bool]] = []  # of each open `if` or `case`: taken now, taken before
         self.subjects: list[str] = []
+
+    def _refuse(self, line: int, what: str) -> NoReturn:
+        number, line = divmod(line, FILE_LINES)
+        place = f"{(self.name, *self.files)[number]}:{line}"
+        raise PrismError(
+            f"{place}: {what}, more than any script that launches a training; give the arguments "
+            "that it comes to, such as the start of the log"
+        )
+
+    def _count(self, line: int, characters: int) -> None:
+        """Count the work of following the script, and refuse too much."""
+        self.work += characters + 1
+        if self.work > MOST_WORK:
+            self._refuse(line, f"here the script has come to {MOST_WORK:,} characters")
+
+    @contextmanager
+    def _inside(self, line: int) -> Iterator[None]:
+        self.depth += 1
+        if self.depth + len(self.branches) > MOST_DEPTH:
+            self._refuse(line, f"{MOST_DEPTH} levels inside each other")
+        yield
+        self.depth -= 1
+
+    def _store(self, name: str, fields: list[Text]) -> None:
+        """Set a variable, or an array."""
+        size = sum(map(len, fields)) + len(fields)
+        if size > MOST_TEXT:
+            line = next((field[0][1] for field in fields if field), 0)
+            self._refuse(line, f"{name} grows beyond {MOST_TEXT:,} characters")
+        self.variables[name] = fields
 
     def run(self, source: str) -> None:
         """Follow a script from its first statement to its last."""
@@ -204,22 +276,23 @@ class Shell:
 
     def _loop(self, head: list[Text], body: list[list[Text]]) -> None:
         """Follow ``for ((i = 0; i < N; i++))`` and ``for x in a b``."""
-        name, values = "", list[str]()
-        if (found := _COUNTED.fullmatch(" ".join(map(plain, head[1:])))) is not None:
+        name, values, line = "", list[str](), head[0][0][1]
+        counter = " ".join(map(plain, head[1:]))[:_MOST_FORMULA]
+        if (found := _COUNTED.fullmatch(counter)) is not None:
             name, start, stop = found[1], self._arithmetic(found[2]), self._arithmetic(found[4])
             if start is not None and stop is not None:
-                stop = min(stop + (found[3] == "<="), start + MOST_TURNS)
+                stop = min(stop + (found[3] == "<="), start + MOST_TURNS + 1)
                 values = [*map(str, range(start, stop))]
         elif len(head) > 2 and plain(head[2]) == "in":
             name = plain(head[1])
             values = [plain(field) for word in head[3:] for field in self.fields(word)]
-        line = head[0][0][1]
         for value in values:
             self.turns += 1
             if self.turns > MOST_TURNS:
-                return
+                self._refuse(line, f"loops of more than {MOST_TURNS:,} turns")
             self.variables[name] = [_marked(value, line)]
-            self._block(body)
+            with self._inside(line):
+                self._block(body)
 
     def _delegate(self, command: list[Text], given: list[str]) -> bool:
         """Follow the script that a command reads or runs; one that is not there is named."""
@@ -228,7 +301,8 @@ class Shell:
             inner = [
                 c for word in command[words.index("-c") + 1 :] for c in (*word, (" ", word[0][1]))
             ]
-            self._block(list(_statements(inner)))
+            with self._inside(command[0][0][1] if command[0] else 0):
+                self._block(list(_statements(inner)))
             return True
         if words[0] in ("echo", "cat", "mkdir"):
             return True
@@ -241,7 +315,7 @@ class Shell:
         if path is None and "activate" in script:  # a virtual environment's
             return True
         if path is None:
-            name, how = Path(script).name, "reads" if reads else "runs"
+            name, how = Path(script).name[:60], "reads" if reads else "runs"
             told = f"{how} {name}, which is not there: what it sets is not known"
             self.missing.append((command[n][0][1] if command[n] else 0, told))
             if not reads:  # what it is given may say enough
@@ -255,7 +329,7 @@ class Shell:
             for k, word in enumerate(command[n + 1 :], 1):
                 self.variables[str(k)] = [word]
             self.variables["@"] = command[n + 1 :]
-        self.run(path.read_text(encoding="utf-8", errors="replace"))
+        self.run(read_head(path, str(path), MOST_TEXT).decode("utf-8", "replace"))
         self.branches, self.subjects = own
         return True
 
@@ -271,12 +345,17 @@ class Shell:
         tail = re.split(r"\$[({]?[^/]*", script)[-1].lstrip("/")
         for name in dict.fromkeys((script, tail, Path(tail).name)):
             path = self.folder / name
-            if name and path.is_file() and path.stat().st_size <= MOST_TEXT:
-                return path
+            with suppress(OSError):  # a folder without permission
+                if name and os.path.isfile(path) and 0 < path.stat().st_size <= MOST_TEXT:
+                    return path
         return None
 
     def _statement(self, words: list[Text]) -> None:
         first = plain(words[0])
+        line = words[0][0][1] if words[0] else 0
+        self._count(line, sum(map(len, words)))
+        if len(self.branches) > MOST_DEPTH:
+            self._refuse(line, f"{MOST_DEPTH} levels inside each other")
         if first in ("if", "elif"):
             self._condition(first, words[1:])
             return
@@ -317,7 +396,7 @@ class Shell:
         if [plain(word) for word in command[:2]] == ["printf", "-v"] and len(command) > 3:
             rest = iter(map(plain, command[4:]))
             text = re.sub("%[sd]", lambda _: next(rest, ""), plain(command[3]))
-            self.variables[plain(command[2])] = [_marked(text[:MOST_TEXT], command[2][0][1])]
+            self._store(plain(command[2]), [_marked(text, line)])
         elif command and not self._delegate(command, given):
             self.commands.append([*self._assigned(filter(understood, given)), *command])
 
@@ -353,12 +432,12 @@ class Shell:
         if value[:1] and value[0][0] == "(":
             inner = [word for words in _statements(value[1:-1], inside=True) for word in words]
             fields = [field for word in inner for field in self.fields(word)]
-            self.variables[name] = (self.variables.get(name, []) if more else []) + fields
+            self._store(name, (self.variables.get(name, []) if more else []) + fields)
             return
         old = [c for field in self.variables.get(name, []) for c in field] if more else []
         new = old + [c for k, f in enumerate(self.fields(value, split=False)) for c in
                      ([(" ", f[0][1])] if k and f else []) + f]  # fmt: skip
-        self.variables[name] = [new[:MOST_TEXT]]
+        self._store(name, [new])
 
     def _text(self, word: Text) -> str:
         return " ".join(map(plain, self.fields(word, split=False)))
@@ -366,7 +445,7 @@ class Shell:
     def fields(self, word: Text, split: bool = True) -> list[Text]:
         """Expand a word; what stands outside quotes is split at spaces."""
         fields: list[Text] = [[]]
-        quote, i, kept = "", 0, False
+        text, quote, i, kept = plain(word), "", 0, False
 
         def add(text: Text, whole: bool) -> None:
             nonlocal kept
@@ -387,46 +466,47 @@ class Shell:
                 quote = "" if quote else c
                 kept, i = True, i + 1
             elif c == "$" and quote != "'" and i + 1 < len(word):
-                found, i = self._expansion(word, i)
-                for k, text in enumerate(found):
+                found, i = self._expansion(word, text, i)
+                self._count(line, sum(map(len, found)) + len(found))
+                for k, field in enumerate(found):
                     if k:
                         fields.append([])
-                    add(text, bool(quote) or not split)
+                    add(field, bool(quote) or not split)
             elif c == "`" and quote != "'":
-                end = next((k for k in range(i + 1, len(word)) if word[k][0] == "`"), len(word))
+                end = text.find("`", i + 1)
                 add(_marked("$()", line), True)
-                i = end + 1
+                i = end + 1 if end >= 0 else len(word)
             else:
                 add([word[i]], True)
                 i += 1
         return [field for field in fields if field or (kept and len(fields) == 1)]
 
-    def _expansion(self, word: Text, i: int) -> tuple[list[Text], int]:
+    def _expansion(self, word: Text, text: str, i: int) -> tuple[list[Text], int]:
         """Give what `$...` at i stands for, as fields, and where it ends."""
-        line, rest = word[i][1], plain(word[i + 1 :])
-        if rest.startswith("(("):
-            end = rest.find("))")
-            inside = rest[2 : end if end >= 0 else None]
+        line, after = word[i][1], i + 1
+        if text.startswith("((", after):
+            end = _closing(text, after, "(", ")")
+            inside = text[after + 2 : end].removesuffix("))")
             value = self._arithmetic(inside)
             told = f"$(({inside}))" if value is None else str(value)
-            return [_marked(told, line)], i + 1 + (end + 2 if end >= 0 else len(rest))
-        if rest[0] == "(":
-            n = _closing(rest, "(", ")")
-            found = _JOINED.fullmatch(rest[:n])
+            return [_marked(told, line)], end
+        if text[after] == "(":
+            end = _closing(text, after, "(", ")")
+            found = _JOINED.fullmatch(text, after, min(end, after + _MOST_FORMULA))
             fields = self.variables.get(found[2], []) if found else []
             told = (found[1] or " ").join(map(plain, fields)) if found and fields else "$()"
-            return [_marked(told[:MOST_TEXT], line)], i + 1 + n
-        if rest[0] == "{":
-            end = _closing(rest, "{", "}")
-            return self._braces(word[i + 2 : i + end], line), i + 1 + end
-        found = _NAME.match(rest)
+            return [_marked(told, line)], end
+        if text[after] == "{":
+            end = _closing(text, after, "{", "}")
+            return self._braces(word[after + 1 : end - 1], line), end
+        found = _NAME.match(text, after)
         if not found:
-            return [[word[i]]], i + 1
+            return [[word[i]]], after
         known = self.variables.get(found[0])
         if known and found[0] in ("@", "*"):
-            return known, i + 1 + found.end()
-        text = [known[0]] if known else [_marked(f"${found[0]}", line)]
-        return text, i + 1 + found.end()
+            return known, found.end()
+        value_of = known[0] if known else _marked(f"${found[0]}", line)
+        return [value_of], found.end()
 
     def _braces(self, inside: Text, line: int) -> list[Text]:
         found = re.match(r"(\w+)(\[[^\]]*\])?(:?[-=?+])?", plain(inside))
@@ -435,7 +515,8 @@ class Shell:
         known = self.variables.get(found[1])
         empty = known is not None and not plain([c for field in known for c in field])
         if found[3] and found[3][-1] in "-=" and (known is None or (empty and ":" in found[3])):
-            return self.fields(inside[found.end() :], split=False)
+            with self._inside(line):
+                return self.fields(inside[found.end() :], split=False)
         if known is None:
             return [] if found[2] else [_marked(f"${{{found[1]}}}", line)]
         return known if found[2] else known[:1]
@@ -443,34 +524,45 @@ class Shell:
     def _arithmetic(self, text: str) -> int | None:
         def value_of(match: re.Match[str]) -> str:
             known = self.variables.get(match[1])
-            return plain(known[0]) if known else "unknown"
+            return plain(known[0]) if known and len(known[0]) <= _DIGITS else "unknown"
 
+        if len(text) > _MOST_FORMULA:
+            return None
         text = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", value_of, text).strip()
         try:
             return _evaluate(ast.parse(text, mode="eval").body)
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
             return None
 
 
 def _evaluate(node: ast.AST) -> int:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_evaluate(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
+        return _within(_OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right)))
     if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
+        return _within(node.value)
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _ORDERS:
         left, right = _evaluate(node.left), _evaluate(node.comparators[0])
         return int(_ORDERS[type(node.ops[0])](left, right))
-    raise ValueError(ast.dump(node))
+    raise ValueError("not understood")
 
 
-def _closing(text: str, opens: str, closes: str) -> int:
-    """Give the length of a bracketed beginning."""
+def _within(number: int) -> int:
+    """Give a number that a shell can hold, of 64 bits."""
+    if not -(2**63) <= number < 2**63:
+        raise ValueError("too large")
+    return number
+
+
+def _closing(text: str, start: int, opens: str, closes: str) -> int:
+    """Give where a bracket that opens at `start` is closed, or one behind the end."""
     depth = 0
-    for i, c in enumerate(text):
-        depth += (c == opens) - (c == closes)
+    for i in range(start, len(text)):
+        depth += (text[i] == opens) - (text[i] == closes)
         if not depth:
             return i + 1
-    return len(text)
+    return len(text) + 1
 
 
 def batch_options(source: str) -> Iterator[Argument]:
@@ -522,7 +614,7 @@ def arguments(words: list[Text]) -> Iterator[Argument]:
     yield from left
 
 
-def commands_of(source: str, folder: Path | None = None) -> Script:
+def commands_of(source: str, folder: Path | None = None, name: str = "script") -> Script:
     """Give the arguments of each command of a script, those of Slurm first.
 
     Parameters
@@ -531,6 +623,8 @@ def commands_of(source: str, folder: Path | None = None) -> Script:
         A shell script, or a single command.
     folder : pathlib.Path, optional
         Where other scripts are looked for.
+    name : str
+        Of the script, in messages.
 
     Returns
     -------
@@ -540,15 +634,13 @@ def commands_of(source: str, folder: Path | None = None) -> Script:
     """
     batch = list(batch_options(source))
     known = {argument.name: argument.words[0] for argument in batch}
-    given = {}
-    for name in ("nodes", "N"):
-        if name in known:
-            given = {"SLURM_NNODES": known[name], "SLURM_JOB_NUM_NODES": known[name]}
-    shell = Shell(given, folder)
+    nodes = known.get("N", known.get("nodes"))
+    given = {} if nodes is None else {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes}
+    shell = Shell(given, folder, name)
     shell.run(source)
-    for name, fields in shell.variables.items():
-        if name.startswith("NVTE_") and fields and fields[0]:
-            batch.append(Argument(name, [plain(fields[0])], fields[0][0][1], True))
+    for variable, fields in shell.variables.items():
+        if variable.startswith("NVTE_") and fields and fields[0]:
+            batch.append(Argument(variable, [plain(fields[0])], fields[0][0][1], True))
     # last a script that another one reads: what its variables hold
     held = [field for fields in shell.variables.values() for field in fields]
     commands = [batch, *(list(arguments(command)) for command in (*shell.commands, held))]

@@ -9,18 +9,28 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from prism.common.errors import PrismError
 from prism.common.files import read_bytes
 from prism.common.text import format_count
-from prism.jobs.hostlists import read_hosts_text
+from prism.jobs.hostlists import MOST_HOSTS, read_hosts_text
+from prism.jobs.importing.settings import parsed
 from prism.jobs.job import Job
+from prism.jobs.jobspec.messages import by_line, message, validate_block
+from prism.jobs.jobspec.values import Block, Count
+from prism.jobs.jobspec.yaml import MAX_BYTES as YAML_BYTES
+from prism.jobs.jobspec.yaml import Layer, parse_yaml
 
 MAX_BYTES = 64 << 20
+MOST_LEVELS = 20
+_MOST_SAID = 20  # errors
 LEVELS = ("leaf", "spine", "core")
 """Names of switch levels, from the nodes on; those above are ``tier4`` and so on."""
 DOMAIN = "nvlink"
@@ -38,6 +48,15 @@ _LABELS: dict[str, tuple[str, ...]] = {
 _PAIR = re.compile(r"(\w+)=(\S+)")
 _PADDING = re.compile(r"fake[-_]?\d+", re.I)
 """Topograph fills blocks up from Slurm's partition ``fake``, or its ``fake_node_pool``."""
+
+
+def _as_name(value: Any) -> Any:
+    """Take a number for the name that it is written as."""
+    return str(value) if type(value) is int else value
+
+
+_Name = Annotated[str, BeforeValidator(_as_name), Field(strict=True, min_length=1)]
+_Names = Annotated[str, BeforeValidator(_as_name), Field(strict=True)]
 _EXPECTED = (
     "expected Slurm's topology.conf or topology.yaml, or the JSON of kubectl get nodes with the "
     "labels of Topograph"
@@ -99,75 +118,139 @@ def read_topology(path: str | Path) -> Topology:
 
 
 # ---------------------------------------------------------------------------------- the formats
+class _Table(Block):
+    """What a block of topology.yaml may hold besides what is read here is left alone."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Switch(_Table):
+    switch: _Name
+    nodes: _Names = ""
+    children: _Names = ""
+
+
+class _Tree(_Table):
+    switches: tuple[_Switch, ...] = ()
+
+
+class _Block(_Table):
+    block: _Name
+    nodes: _Names = ""
+
+
+class _Blocks(_Table):
+    blocks: tuple[_Block, ...] = ()
+    block_sizes: tuple[Count, ...] = ()
+
+
+class _Topology(_Table):
+    topology: _Name
+    cluster_default: bool = False
+    tree: _Tree | None = None
+    block: _Blocks | None = None
+
+
+class _Topologies(_Table):
+    topologies: tuple[_Topology, ...] = ()
+
+
+class _Metadata(_Table):
+    name: Annotated[str, Field(strict=True, min_length=1)]
+    labels: dict[str, str] = {}
+
+
+class _Node(_Table):
+    metadata: _Metadata
+
+
+class _Nodes(_Table):
+    items: tuple[_Node, ...] = ()
+
+
+class _Reader:
+    """Expands lists of hosts, of all lists together no more than a cluster can have."""
+
+    def __init__(self) -> None:
+        self.left = MOST_HOSTS
+
+    def names(self, text: str, where: str) -> list[str]:
+        found = read_hosts_text(text, where)
+        self.left -= len(found)
+        if self.left < 0:
+            raise PrismError(f"{where}: more than {MOST_HOSTS:,} names; is a range mistyped?")
+        return found
+
+
 def _from_lines(text: str, source: str) -> Topology:
     """Read topology.conf, of either plugin."""
     switches: dict[str, tuple[list[str], list[str]]] = {}
     blocks: dict[str, list[str]] = {}
-    sizes: list[int] = []
+    sizes, where_sizes, reader = list[int](), source, _Reader()
     for number, line in enumerate(text.replace("\\\n", " ").splitlines(), start=1):
         given = {k.lower(): v for k, v in _PAIR.findall(line.split("#")[0])}
         where = f"{source}:{number}"
-        lists = {k: read_hosts_text(given.get(k, ""), where) for k in ("nodes", "switches")}
-        for name in read_hosts_text(given.get("switchname", ""), where):
+        lists = {k: reader.names(given.get(k, ""), where) for k in ("nodes", "switches")}
+        for name in reader.names(given.get("switchname", ""), where):
             switches[name] = lists["nodes"], lists["switches"]
-        for name in read_hosts_text(given.get("blockname", ""), where):
+        for name in reader.names(given.get("blockname", ""), where):
             blocks[name] = lists["nodes"]
         if "blocksizes" in given:
-            sizes = _sizes(given["blocksizes"].split(","), where)
-    return _of_blocks(blocks, sizes) if blocks else _of_switches(switches, source)
+            words = given["blocksizes"].split(",")
+            if not all(re.fullmatch(r"0*[1-9]\d{0,8}", word) for word in words):
+                raise PrismError(
+                    f"{where}: BlockSizes={given['blocksizes'][:60]}: expected whole numbers of "
+                    "nodes, at least 1, such as 16,32"
+                )
+            sizes, where_sizes = [*map(int, words)], where
+    if blocks:
+        return _of_blocks(blocks, sizes, where_sizes)
+    return _of_switches(switches, source)
 
 
 def _from_yaml(text: str, source: str) -> Topology:
     """Read topology.yaml: the default topology, else the first that is not flat."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        tables = YAML(typ="safe", pure=True).load(text)
-        tables = [tables] if isinstance(tables, dict) else [t for t in tables if "topology" in t]
-        deep = [table for table in tables if "tree" in table or "block" in table]
-        table = next((t for t in deep if t.get("cluster_default")), deep[0] if deep else {})
-        if "block" in table:
-            rows = {str(b["block"]): _names(b, "nodes", source) for b in table["block"]["blocks"]}
-            return _of_blocks(rows, _sizes(table["block"].get("block_sizes", ()), source))
-        switches = {
-            str(s["switch"]): (_names(s, "nodes", source), _names(s, "children", source))
-            for s in table.get("tree", {}).get("switches", ())
-        }
-    except (YAMLError, TypeError, KeyError, AttributeError) as error:
-        said = " ".join(str(error).split())
-        raise PrismError(f"{source}: is no topology.yaml: {said[:200]}; {_EXPECTED}") from error
-    return _of_switches(switches, source)
-
-
-def _names(row: Mapping[str, Any], key: str, source: str) -> list[str]:
-    return read_hosts_text(str(row.get(key) or ""), source)
+    if len(text) > YAML_BYTES:
+        raise PrismError(f"{source}: more than {YAML_BYTES >> 20} MiB of YAML; write ranges, such "
+                         "as node[001-064], or give topology.conf")  # fmt: skip
+    layer, reader = parse_yaml(text, source, _EXPECTED, "topologies"), _Reader()
+    data = layer.values
+    top: tuple[str, ...] = ()
+    if "topologies" not in data:  # one, without a list
+        data, top = {"topologies": [data]}, ("topologies", "0")
+    tables: _Topologies = _checked(_Topologies, data, layer, source, top)
+    deep = [t for t in tables.topologies if t.tree or t.block]
+    table = next((t for t in deep if t.cluster_default), deep[0] if deep else None)
+    if table is not None and table.block is not None:
+        rows = {b.block: reader.names(b.nodes, source) for b in table.block.blocks}
+        return _of_blocks(rows, table.block.block_sizes, source)
+    return _of_switches({
+        s.switch: (reader.names(s.nodes, source), reader.names(s.children, source))
+        for s in (table.tree.switches if table is not None and table.tree else ())
+    }, source)  # fmt: skip
 
 
-def _sizes(values: Iterable[Any], where: str) -> list[int]:
-    try:
-        found = [int(value) for value in values]
-    except ValueError as error:
-        raise PrismError(f"{where}: block sizes {list(values)}: expected whole numbers") from error
-    if any(size < 1 for size in found):
-        raise PrismError(f"{where}: block sizes {found}: expected 1 or more nodes")
-    return found
+def _checked(
+    kind: type[BaseModel], data: Any, layer: Layer, source: str, top: tuple[str, ...] = ()
+) -> Any:
+    """Check a table; `top` is the path that its values have, without it in the file."""
+    found = validate_block(kind, data)
+    own = [(path[len(top) :] if path[: len(top)] == top else path, t) for path, t in found.found]
+    wrong = layer.problems or [message(layer, source, [path], told) for path, told in own]
+    if wrong:
+        raise PrismError("\n".join([*sorted(wrong, key=by_line)[:_MOST_SAID], _EXPECTED]))
+    return found.block
 
 
 def _from_labels(text: str, source: str) -> Topology:
     """Read the nodes of a Kubernetes cluster; those without any label of Topograph are left out."""
-    try:
-        items = json.loads(text)
-        items = items["items"] if "items" in items else [items]
-        labels = {
-            str(i["metadata"]["name"]): dict(i["metadata"].get("labels") or {}) for i in items
-        }
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise PrismError(f"{source}: is no list of Kubernetes nodes; {_EXPECTED}") from error
+    data = parsed(json.loads, text, source, "JSON")
+    if "items" not in data:
+        data = {"items": [data]}
+    nodes: _Nodes = _checked(_Nodes, data, Layer(), source)
+    labels = {node.metadata.name: node.metadata.labels for node in nodes.items}
     units = {
-        name: tuple(
-            next((str(own[k]) for k in keys if own.get(k)), "") for keys in _LABELS.values()
-        )
+        name: tuple(next((own[k] for k in keys if own.get(k)), "") for keys in _LABELS.values())
         for name, own in labels.items()
     }
     units = {name: found for name, found in units.items() if any(found)}
@@ -189,14 +272,21 @@ def _of_switches(switches: Mapping[str, tuple[list[str], list[str]]], source: st
             if parent in path:
                 raise PrismError(f"{source}: switch {parent} is above itself")
             path.append(parent)
+            if len(path) > MOST_LEVELS:
+                raise PrismError(f"{source}: switch {name} is under {MOST_LEVELS} others; no "
+                                 "network has as many levels")  # fmt: skip
         units |= {node: tuple(path) for node in nodes if node not in units}
     depth = min(map(len, units.values()), default=0)
     levels = tuple(LEVELS[i] if i < len(LEVELS) else f"tier{i + 1}" for i in range(depth))
     return Topology(levels, {node: path[:depth] for node, path in units.items()})
 
 
-def _of_blocks(blocks: Mapping[str, list[str]], sizes: Sequence[int]) -> Topology:
+def _of_blocks(blocks: Mapping[str, list[str]], sizes: Sequence[int], source: str) -> Topology:
     """Put neighbouring blocks together as the block sizes above the first say."""
+    if any(b % a or b <= a for a, b in pairwise(sizes)):
+        told = ",".join(map(str, sizes))
+        raise PrismError(f"{source}: block sizes {told}: expected each a multiple of the one "
+                         "before it, such as 16,32")  # fmt: skip
     many = [size // sizes[0] for size in sizes[1:]] if sizes else []
     levels = ["block", *(f"aggregate{n}" for n in many)]
     padding = {node for nodes in blocks.values() for node in nodes if _PADDING.fullmatch(node)}

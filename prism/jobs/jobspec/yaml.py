@@ -171,16 +171,22 @@ class _Walker:
         return out
 
 
-def parse_yaml(text: str, shown: str, start: str = "") -> Layer:
-    """Parse one YAML mapping into a Layer whose places are "shown:line"; `start`: what to do."""
+def parse_yaml(text: str, shown: str, start: str = "", items: str = "") -> Layer:
+    """Parse one YAML mapping into a Layer whose places are "shown:line"; `start`: what to do.
+
+    A list, where it may be one, is that of the key `items`.
+    """
     node = _compose(text, shown)
     start = start or "start with `base: NAME`, NAME one of " + ", ".join(shipped_jobs())
     if node is None:
         raise PrismError(f"{shown}: is empty, expected a job; {start}")
+    walker = _Walker(shown)
+    if items and isinstance(node, SequenceNode):
+        walker.layer.values = {items: walker.walk(node, (items,))}
+        return walker.layer
     if not isinstance(node, MappingNode):
         kind = "a list" if isinstance(node, SequenceNode) else "plain text"
         raise PrismError(f"{shown}:1: holds {kind}, expected blocks of `key: value`; {start}")
-    walker = _Walker(shown)
     walker.layer.values = walker.walk(node, ())
     return walker.layer
 
