@@ -161,3 +161,20 @@ def test_errors_stand_below_their_numbers_where_a_terminal_is_narrow(results):
         counts[width] = [line.count("±") for line in lines if "0.01" in line]
     assert counts[120] == [6]
     assert len(counts[80]) == 2 and counts[80][1] >= 5  # a text breaks where it has room
+
+
+def test_long_names_are_broken_where_a_terminal_is_narrow(results):
+    """No character of a name and no number is lost."""
+    answer = prism.answer(results[1]["ranking"])
+    table = next(table for table in answer.tables if len(table.columns) > 6)
+    number = next(cell for cell in table.rows[0] if hasattr(cell, "text"))
+    name = "".join(f"kernel_{k}_" for k in range(8))
+    row = (name, *[number._replace(text="1.23 %")] * (len(table.columns) - 1))
+    answer = replace(answer, findings=(), tables=(replace(table, rows=(row,), notes=()),))
+    out = io.StringIO()
+    Console(file=out, width=80).print(answer)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80 < len(name) + 6 * 6
+    shown = next(k for k, line in enumerate(lines) if line.startswith("kernel_0"))
+    assert "".join(line.split(" ")[0] for line in lines[shown:]).startswith(name)
+    assert lines[shown].count("1.23 %") >= 5

@@ -1,7 +1,11 @@
 """Schedules: published makespans, bubbles and memory; every action once; text, CSV and picture."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+import termios
 
 import pytest
 from campaign import examples
@@ -287,3 +291,24 @@ def test_drawn_weights_have_a_colour_of_their_own():
     # forward, whole backward, and its halves
     assert sorted(map(sorted, colours.values())) == [[1.0], [1.0], [1.0], [2.0]]
     assert len(ax.get_legend().get_texts()) == 4
+
+
+def test_a_chart_goes_on_below_where_a_terminal_is_narrow(run):
+    words = ("schedule", "dualpipe-v", "--stages", "4", "--microbatches", "8")
+    whole = run(*words)[1]
+    ours, its = os.openpty()
+    termios.tcsetwinsize(its, (50, 60))
+    with open(its, "wb") as end:
+        command = [sys.executable, "-m", "prism", *words]
+        env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        subprocess.run(command, stdout=end, stdin=end, stderr=subprocess.PIPE, env=env, check=True)
+    parted = os.read(ours, 1 << 16).decode().replace("\r", "")
+    os.close(ours)
+    assert max(map(len, whole.splitlines())) > 60 >= max(map(len, parted.splitlines()))
+
+    def cells(text):
+        rows = [line.split(" | ") for line in text.splitlines() if " | " in line]
+        return {stage: " ".join(row for own, row in rows if own == stage).split()
+                for stage, _ in rows}  # fmt: skip
+
+    assert cells(whole) == cells(parted) and len(parted.splitlines()) > len(whole.splitlines())

@@ -98,8 +98,10 @@ def schedule_to_csv(schedule: Schedule) -> str:
     return text
 
 
-def format_schedule(schedule: Schedule) -> str:
+def format_schedule(schedule: Schedule, columns: int | None = None) -> str:
     """Draw a schedule as text, time to the right and one row per stage.
+
+    Where it is wider than `columns`, the rows go on below, behind a blank line.
 
     Cells are ``F3`` (``F3.1``: microbatch 3 of chunk 1; ``I3``: the input half of a split
     backward), ``-`` while an action goes on, ``.`` while the stage idles; a last line gives
@@ -118,10 +120,13 @@ def format_schedule(schedule: Schedule) -> str:
             cells[int(start) : int(start + length)] = [label] + ["-"] * (int(length) - 1)
     width = max(len(cell) for cells in grid for cell in cells)
     name = len(str(len(schedule) - 1))
-    text = [
-        f"stage {stage:>{name}} | " + " ".join(f"{cell:<{width}}" for cell in cells).rstrip()
-        for stage, cells in enumerate(grid)
-    ]
+    fit = end if columns is None else max(1, (columns - len("stage  | ") - name) // (width + 1))
+    text = []
+    for first in range(0, end, fit):
+        text += [""] * (first > 0)
+        for stage, cells in enumerate(grid):
+            shown = " ".join(f"{cell:<{width}}" for cell in cells[first : first + fit])
+            text.append(f"stage {stage:>{name}} | {shown.rstrip()}")
     idle = 1.0 - sum(map(sum, lengths)) / (end * len(schedule))
     each = {"F": 1, "B": 2, "I": 1, "W": 1}
     used = {letter for row in letters for letter in row}

@@ -9,7 +9,7 @@ import textwrap
 from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -20,6 +20,8 @@ WIDTH = 110
 """Widest line of running text [columns]."""
 WIDEST = 10_000
 """More than any table has [columns]."""
+NAME = 12
+"""Of names no more than this is kept together where a terminal is too narrow [columns]."""
 SPACE, BREAK = "\ue000", "\n"
 """Between words that stay together, as rich breaks at no-break spaces; where a line may end."""
 
@@ -54,18 +56,22 @@ def render_table(table: Table) -> list[RenderableType]:
     return parts + [_Line(note) for note in table.notes]
 
 
-def _lay(table: Table, error: str) -> RichTable:
-    """Lay out head and rows; a number keeps its unit, and its error behind `error`."""
+def _lay(table: Table, error: str, name: int = WIDEST) -> RichTable:
+    """Lay out head and rows; a number keeps its unit, and its error behind `error`.
+
+    Names of more than `name` columns are broken.
+    """
     headed = any(column.title or column.group for column in table.columns)
-    gap = 2 if len(table.columns) > 3 else 3
+    gap = 1 if name < WIDEST else 2 if len(table.columns) > 3 else 3
     rich = RichTable(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=headed)
     cells = [
         [_cell(cell, column, error) for cell, column in zip(row, table.columns, strict=True)]
         for row in table.rows
     ]
     for k, (title, column) in enumerate(zip(_titles(table.columns), table.columns, strict=True)):
-        kept = [word for row in cells for word in row[k].split(" ")]
-        least = max(map(len, [*kept, *title.split()]), default=0)
+        least = max((len(word) for row in cells for word in row[k].split(" ")), default=0)
+        least = least if column.right else min(least, name)
+        least = max([least, *map(len, title.split())])
         rich.add_column(
             Text(title), justify="right" if column.right else "left", overflow="fold",
             min_width=least, width=least if error == BREAK and column.right else None,
@@ -85,20 +91,24 @@ def _cell(cell: Cell, column: Column, error: str) -> str:
 class _Whole(NamedTuple):
     """A table of which no number and no word is cut.
 
-    Where a terminal is too narrow, errors stand below their numbers; then it runs over.
+    Where a terminal is too narrow, errors stand below their numbers; then long names are broken;
+    then it runs over.
     """
 
     table: Table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for error in (SPACE, BREAK):
-            rich = _lay(self.table, error)
-            least = Measurement.get(console, options.update(max_width=WIDEST), rich).minimum
-            if least <= options.max_width:
+        for error, name in ((SPACE, WIDEST), (BREAK, WIDEST), (BREAK, NAME)):
+            rich = _lay(self.table, error, name)
+            gaps = rich.padding[1] * (len(rich.columns) - 1)
+            least = gaps + sum(column.min_width or 0 for column in rich.columns)
+            wide = options.update(max_width=max(least, options.max_width))
+            lines = [*Segment.split_lines(console.render(rich, wide))]
+            if max(map(Segment.get_line_length, lines), default=0) <= options.max_width:
                 break
-        wide = options.update(max_width=max(least, options.max_width))
-        for part in console.render(rich, wide):
-            yield part._replace(text=part.text.replace(SPACE, " "))
+        for line in lines:
+            yield from (part._replace(text=part.text.replace(SPACE, " ")) for part in line)
+            yield Segment.line()
 
 
 def _titles(columns: tuple[Column, ...]) -> list[str]:

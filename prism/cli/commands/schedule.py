@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,7 +65,8 @@ def schedule(
     if as_json:
         click.echo(to_json(_numbers(name, actions)))
     else:
-        click.echo(visible(format_schedule(actions)))
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo(visible(format_schedule(actions, columns)))
     for path in (csv_file, plot_file):
         if path is not None and not quiet:
             say(f"wrote {path}")

@@ -61,8 +61,17 @@ def progress_line(what: str, quiet: bool = False) -> Iterator[Callable[[int, int
 
 
 def say(text: str) -> None:
-    """Write a line to stderr; nothing in it steers the terminal."""
-    click.echo(visible(text), err=True)
+    """Write a line to stderr; nothing in it steers the terminal, whose width it keeps to."""
+    text = visible(text)
+    if sys.stderr.isatty():
+        import shutil
+        import textwrap
+
+        width = shutil.get_terminal_size().columns
+        parts = (textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False,
+                               break_on_hyphens=False) for line in text.split("\n"))  # fmt: skip
+        text = "\n".join("\n".join(part) for part in parts)
+    click.echo(text, err=True)
 
 
 def print_answer(answer: Answer, as_json: bool, details: bool) -> None:
