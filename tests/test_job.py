@@ -358,6 +358,8 @@ def test_what_does_not_fit_together(here: Path, override: str, key: str) -> None
     ("effects", "key"),
     [
         ({"jitter": {"cv": 1e300}}, "jitter.cv"), ({"step": {"cv": 2}}, "step.cv"),
+        ({"residual": {"cv": 11}}, "residual.cv"), ({"call": {"cv": 1e6}}, "call.cv"),
+        ({"stall": {"duration_cv": 20}}, "stall.duration_cv"),
         ({"rank": {"lemon_slowdown": [1.2, 1.1]}}, "rank.lemon_slowdown"),
         ({"fail_slow": {"factor": 2}}, "fail_slow.rate_per_1000_node_days"),
         ({"fail_slow": {"rate_per_1000_node_days": 1, "replace": True}}, "fail_slow.detection"),

@@ -1,11 +1,12 @@
 """`prism explore` in headless Chromium: five states, time to an answer, random settings.
 
 Run from a checkout: python experiments/verification/explore.py [--job llama3-405b-16k]
-[--settings 50] [--changes 15] [--pictures FOLDER]; with --picture FILE only the one of
+[--settings 50] [--changes 15] [--pauses 8 35] [--pictures FOLDER]; with --picture FILE only that of
 docs/explore.md: two settings side by side, as prism/present/explore/page.py shows them.
 Needs playwright, a Chromium (--browser names its file) and the extra `app`; without them it says so
 and stops. Fails where a page asks for anything outside this machine, a setting ends in an error
-page, or the median time from a change to its first answer is above 1.5 s.
+page, the median time from a change to its first answer is above 1.5 s, a change that is made while
+the connection is cut does not arrive, or another site's request is answered.
 """
 
 import argparse
@@ -13,11 +14,15 @@ import os
 import random
 import re
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 PORT = 8493
@@ -80,6 +85,85 @@ class Explorer:
         return self.server.returncode, said
 
 
+class Line:
+    """A connection to the page that can be cut."""
+
+    PORT = PORT + 1
+
+    def __init__(self):
+        self.is_cut, self.open = False, []
+        self.listening = socket.create_server(("127.0.0.1", self.PORT))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        while True:
+            ours = self.listening.accept()[0]
+            if self.is_cut:
+                ours.close()
+                continue
+            its = socket.create_connection(("127.0.0.1", PORT))
+            self.open += [ours, its]
+            for ends in ((ours, its), (its, ours)):
+                threading.Thread(target=self._pass, args=ends, daemon=True).start()
+
+    def _pass(self, source, target):
+        try:
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        except OSError:  # it was cut
+            pass
+        for end in (source, target):
+            end.close()
+
+    def cut(self, seconds):
+        """Cut it for a time."""
+        self.is_cut = True
+        for end in self.open:
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:  # it has ended
+                pass
+        self.open.clear()
+        time.sleep(seconds)
+        self.is_cut = False
+
+
+def try_pauses(explorer, pauses):
+    """Change the number of GPUs while the connection is cut; says whether each change arrives."""
+    line, page, found = Line(), explorer.page, {}
+    page.goto(f"http://127.0.0.1:{Line.PORT}")
+    explorer.wait(f"{ANSWERED} > 0")
+    gpus = int(page.locator('input[data-key="gpus"]').input_value())
+    for i, pause in enumerate(pauses):
+        explorer.wait(f"({STATE}).includes('done in')", 180)
+        wanted, cutting = gpus // (2 - i % 2), threading.Thread(target=line.cut, args=(pause,))
+        cutting.start()
+        time.sleep(pause / 2)
+        explorer.give("gpus", wanted)
+        while cutting.is_alive():
+            page.wait_for_timeout(100)
+        explorer.wait(f"({STATE}).includes('computing')", 30)
+        explorer.wait(f"({STATE}).includes('done in')", 180)
+        page.reload()  # what the server has
+        explorer.wait(f"{ANSWERED} > 0")
+        found[pause] = int(page.locator('input[data-key="gpus"]').input_value()) == wanted
+    return found
+
+
+def ask_meanwhile(n, foreign):
+    """Ask for the page n times, some from another site; statuses of own and of foreign requests."""
+    own, others = set(), set()
+    for i in range(n):
+        of = others if i % (n // foreign) == 0 else own
+        headers = {"Origin": "http://evil.example"} if of is others else {}
+        request = urllib.request.Request(f"http://127.0.0.1:{PORT}", headers=headers)
+        try:
+            of.add(urllib.request.urlopen(request, timeout=10).status)
+        except urllib.error.HTTPError as error:
+            of.add(error.code)
+    return own, others
+
+
 def time_changes(explorer, n):
     """Time from a change of the number of GPUs, halved and back, to its first answer [s]."""
     gpus, out = int(explorer.page.locator('input[data-key="gpus"]').input_value()), []
@@ -114,7 +198,8 @@ def try_settings(explorer, n):
             raise SystemExit(f"{key}: {state[:300]} {explorer.errors}")
         refused = "of the setting before" in state
         found["refused" if refused else "answered"] += 1
-        if refused:  # and so would be all that follow
+        if refused:  # and so would be all that follow: another window
+            page.evaluate("sessionStorage.clear()")
             page.reload()
             explorer.wait(f"{ANSWERED} > 0")
             explorer.open()
@@ -157,6 +242,7 @@ def main():
     parser.add_argument("--job", default="llama3-405b-16k")
     parser.add_argument("--settings", type=int, default=50)
     parser.add_argument("--changes", type=int, default=15)
+    parser.add_argument("--pauses", type=float, nargs="*", default=[8, 35])
     parser.add_argument("--pictures", type=Path)
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--browser", default=shutil.which("chromium") or "")
@@ -182,16 +268,26 @@ def main():
                     take_pictures(explorer, Path(folder))
                     shutil.copyfile(Path(folder) / "explore-beside.png", arguments.picture)
                 return 0
+            asked, codes = (
+                [],
+                threading.Thread(target=lambda: asked.extend(ask_meanwhile(500, 100))),
+            )
+            codes.start()
             took = time_changes(explorer, arguments.changes)
+            codes.join()
+            arrived = try_pauses(explorer, arguments.pauses)
             tried = try_settings(explorer, arguments.settings)
         finally:
             status, said = explorer.close()
     median = statistics.median(took)
     print(f"from a change to its first answer: median {median:.2f} s, longest {max(took):.2f} s")
     print(f"{arguments.settings} random settings: {tried}; no error page")
+    print(f"500 requests meanwhile: own {asked[0]}, of another site {asked[1]}")
+    print(f"a change while the connection is cut arrives, by seconds: {arrived}")
     outside = {at for at in explorer.asked if not at.startswith(("http://127.0.0.1", "data:"))}
     print(f"asked of: {sorted(explorer.asked)}; ended with status {status} {said!r}")
-    return int(median > MOST_S or bool(outside) or status != 0)
+    kept = asked == [{200}, {403}] and all(arrived.values())
+    return int(median > MOST_S or bool(outside) or status != 0 or not kept)
 
 
 if __name__ == "__main__":

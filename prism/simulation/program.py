@@ -14,6 +14,7 @@ from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.distributions.distribution import POSITIVE, Distribution, constant, quantile_table
 from prism.distributions.tables import quadrature, table_of_quantiles, tail_panels
+from prism.jobs.jobspec.values import MAX_CV
 from prism.simulation.draws import end_blocks, seed_key
 from prism.simulation.execution.tasks import Arrays
 from prism.simulation.lowering import Part
@@ -106,6 +107,12 @@ class Tables:
         self, distribution: Distribution, power: float = 1.0, effect: str = "residual"
     ) -> int:
         """Index of a table of durations; raises PrismError where it reaches below 0."""
+        if distribution.cv > MAX_CV and distribution.family != "empirical":
+            raise PrismError(
+                f"{self.source}{f'variability.effects.{effect}' if effect else 'an effect'}: a CV "
+                f"of {distribution.cv:.3g}, expected at most {MAX_CV:g}: the mean of what is so "
+                "wide cannot be sampled; take a smaller cv, scale or cluster.scale"
+            )
         index = self.add(distribution, power)
         if float(self.arrays[index][0, 0]) >= -1.0:
             return index

@@ -15,6 +15,7 @@ from prism.jobs.jobspec.values import (
     Positive,
     Share,
     SharedCv,
+    WideCv,
     key,
 )
 
@@ -61,15 +62,13 @@ class MicrobatchEffect(Block):
 class ExpertEffect(Block):
     """How the load of the busiest expert-parallel rank varies, between microbatches."""
 
-    cv: NonNegative | None = key(
-        "CV between microbatches of an expert group [0.05, an assumption]."
-    )
+    cv: WideCv | None = key("CV between microbatches of an expert group [0.05, an assumption].")
 
 
 class CallEffect(Block):
     """What all kernels of one forward or backward share."""
 
-    cv: NonNegative | None = key("CV between calls.")
+    cv: WideCv | None = key("CV between calls.")
 
 
 class ResidualEffect(Block):
@@ -78,7 +77,7 @@ class ResidualEffect(Block):
     law: Literal["lognormal", "normal", "gamma"] | None = key(
         "Family of the distribution for every kernel class [lognormal, with cv]."
     )
-    cv: NonNegative | None = key("CV of the distribution, for every kernel class [the library's].")
+    cv: WideCv | None = key("CV of the distribution, for every kernel class [the library's].")
     scale: NonNegative | None = key("Factor on the spread of the library's residual distributions.")
 
 
@@ -103,14 +102,14 @@ class StallEffect(Block):
     )
     rate_per_hour: NonNegative | None = key("Stalls per entity and hour.")
     duration_s: NonNegative | None = key("Mean length of a stall [s].")
-    duration_cv: NonNegative | None = key("CV of that length.")
+    duration_cv: WideCv | None = key("CV of that length.")
 
 
 class JitterEffect(Block):
     """A time added to every step, whatever its length: pauses of hosts, late collectives."""
 
     mean_s: NonNegative | None = key("Mean time added to a step [s].")
-    cv: NonNegative | None = key("CV of that time from step to step [1, lognormal].")
+    cv: WideCv | None = key("CV of that time from step to step [1, lognormal].")
 
 
 class RunEffect(Block):
@@ -134,7 +133,7 @@ class FailSlowEffect(Block):
     duration: Duration | None = key(
         "Mean length of an episode [10min of compute, 24min of network; s]."
     )
-    duration_cv: NonNegative = key("CV of that length.", 1.0)
+    duration_cv: WideCv = key("CV of that length.", 1.0)
     detection: Duration | None = key(
         "Time until a slow node is found, to be replaced [s, or 10min]."
     )

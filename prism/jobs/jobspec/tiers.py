@@ -15,6 +15,7 @@ from prism.jobs.jobspec.values import (
     Efficiency,
     NonNegative,
     Positive,
+    WideCv,
     key,
 )
 
@@ -51,7 +52,7 @@ class TierBlock(Block):
         "ring: in rank order through all units; hierarchical: each unit sends what it has to, once "
         "[hierarchical where a latency or a distance is given, else ring]."
     )
-    cv: NonNegative | None = key(
+    cv: WideCv | None = key(
         "Spread of what leaves a unit, lognormal [the network's distributions]."
     )
 

@@ -111,6 +111,10 @@ Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 # Of what many ops share. More than twice the widest published (0.44, unpacked sequences); beyond, a
 # mean of 1 says little of a step: the median lies far below it.
 SharedCv = Annotated[float, Field(strict=True, ge=0, le=1)]
+# Of what is drawn often: of 10,000 draws the mean is known to a tenth of itself at 10, and not from
+# any number that can be drawn far beyond.
+MAX_CV = 10.0
+WideCv = Annotated[float, Field(strict=True, ge=0, le=MAX_CV)]
 Efficiency = Annotated[float, Field(strict=True, gt=0, le=1)]
 Seconds = Annotated[
     NonNegative | Annotated[tuple[NonNegative, ...], Field(min_length=1)],

@@ -25,8 +25,9 @@ from prism.present.reports import page as reports
 HOST = "127.0.0.1"
 WAIT_MS = 150
 """Time without a key press after which a typed value counts [ms]."""
-RECONNECT_S = 30.0
-"""Pause of a connection after which a page goes on; after a longer one it is drawn anew [s]."""
+RECONNECT_S = 1800.0
+"""Pause of a connection after which a page goes on, what was changed meanwhile included; after a
+longer one it is drawn anew [s]."""
 GRACE_S = 1
 """Time that open connections get to end, once the page is to [s]."""
 HINTS = {
@@ -71,8 +72,10 @@ def serve(base: Job, port: int, seed: int, threads: int | None, show: bool) -> N
 
     @ui.page("/")
     async def index() -> None:
-        await ui.context.client.connected()  # what nobody looks at is not computed
-        Page(app.storage.tab, base, seed, threads)
+        client = ui.context.client
+        await client.connected()  # what nobody looks at is not computed
+        if client.has_socket_connection:  # else it was given up
+            Page(app.storage.tab, base, seed, threads)
 
     try:
         ui.run(
