@@ -38,6 +38,15 @@ FEWER = *FEW, "--run-replicates", "8"
 LINE = re.compile(r"^\S*:\d+: \w*Warning: ", re.MULTILINE)  # what Python prints of a warning
 BOMB = 1 << 30  # bytes that a bomb unpacks to
 
+ROOT = Path(__file__).parents[1]
+# Put somewhere into a script: what grows, nests, does not end or is no number.
+SNIPPETS = (
+    'A=("${A[@]}" "${A[@]}" x)\n' * 30, 'B="$B$B"x\n' * 40, "if true; then\n" * 300,
+    "for i in a b; do\n" * 300, "for ((i=0;i<99999;i++)); do X+=x; done\n", "$((" * 500,
+    "x=$((9**9**9))\n", "x=$((1<<99999))\n", "x=$((-))\n", "${a:-" * 300, "'", '"', "`", "$(",
+    "cat <<E\n" * 300, "case a in\n*a*a*a*a*a*a*b) x=1;;\n", "source /dev/zero\n", "\\\n" * 300,
+    "bash -c '" * 100, " -- --- -_ --_ = == --=", "--num-layers=", "${" + "a" * 5000 + "}",
+)  # fmt: skip
 JOB = """
 model: {name: llama3-8b, n_layers: 4, seq_len: 2048}
 parallelism: {tp: 2, pp: 2, dp: 4, microbatches: 4, data_parallel: zero1, schedule: 1f1b}
@@ -95,6 +104,7 @@ def make_originals(folder: Path, call: Call | None, netcdf: bool = True) -> list
         **_step_times(folder, str(job)),
         **_nodes(folder, str(job)),
         **_traces(folder, str(job)),
+        **_imports(folder),
     }
     found = [Original(*name.split("/")[:1], path, tuple(commands))
              for name, (path, commands) in texts.items()]  # fmt: skip
@@ -220,6 +230,39 @@ def _traces(folder: Path, job: str) -> dict[str, Any]:
         "chakra/et": (folder / "chakra.et", kernels),
         "hta/csv": (folder / "hta.csv", library),
     }
+
+
+def _imports(folder: Path) -> dict[str, Any]:
+    """Files of other tools: shipped public configurations, and topologies of 64 nodes."""
+    public = sorted((ROOT / "experiments" / "public-configs" / "configs").iterdir())
+    gpus = {"bigscience-bloom-176b.slurm": "384", "megatron-llama3-8b-h100-fp8.sh": "8",
+            "deepspeed-llama-70b.json": "32"}  # fmt: skip
+    named = {"deepspeed-llama-70b.json": ("--set", "model.name=llama3-70b")}
+    out = {
+        f"import/{path.name}": (path, [
+            ("import", "{}", "--gpus", gpus.get(path.name, "512"), *named.get(path.name, ()))
+        ]) for path in public
+    }  # fmt: skip
+    n = range(16)  # leaf switches, of four nodes each
+    lines = [f"SwitchName=s{k} Nodes=n[{4 * k}-{4 * k + 3}]\n" for k in n]
+    blocks = [f"BlockName=b{k} Nodes=n[{4 * k}-{4 * k + 3}]\n" for k in n]
+    rows = [f"      - {{switch: s{k}, nodes: 'n[{4 * k}-{4 * k + 3}]'}}\n" for k in n]
+    label = "network.topology.nvidia.com/"
+    hosts = [{"metadata": {"name": f"n{k}", "labels": {
+        f"{label}leaf": f"s{k // 4}", f"{label}spine": "t",
+    }}} for k in range(64)]  # fmt: skip
+    texts = {
+        "topology.conf": "".join(lines) + "SwitchName=t Switches=s[0-15]\n",
+        "blocks.conf": "".join(blocks) + "BlockSizes=4,8\n",
+        "topology.yaml": "- topology: t\n  tree:\n    switches:\n"
+        + "".join(rows)
+        + "      - {switch: t, children: 's[0-15]'}\n",
+        "nodes.json": json.dumps({"kind": "List", "items": hosts}),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+        out[f"topology/{name}"] = folder / name, [("import", "{}", "--job", "llama3-70b-fsdp-512")]
+    return out
 
 
 def _netcdf(folder: Path, call: Call, job: str) -> list[Original]:
@@ -566,7 +609,7 @@ def mutate_file(path: Path, rng: random.Random) -> None:
         mutate_sqlite(path, rng)
     elif head.startswith(b"PAR1"):
         mutate_parquet(path, rng)
-    elif path.suffix == ".yaml":
+    elif path.suffix in (".yaml", ".yml"):
         tree = mutate_tree(yaml.safe_load(data), rng)
         path.write_text(yaml.safe_dump(tree, sort_keys=False))
     elif head[:1] == b"{" and rng.random() < 0.7:
@@ -577,6 +620,10 @@ def mutate_file(path: Path, rng: random.Random) -> None:
     elif path.suffix in (".gz", ".et"):
         path.write_bytes(mutate_bytes(data, rng))
     else:
+        if path.suffix in (".sh", ".slurm") and rng.random() < 0.5:
+            lines = data.split(b"\n")
+            at = rng.randrange(len(lines))
+            data = b"\n".join([*lines[:at], rng.choice(SNIPPETS).encode(), *lines[at:]])
         path.write_bytes(mutate_text(data, rng))
     return None
 
@@ -601,7 +648,7 @@ def make_input(originals: list[Original], seed: int, index: int, folder: Path) -
     kinds = sorted({original.kind for original in originals})
     rng = random.Random(f"{seed}/{index}")
     # a job file can say more than any other: one input in six
-    kind = "job" if index % 6 == 0 else kinds[index * 7 // 6 % len(kinds)]
+    kind = "job" if index % 6 == 0 and "job" in kinds else kinds[index * 7 // 6 % len(kinds)]
     original = rng.choice([o for o in originals if o.kind == kind])
     path = folder / original.path.name
     shutil.copyfile(original.path, path)

@@ -146,6 +146,7 @@ def main():
     parser.add_argument("n", nargs="?", type=int, default=10_000)
     parser.add_argument("seed", nargs="?", type=int, default=1)
     parser.add_argument("--only", type=int, nargs="+", default=[])
+    parser.add_argument("--kind", help="inputs of this kind alone, such as import")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--keep", type=Path, help="folder of whole files, made where it is not")
@@ -157,6 +158,7 @@ def main():
     folder = Path(tempfile.mkdtemp(prefix="prism-fuzz-"))
     begin = time.perf_counter()
     originals = make_originals(asked.keep or folder / "whole", call)
+    originals = [o for o in originals if asked.kind in (None, o.kind)]
     print(f"{len(originals)} whole files: {time.perf_counter() - begin:.0f} s", flush=True)
     warm_up(originals, asked.seed, folder / "warm")
     print(f"kernels compiled: {time.perf_counter() - begin:.0f} s", flush=True)
