@@ -386,3 +386,21 @@ def test_no_gate_without_a_limit(run, tmp_path):
     write(tmp_path / "a.csv", levels(5))
     code, out, _ = run("compare", "a.csv", "a.csv", "--json", "--seed", "1")
     assert code == 0 and "gate" not in json.loads(out)
+
+
+def test_a_comparison_of_an_earlier_version_names_its_command(run, tmp_path):
+    """Earlier ones lack what `--fail-if-slower` follows from."""
+    times = np.random.default_rng(1).normal(1.0, 0.02, 100)
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("step_s\n" + "\n".join(map(str, times)))
+    words = ("compare", tmp_path / "a.csv", tmp_path / "b.csv", "--seed", "1", "-q")
+    assert run(*words, "-o", tmp_path / "out")[0] == 0
+    result = prism.load(tmp_path / "out" / "result.nc").to_xarray().copy()
+    assert run("show", tmp_path / "out")[0] == 0
+    summary = json.loads(result.attrs["summary"])
+    for quantity in summary["quantities"].values():
+        del quantity["gate"]
+    result.attrs["summary"] = json.dumps(summary)
+    result.to_netcdf(tmp_path / "old.nc", engine="h5netcdf")
+    status, _, err = run("show", tmp_path / "old.nc")
+    assert status == 2 and "`prism compare`" in err

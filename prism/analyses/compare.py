@@ -200,6 +200,11 @@ DIFFERENCES = Columns("difference", (
 class Comparison(Result):
     """Whether two results, or two measurements, differ."""
 
+    def is_whole(self) -> bool:
+        """Tell whether it has what a gate follows from, which earlier versions did not keep."""
+        summary = json.loads(self.dataset.attrs["summary"])
+        return all("gate" in quantity for quantity in summary["quantities"].values())
+
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""
         return _figures(self.dataset)
