@@ -394,6 +394,26 @@ def test_names_are_data_and_steer_nothing(tmp_path, run, empty_pictures):
         assert not STEERING.search(text)
 
 
+def test_a_name_of_two_lines_is_shown_on_one(tmp_path, run, empty_pictures):
+    """Each problem, answer and file written keeps to its lines."""
+    job = tmp_path / "two\nlines.yaml"
+    job.write_text("base: pipeline-8x32\nparallelism: {tp: x, cp: 0}\n")
+    status, _, said = run("estimate", job)
+    assert status == 2 and len(said.splitlines()) == 2 and said.count("two\\nlines.yaml") == 2
+    for command in ("estimate", "import", "fit"):
+        status, _, said = run(command, tmp_path / "not\nthere")
+        assert status == 2 and "not\\nthere" in said.splitlines()[0], command
+    job.write_text("base: pipeline-8x32\n")
+    few = "--replicates", "128", "--run-replicates", "20", "--seed", "1"
+    status, answer, said = run("estimate", job, *few, "-q", "-o", tmp_path / "o\nut")
+    assert status == 0 and answer.startswith("two\\nlines, 8 GPUs")
+    status, _, said = run("estimate", job, *few, "-o", tmp_path / "o\nut")
+    assert f"wrote {tmp_path}/o\\nut: " in said
+    with pytest.raises(prism.PrismError) as refused:
+        prism.load_job("pipeline-8x32", ["a\nb=1", "parallelism.tp=0"])
+    assert len(refused.value.args) == len(str(refused.value).splitlines()) == 2
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
 def test_a_stream_that_is_closed_is_no_error(tmp_path, closed):
     file, line = tmp_path / "s.csv", f"{sys.executable} -m prism schedule 1f1b --stages 4"

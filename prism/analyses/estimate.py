@@ -360,7 +360,7 @@ def _check(call: dict[str, Any]) -> None:
         except ValueError as error:
             problems.append(f"{named('start')}: {error}")
     if problems:
-        raise PrismError("\n".join(problems))
+        raise PrismError(*problems)
     runs = {"runs": (call["run_replicates"] or 0, sizes.RUN)}
     sizes.check_size(named("run_replicates"), runs, named("run_replicates"))
 

@@ -237,7 +237,7 @@ def _work(job: Job) -> float:
 
 def _reason(error: PrismError, job: Job) -> str:
     """Give what a job's check found, without the name of the job."""
-    return "; ".join(line.removeprefix(f"{job.name}: ") for line in str(error).splitlines())
+    return "; ".join(line.removeprefix(f"{job.name}: ") for line in error.args)
 
 
 def _all_refused(job: Job, refused: Sequence[Mapping[str, Any]]) -> str:

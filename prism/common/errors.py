@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from prism.common.text import one_line
+
 _TYPED = ContextVar("typed", default=False)
 _OPTIONS = {"overrides": "set", "limit_s": "limit"}
 
@@ -20,6 +22,12 @@ class PrismError(Exception):
     ...     print(error)  # doctest: +ELLIPSIS
     overrides parallelism.tp=0: parallelism.tp: expected ..., got 0; ...
     """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__(*(one_line(problem) for problem in problems))
+
+    def __str__(self) -> str:
+        return "\n".join(self.args)
 
 
 @contextmanager

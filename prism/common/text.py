@@ -31,6 +31,17 @@ def visible(text: str) -> str:
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def one_line(text: str) -> str:
+    r"""Write what ends a line as `\n`: a name may hold that too.
+
+    Examples
+    --------
+    >>> one_line("a\nb.yaml")
+    'a\\nb.yaml'
+    """
+    return text.replace("\n", "\\n")
+
+
 def format_duration(seconds: float, resolution: float | None = None) -> str:
     """Write a duration with fitting units.
 

@@ -96,7 +96,7 @@ class Job(BaseModel):
             blocks.pop("source", None)
             job_from_dict(blocks, str(name))  # says what is wrong as for a file
             wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise PrismError("\n".join(wrong)) from None
+            raise PrismError(*wrong) from None
 
     def replace(self, *overrides: str | Mapping[str, Any]) -> "Job":
         """Return the job with other values of some keys; what follows from them follows anew.
@@ -322,7 +322,7 @@ def _build(layer: Layer, name: str, path: Path) -> Job:
             paths = [tuple(key.split(".")) for key in keys]
             messages.append(message(layer, source, paths, text))
     if messages:
-        raise PrismError("\n".join(sorted(dict.fromkeys(messages), key=by_line)))
+        raise PrismError(*sorted(dict.fromkeys(messages), key=by_line))
     job = Job(name=name, source=as_text(path), **valid)
     job._places.update({".".join(key): place for key, place in layer.places.items()})
     return job

@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from prism.common.text import format_duration
+from prism.common.text import format_duration, one_line
 from prism.present.answer import Answer, Cell, Column, Table, words
 
 WIDTH = 110
@@ -28,7 +28,7 @@ SPACE, BREAK = "\ue000", "\n"
 
 def render(answer: Answer, details: bool = False) -> RenderableType:
     """Lay out an answer; tables that are details are left out and counted unless asked for."""
-    parts: list[RenderableType] = [Text.assemble((answer.subject, "bold"), answer.head)]
+    parts: list[RenderableType] = [Text.assemble((one_line(answer.subject), "bold"), answer.head)]
     if answer.findings:
         parts += ["", *(_Line(f"- {found.text}") for found in answer.findings)]
     hidden = []
@@ -50,7 +50,7 @@ def render(answer: Answer, details: bool = False) -> RenderableType:
 
 def render_table(table: Table) -> list[RenderableType]:
     """Lay out a table: title, head and rows, then its notes."""
-    parts: list[RenderableType] = [Text(table.title, style="bold")] if table.title else []
+    parts: list[RenderableType] = [Text(one_line(table.title), style="bold")] if table.title else []
     if table.rows:
         parts.append(_Whole(table))
     return parts + [_Line(note) for note in table.notes]
@@ -84,8 +84,10 @@ def _lay(table: Table, error: str, name: int = WIDEST) -> RichTable:
 def _cell(cell: Cell, column: Column, error: str) -> str:
     """Write a cell."""
     if not column.right:
-        return words(cell)
-    return words(cell).replace(" ± ", f"{error}± ").replace(" ", SPACE).replace(BREAK, " ")
+        return one_line(words(cell))
+    return (
+        one_line(words(cell)).replace(" ± ", f"{error}± ").replace(" ", SPACE).replace(BREAK, " ")
+    )
 
 
 class _Whole(NamedTuple):
@@ -128,7 +130,7 @@ class _Line(NamedTuple):
     text: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        kept = self.text.replace(" %", f"{SPACE}%").replace(" ± ", f"{SPACE}±{SPACE}")
+        kept = one_line(self.text).replace(" %", f"{SPACE}%").replace(" ± ", f"{SPACE}±{SPACE}")
         width = min(WIDTH, options.max_width)
         lines = textwrap.wrap(kept, width, subsequent_indent="  ", break_on_hyphens=False)
         yield Text("\n".join(lines).replace(SPACE, " "))

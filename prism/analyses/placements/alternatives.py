@@ -53,7 +53,7 @@ def list_alternatives(problem: Problem, same_stage: Int, seed: int) -> list[Alte
         try:
             out.append(make())
         except PrismError as error:  # the job's own rules, in its own words
-            line = str(error).splitlines()[0]
+            line = error.args[0]
             why = line.partition(": ")[2] or line
             out.append(Alternative(name, name.replace("_", " "), impossible=why))
     return out

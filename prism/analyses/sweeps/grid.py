@@ -136,7 +136,7 @@ def check_values(grid: Mapping[str, Sequence[str]]) -> None:
         for text in never_legal(override_layer(f"{key}={value}"))
     ]  # fmt: skip
     if wrong:
-        raise PrismError("\n".join(dict.fromkeys(wrong)))
+        raise PrismError(*dict.fromkeys(wrong))
 
 
 def settings(grid: Mapping[str, Sequence[str]]) -> Iterator[Setting]:
@@ -167,7 +167,7 @@ def merged(
     for key, value in setting.items():
         layer = merge(layer, override_layer(f"{key}={value}"))
     if layer.problems:
-        raise PrismError("\n".join(layer.problems))
+        raise PrismError(*layer.problems)
     return layer.values
 
 

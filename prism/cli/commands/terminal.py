@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prism.common.text import visible
+from prism.common.text import one_line, visible
 
 if TYPE_CHECKING:
     from prism.present.answer import Answer
@@ -62,15 +62,15 @@ def progress_line(what: str, quiet: bool = False) -> Iterator[Callable[[int, int
 
 def say(text: str) -> None:
     """Write a line to stderr; nothing in it steers the terminal, whose width it keeps to."""
-    text = visible(text)
+    text = visible(one_line(text))
     if sys.stderr.isatty():
         import shutil
         import textwrap
 
         width = shutil.get_terminal_size().columns
-        parts = (textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False,
-                               break_on_hyphens=False) for line in text.split("\n"))  # fmt: skip
-        text = "\n".join("\n".join(part) for part in parts)
+        text = textwrap.fill(
+            text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
     click.echo(text, err=True)
 
 

@@ -148,7 +148,7 @@ class Draft:
                 shown = f"{above[-1]}: {{{shown}}}" if inside else shown
                 wrong.append(f"{place}: {shown}: expected a whole number, at least 0; correct it")
         if wrong:
-            raise PrismError("\n".join(wrong))
+            raise PrismError(*wrong)
 
     def refuse(self, setting: Setting, expected: str) -> NoReturn:
         """Say which setting is wrong, where, and what was expected."""

@@ -171,7 +171,7 @@ def _check_open(draft: Draft, overrides: Sequence[str]) -> None:
             text = "its value is not in the file; give it: --set"
             wrong.append(f"{place}: {setting.shown}: {text} {key}=VALUE")
     if wrong:
-        raise PrismError("\n".join(dict.fromkeys(wrong)))
+        raise PrismError(*dict.fromkeys(wrong))
 
 
 def _keys(overrides: Sequence[str]) -> list[str]:

@@ -74,7 +74,7 @@ def read_sizes(d: Draft, gpus: int | None) -> int:
         elif key != "ep":
             each *= size
     if wrong:
-        raise PrismError("\n".join(wrong))
+        raise PrismError(*wrong)
     per_node = _per_node(d)
     total, places = _world(d, each, per_node)
     if gpus is not None:

@@ -351,7 +351,7 @@ def _tree(name: str, text: str, format: str | None) -> Source:
             parsed(json.loads, text, name, "JSON")
     layer = parse_yaml(text.replace("\t", " "), name, "give a configuration")
     if layer.problems:
-        raise PrismError("\n".join(layer.problems))
+        raise PrismError(*layer.problems)
     lines = {path: int(place.rsplit(":", 1)[1]) for path, place in layer.places.items()}
     values: Mapping[str, Any] = layer.values
     if set(values) <= {"base", *BLOCKS}:

@@ -238,7 +238,7 @@ def _checked(
     own = [(path[len(top) :] if path[: len(top)] == top else path, t) for path, t in found.found]
     wrong = layer.problems or [message(layer, source, [path], told) for path, told in own]
     if wrong:
-        raise PrismError("\n".join([*sorted(wrong, key=by_line)[:_MOST_SAID], _EXPECTED]))
+        raise PrismError(*sorted(wrong, key=by_line)[:_MOST_SAID], _EXPECTED)
     return found.block
 
 

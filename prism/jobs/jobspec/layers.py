@@ -194,7 +194,7 @@ def _on_base(layer: Layer, path: Path, above: Sequence[Path]) -> Layer:
     if not isinstance(name, str) or not name:
         text = f"expected the name of a job, got {name!r}; shipped jobs: "
         text += ", ".join(shipped_jobs())
-        raise PrismError("\n".join([*layer.problems, f"{place}: base: {text}"]))
+        raise PrismError(*layer.problems, f"{place}: base: {text}")
     chain = [*above, path]
     try:
         base = _find_base(name, path)

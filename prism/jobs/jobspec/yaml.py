@@ -202,7 +202,7 @@ def override_layer(text: str) -> Layer:
         path = _key_path(key if equals else "", walker.shown)
         inner = None if node is None else walker.walk(node, path)
     except PrismError as error:
-        return Layer(problems=[str(error)])
+        return Layer(problems=list(error.args))
     return _at(path, inner, walker.shown, walker.layer.problems)
 
 
@@ -212,7 +212,7 @@ def set_layer(key: str, value: Any) -> Layer:
     try:
         return _at(_key_path(key, shown), copy.deepcopy(value), shown, [])
     except PrismError as error:
-        return Layer(problems=[str(error)])
+        return Layer(problems=list(error.args))
 
 
 def key_paths(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:

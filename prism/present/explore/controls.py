@@ -206,10 +206,9 @@ def build(base: Job, changed: Values) -> Job:
         texts = override_texts(overrides(base, changed))
         job = load_job(base.source, texts) if texts else base
     except PrismError as error:
-        lines = str(error).splitlines()
-        faults += [line for line in lines if not (faults and ": tp*cp*pp*dp = " in line)]
+        faults += [line for line in error.args if not (faults and ": tp*cp*pp*dp = " in line)]
     if faults:
-        raise PrismError("\n".join(faults))
+        raise PrismError(*faults)
     return job
 
 
