@@ -20,6 +20,7 @@ REPLICATES, RUNS = 256, 20
 SEED = 7
 MEASURES = ("p5", "p50", "p90", "p95", "p99")
 FLOAT = 1e-5  # relative error of a step in float32
+SLACK = 1e-3  # by which the mean of something faster may be longer, on the same draws
 LIBRARY_RANK_CV = 0.03  # of GPUs with their lemons, no shipped library has more
 
 BUDGETS = {
@@ -86,7 +87,7 @@ def check_job(call: Call, tree: dict[str, Any], folder: Path) -> dict[str, bool]
     swept = answer(call, "sweep", path, "--vary", vary, *sizes, *common)
     need(swept is not None, "sweep refuses what estimate takes")
     check_sweep(swept, found, key, own)
-    for key, values in tier_settings(job):
+    for key, values in [*speed_settings(job), *tier_settings(job)]:
         rows = answer(call, "sweep", path, "--vary", f"{key}={values}", *sizes, *common)
         need(rows is not None, f"sweep --vary {key}={values} refuses what estimate takes")
         check_never_slower(rows["rows"], key)
@@ -193,6 +194,14 @@ def check_exchangeable(found: dict[str, Any], exact: dict[str, Any]) -> None:
         need(abs(row[name] - other[name]) <= error, text)
 
 
+def speed_settings(job: prism.Job) -> list[tuple[str, str]]:
+    """Return factors on the time of compute and of links with two values each, the faster first."""
+    # beside given durations links have no effect, and are refused
+    parts = ("compute",) if job.model.durations else ("compute", "nvlink", "network")
+    own = ((part, getattr(job.cluster.scale, part).time) for part in parts)
+    return [(f"cluster.scale.{part}.time", f"{time!r},{1.3 * time!r}") for part, time in own]
+
+
 def tier_settings(job: prism.Job) -> list[tuple[str, str]]:
     """Return keys of the outermost tier with two values each, the faster one first."""
     if not job.cluster.tiers:
@@ -213,7 +222,7 @@ def tier_settings(job: prism.Job) -> list[tuple[str, str]]:
 def check_never_slower(rows: list[dict[str, Any]], key: str) -> None:
     """Check that the first of two settings is not slower than the second, on the same draws."""
     fast, slow = rows
-    for name, slack in (("ideal_step_time", FLOAT), ("step_time", 1e-3)):
+    for name, slack in (("ideal_step_time", FLOAT), ("step_time", SLACK)):
         one, other = (row[name] if slack == FLOAT else row[name]["mean"] for row in (fast, slow))
         text = f"sweep {key}: {name} {one} at {fast[key]} > {other} at {slow[key]}"
         need(one <= other * (1.0 + slack), text)
@@ -242,6 +251,10 @@ def check_place(found: dict[str, Any]) -> None:
     need(
         best[measure] <= current[measure] * (1.0 + found["tolerance"] + FLOAT),
         f"place: best {best[measure]} > current {current[measure]}",
+    )
+    need(
+        found["healthy"]["mean"] <= current["mean"] * (1.0 + SLACK),
+        f"place: healthy nodes {found['healthy']['mean']} > slow ones {current['mean']}",
     )
     for name in ("worst_over_best_p50", "worst_over_best_p95"):
         need(math.isfinite(found[name]) and found[name] > 0.0, f"place: {name} {found[name]}")

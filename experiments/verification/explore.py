@@ -61,7 +61,8 @@ class Explorer:
     def open(self):
         """Open all groups of controls."""
         for group in ("Variability", "Run and failures"):
-            self.page.get_by_text(group, exact=True).click()
+            if not self.page.locator(".q-expansion-item--expanded", has_text=group).count():
+                self.page.get_by_text(group, exact=True).click()
         time.sleep(0.5)
 
     def give(self, key, value):
@@ -268,10 +269,8 @@ def main():
                     take_pictures(explorer, Path(folder))
                     shutil.copyfile(Path(folder) / "explore-beside.png", arguments.picture)
                 return 0
-            asked, codes = (
-                [],
-                threading.Thread(target=lambda: asked.extend(ask_meanwhile(500, 100))),
-            )
+            asked = []
+            codes = threading.Thread(target=lambda: asked.extend(ask_meanwhile(500, 100)))
             codes.start()
             took = time_changes(explorer, arguments.changes)
             codes.join()

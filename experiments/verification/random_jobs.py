@@ -3,14 +3,17 @@
 ``python experiments/verification/random_jobs.py [N [SEED]]`` draws N (1,000) job files as
 ``tests/test_random_jobs.py`` draws 12, runs the four commands in this process with that test's
 small budgets (``PRISM_FULL=1``: with their own), and prints every invariant that does not hold with
-its file, which is kept. It exits with 1 if there is one. Ctrl-C ends it with what there is by then.
+its file, which is kept, a digest of all answers, and what memory the process held after each tenth
+of the files. It exits with 1 if there is one. Ctrl-C ends it with what there is by then.
 """
 
 import contextlib
+import hashlib
 import importlib
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -27,6 +30,10 @@ from job_invariants import BUDGETS, check_job
 
 from prism import __main__ as entry
 
+PAGE = os.sysconf("SC_PAGE_SIZE")
+PRINTED = hashlib.sha256()
+"""Of all that was answered: the same under every PYTHONHASHSEED."""
+
 
 def call(*arguments):
     out, err = io.StringIO(), io.StringIO()
@@ -34,6 +41,7 @@ def call(*arguments):
         status = entry.main([str(argument) for argument in arguments])
     if status == 130:  # the command was interrupted, so all are
         raise KeyboardInterrupt
+    PRINTED.update(re.sub(r'"(wall|cpu)_seconds": [^,}]+', "", out.getvalue()).encode())
     return status, out.getvalue(), err.getvalue()
 
 
@@ -45,6 +53,7 @@ def main(n: int, seed: int) -> int:
             setattr(importlib.import_module(module), name, value)
     folder = Path(tempfile.mkdtemp(prefix="random-jobs-"))
     taken, broken, slowest, begin = Counter(), [], Counter(), time.perf_counter()
+    held: list[int] = []  # resident memory [MiB]
 
     @hypothesis.settings(
         max_examples=n, deadline=None, database=None, phases=[hypothesis.Phase.generate],
@@ -54,6 +63,8 @@ def main(n: int, seed: int) -> int:
     @hypothesis.given(job_files())
     def draw(tree):
         taken["files"] += 1
+        if taken["files"] % max(1, n // 10) == 0:
+            held.append(int(Path("/proc/self/statm").read_text().split()[1]) * PAGE // 2**20)
         start = time.perf_counter()
         try:
             with warnings.catch_warnings():
@@ -69,6 +80,8 @@ def main(n: int, seed: int) -> int:
     with contextlib.suppress(KeyboardInterrupt):  # what there is by then
         draw()
     print(", ".join(f"{name} {count}" for name, count in taken.items()))
+    print(f"answers {PRINTED.hexdigest()[:16]}")
+    print(f"resident memory {held} MiB")
     print(f"{len(broken)} broken; {time.perf_counter() - begin:.0f} s; slowest:")
     for tree, seconds in slowest.most_common(3):
         print(f"  {seconds:.1f} s {tree[:300]}")
