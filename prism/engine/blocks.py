@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -29,7 +30,7 @@ from prism.engine.step import run_blocks
 
 LINE = 16  # float32 of a line of the cache
 BATCH = 1 << 22  # coefficients of blocks that are lowered at a time
-KEPT = 1 << 26  # bytes of lowered clusters that are kept
+KEPT = 1 << 26  # bytes of lowered clusters that are kept, with what they are of
 POOL_USES = 32  # of a coef in a step from which on its residuals are of the pool; filling a row
 # costs what 32 cost
 
@@ -128,32 +129,47 @@ def lower(low: Lowering, x: Array, chosen: Array) -> tuple[Array, Array]:
     return coef_a, coef_r
 
 
+@dataclass
+class _Clusters:
+    """Clusters of one step, lowered; its objects are kept, so that no other has their ids."""
+
+    of: tuple[Lowering, Ranks, Array]
+    found: dict[tuple[Any, ...], tuple[Array, Array]]
+    size: int  # bytes
+
+
 class _Lowered:
-    """What the latest clusters were lowered to: a ranking runs the same ones under many keys."""
+    """What the latest steps' clusters were lowered to: a ranking runs them under many keys."""
 
     def __init__(self) -> None:
-        # by ids and first cluster; the objects of the ids are kept, so that no other has them
-        self._found: OrderedDict[tuple[Any, ...], tuple[Any, Array, Array]] = OrderedDict()
-        self._bytes, self._lock = 0, Lock()
+        self._steps: OrderedDict[tuple[int, ...], _Clusters] = OrderedDict()
+        self._lock = Lock()
 
     def find(self, first: int, n: int, keys: Keys, step: Step) -> tuple[Array, Array]:
         """Draw clusters and lower all replicas, as `lower` does."""
         of = step.low, step.ranks, step.tables
-        key = (*map(id, of), step.graph.n_replicas, first, n, keys.stream[RANK].tobytes())
+        ids = tuple(map(id, of))
+        key = step.graph.n_replicas, first, n, keys.stream[RANK].tobytes()
         with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-                return self._found[key][1:]
+            if ids not in self._steps:
+                self._steps[ids] = _Clusters(of, {}, _count_bytes(*of[0], *of[1], of[2]))
+            self._steps.move_to_end(ids)
+            clusters = self._steps[ids]
+            if key in clusters.found:
+                return clusters.found[key]
         x = draw_clusters(step.ranks, step.tables, first, n, keys.stream[RANK])
-        a, r = lower(step.low, x, np.arange(step.graph.n_replicas))
+        found = lower(step.low, x, np.arange(step.graph.n_replicas))
         with self._lock:
-            if key not in self._found:
-                self._found[key] = of, a, r
-                self._bytes += a.nbytes + r.nbytes
-            while self._bytes > KEPT:
-                _, old_a, old_r = self._found.popitem(last=False)[1]
-                self._bytes -= old_a.nbytes + old_r.nbytes
-        return a, r
+            if key not in clusters.found:
+                clusters.found[key] = found
+                clusters.size += _count_bytes(*found)
+            while sum(each.size for each in self._steps.values()) > KEPT:
+                self._steps.popitem(last=False)
+        return found
+
+
+def _count_bytes(*values: Any) -> int:
+    return sum(x.nbytes for x in values if isinstance(x, np.ndarray))
 
 
 _lowered = _Lowered()
