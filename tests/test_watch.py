@@ -3,11 +3,6 @@
 import json
 import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import time
 from bisect import bisect_left
 from dataclasses import replace
 from datetime import datetime
@@ -17,10 +12,10 @@ import pytest
 
 import prism
 from prism import Watch
-from prism import __main__ as entry
+from prism.common import files
 from prism.models.changes.find import find_changes, select_steps
 from prism.models.changes.spans import FEWEST
-from prism.models.steptimes import departure
+from prism.models.steptimes import blocks, departure
 from prism.models.steptimes.departure import FALSE_ALARMS, LEAST, find_departure
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.model import load_step_model
@@ -30,7 +25,8 @@ from prism.models.steptimes.spread import Spread, simulate_body
 from prism.simulation.runs.drift import ar1
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import RunModel
-from prism.traces import StepTimes, read_step_times
+from prism.traces import StepTimes, read_step_times, readers
+from prism.traces import growing as reading
 from prism.traces.growing import GrowingLog
 
 AGREED = "time_left", "finish", "finish_by", "finish_date", "departure", "steps"
@@ -258,56 +254,6 @@ def test_a_log_that_begins_late_counts_from_its_numbers(log):
     assert found["time_left"]["p50"] == pytest.approx(600.0, rel=3e-3)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [(("no.log", "--once"), "no.log"), (("no.log",), "no.log"),
-     (("train.log", "--once", "--steps", "100"), "--steps"),
-     (("train.log", "--once", "--interval", "0"), "--interval"),
-     (("train.log", "--once", "--set", "run.steps=9"), "--set"),
-     (("train.log", "no-such-job", "--once"), "no-such-job"),
-     (("train.log", "pipeline-8x32", "--once", "--gpus", "8"), "--gpus"),
-     (("train.log", "--once", "--openmetrics", "no/x.prom"), "no folder")],
-)  # fmt: skip
-def test_bad_input_is_told(run, log, monkeypatch, given, said):
-    monkeypatch.chdir(log.parent)
-    code, out, err = run("watch", *given)
-    assert (code, out) == (2, "") and said in err
-
-
-def test_failures_of_a_log_are_those_of_its_gpus(log):
-    found = [
-        prism.summary(Watch(log, seed=1, gpus=n, deadline="1h").look()) for n in (None, 80_000)
-    ]
-    assert [row["failure_model"]["per_1000_node_days"] > 0.0 for row in found] == [False, True]
-    assert found[0]["finish_by"]["probability"] == 1.0
-    assert found[1]["time_left"]["mean"] > 1.05 * found[0]["time_left"]["mean"]
-
-
-def test_a_run_that_is_done_ends_the_watch(run, log):
-    log.write_text(lines(steps(50), total=50))
-    code, out, _ = run("watch", log, "--seed", "1", "--json", "--interval", "1h")
-    found = json.loads(out)
-    assert code == 0 and found["departure"] is None and found["time_left"]["p90"] == 0.0
-
-
-@pytest.mark.skipif(os.name == "nt", reason="no SIGINT for a child")
-def test_an_interrupt_ends_it_quietly(log):
-    log.write_text(lines(steps(60), total=100))
-    command = [sys.executable, "-m", "prism", "watch", str(log), "--seed", "1", "--json",
-               "--interval", "0.2"]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        first = json.loads(process.stdout.readline())
-        with log.open("a") as file:
-            file.write(lines(steps(70)[60:], total=100, first=61))
-        end = time.monotonic() + 20
-        while first["completed_steps"] == 60 and time.monotonic() < end:
-            first = json.loads(process.stdout.readline())
-        process.send_signal(signal.SIGINT)
-        process.stdout.read()
-        error = process.stderr.read()
-        assert (process.wait(20), error) == (0, b"") and first["completed_steps"] == 70
-
-
 def test_pauses_of_a_model_are_to_come(run, tmp_path, monkeypatch, few_repeats):
     monkeypatch.chdir(tmp_path)
     whole = [steps(400, seed) + 3.0 * (np.arange(1, 401) % 40 == 0) for seed in range(4)]
@@ -354,24 +300,98 @@ def test_a_line_without_a_number_for_its_time_is_left_out(log, word):
     found = prism.summary(Watch(log, seed=1).look())
     assert found["completed_steps"] == 200
     assert found["time_left"]["p50"] == pytest.approx(800 * steps(200).mean(), rel=1e-3)
+    growing = GrowingLog(log)
+    assert growing.read().times.skipped == (21,)
+    more = lines(steps(203)[200:], first=201)
+    with log.open("a") as file:
+        file.write(re.sub(r"(ms\): )[0-9.]+", rf"\g<1>{word}", more, count=1))
+    for last in (203, 204):
+        times = growing.read().times
+        assert times.skipped == (21, 201) and times.step[-1] == last
+        assert [re.findall(r"\d+", x)[-2:] for x in times.notes if "21" in x] == [["21", "201"]]
+        with log.open("a") as file:
+            file.write(lines(steps(204)[203:], first=204))
 
 
-def test_a_folder_that_is_away_does_not_end_it(log, tmp_path, monkeypatch, capfd):
-    folder = tmp_path / "metrics"
-    folder.mkdir()
-    looks = []
+def test_a_look_reads_what_is_new(log, monkeypatch):
+    """As much as is read again before it, and gives what a look at the whole file gives."""
+    seconds, sizes = steps(3000), []
+    log.write_text("log_interval ...... 1\n" + lines(seconds[:2000], 9000))
+    growing = GrowingLog(log)
+    growing.read()
+    read = readers.read_step_times
+    monkeypatch.setattr(
+        reading, "read_step_times",
+        lambda what, **options: sizes.append(len(what.files[0].text)) or read(what, **options),
+    )  # fmt: skip
+    for first, last in ((2000, 2001), (2001, 2100), (2100, 3000)):
+        text = lines(seconds[first:last], 9000, first + 1)
+        with log.open("a") as file:
+            file.write(text)
+        sizes.clear()
+        found = growing.read()
+        assert sum(sizes) < 2 * (1 << 14) + len(text) + 100
+    with log.open("a") as file:  # a restart, and half a line
+        file.write(lines(1.1 * seconds[2900:2950], 9000, 2901) + " iteration 2951/ 9000 | el")
+    found, whole = growing.read(), GrowingLog(log).read()
+    assert found.times.seconds.tolist() == whole.times.seconds.tolist()
+    assert found.times.step.tolist() == whole.times.step.tolist() == list(range(1, 2951))
+    assert found.total == whole.total == 9000
 
-    def wait(seconds):
-        looks.append(seconds)
-        if len(looks) == 1:
-            shutil.rmtree(folder)
-        elif len(looks) == 2:
-            folder.mkdir()
-        else:
-            raise KeyboardInterrupt
 
-    monkeypatch.setattr(time, "sleep", wait)
-    words = ["watch", str(log), "--openmetrics", str(folder / "run.prom"), "--seed", "1"]
-    assert entry.main(words) == 0
-    assert len(looks) == 3 and (folder / "run.prom").stat().st_size > 0
-    assert "metrics" in capfd.readouterr().err
+def test_lines_that_contradict_what_is_known_have_the_whole_file_read(log):
+    growing = GrowingLog(log)
+    growing.read()
+    text = log.read_text()
+    changed = lines(2.0 * steps(200)) + lines(steps(10, 1), first=201)
+    assert len(changed) > len(text)
+    log.write_text(changed)  # the same file and first bytes, other steps
+    found, whole = growing.read().times, GrowingLog(log).read().times
+    assert found.step.tolist() == whole.step.tolist()
+    assert found.seconds.tolist() == whole.seconds.tolist()
+
+
+def test_a_log_beyond_what_is_read_at_once_is_read_in_pieces(log, monkeypatch):
+    whole = GrowingLog(log).read()
+    monkeypatch.setattr(reading, "_PIECE", 4000)
+    monkeypatch.setattr(files, "MOST_TEXT", 1)  # the whole text would be refused
+    found = GrowingLog(log).read()
+    assert found.times.seconds.tolist() == whole.times.seconds.tolist()
+    assert (found.total, found.times.notes) == (whole.total, whole.times.notes)
+
+
+@pytest.mark.parametrize("change", [None, 300, 900])
+@pytest.mark.parametrize("held", [None, "job"])
+def test_a_long_run_in_blocks_says_what_all_its_steps_say(log, monkeypatch, change, held):
+    """Within a fifth of P10 to P90, six errors of their 1,000 draws; stalls and pauses included."""
+    seconds = 58.5 * steps(1000, 5, 1.03, change)
+    seconds[99::100] += 5.0
+    seconds[450] += 200.0
+    log.write_text(lines(seconds, 3000))
+    found = []
+    for most in (blocks.MOST, 256):
+        monkeypatch.setattr(blocks, "MOST", most)
+        job = None if held is None else "pipeline-8x32"
+        found.append(Watch(log, job, seed=1).look().figures())
+    whole, few = found
+    apart = [abs(few["time_left"][q] - whole["time_left"][q]) for q in ("p10", "p50", "p90")]
+    assert max(apart) < 0.2 * (whole["time_left"]["p90"] - whole["time_left"]["p10"])
+    assert few["completed_steps"] == whole["completed_steps"] == 1000
+    assert few["elapsed"] == pytest.approx(seconds.sum(), rel=1e-6)
+    assert few["last_step_time"] == pytest.approx(seconds[-20:].mean(), rel=1e-6)
+    assert few["departure"]["departed"] is whole["departure"]["departed"] is (change is not None)
+    if change is not None:
+        low, high = few["departure"]["step_range"]
+        assert low - 4 <= change + 1 <= high + 4
+
+
+def test_blocks_hold_all_of_the_time_and_no_stalls(monkeypatch):
+    monkeypatch.setattr(blocks, "MOST", 50)
+    seconds = steps(400)
+    seconds[[100, 101, 300]] += [7.0, 3.0, 5.0]
+    found = blocks.in_blocks(seconds)
+    assert (found.size, found.means.size) == (8, 50)
+    assert found.stall_at.tolist() == [100, 300]
+    assert found.stall == pytest.approx([10.0, 5.0], abs=0.2)
+    assert 8 * found.means.sum() + found.stall.sum() == pytest.approx(seconds.sum(), rel=1e-12)
+    assert np.ptp(found.means) < 0.1

@@ -6,11 +6,13 @@ of a record make the model of the others; an MLPerf log is held against its own 
 alone: how much the mean of later steps differs, fitted to half of the systems of MLPerf and tested
 on the others. With --sequential 1000 alone: runs of 1,000 simulated steps, looked at after each:
 false alarms, delays of changes after 500 steps, coverage of their intervals at the first alarm and
-30 steps later.
+30 steps later. With --large alone: what looks at long logs cost, and what blocks of steps change in
+what they say.
 """
 
 import argparse
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -21,7 +23,7 @@ import pandas as pd
 
 from prism import fit, save
 from prism.analyses.watch import LATER, Watch
-from prism.models.steptimes import departure
+from prism.models.steptimes import blocks, departure
 from prism.models.steptimes.departure import find_departure
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.model import model_to_dataset
@@ -196,6 +198,60 @@ def sequential(series, seed, kinds):
     return int(failed)
 
 
+LONG = 10**4, 10**5, 10**6  # lines
+MORE = 10, 1000  # that come in before the next looks
+WHOLE = 20_000  # steps that are looked at in blocks and one by one
+
+
+def long_run(n, seed, since=None, change=0.03):
+    """Draw steps of 58.5 s with noise, a slow drift, pauses each 500 steps and rare stalls."""
+    rng = np.random.default_rng(seed)
+    drift = ar1(np.arange(n) / 19.5, 1, rng)[:, 0]
+    seconds = 58.5 * (1.0 + 0.01 * rng.standard_normal(n) + 0.005 * drift)
+    seconds[499::500] += 3.0
+    stalled = rng.random(n) < 2e-4
+    seconds[stalled] += 1.0 + rng.exponential(10.0, stalled.sum())
+    return seconds * np.where(np.arange(n) < (n if since is None else since), 1.0, 1.0 + change)
+
+
+def large(folder, seed, held):
+    """Print what looks at long logs cost, and how far blocks move quantiles of the time left."""
+    print("lines, MB: s of the first look, of those after 10 and 1,000 more lines, of none; peak")
+    for n in LONG:
+        path, seconds = folder / "run.log", long_run(n + sum(MORE), seed)
+        steps, at = np.arange(1, 2 * n + 1)[: seconds.size], n
+        write_log(path, steps, seconds, n)
+        size, watched, costs = path.stat().st_size / 1e6, Watch(path, held, steps=2 * n, seed=1), []
+        for more in (0, *MORE, 0):
+            write_log(path, steps, seconds, at := at + more)
+            begin = time.perf_counter()
+            watched.look().figures()
+            costs.append(time.perf_counter() - begin)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        costs = ", ".join(f"{x:.2f}" for x in costs)
+        print(f"  {n:,}, {size:.0f}: {costs}; {peak:.0f} MiB", flush=True)
+    for since in (None, WHOLE // 3, WHOLE - 400):
+        apart, found = [], []
+        for i in range(5):
+            seconds, rows = long_run(WHOLE, [seed, i], since), []
+            write_log(path, np.arange(1, WHOLE + 1), seconds, WHOLE)
+            for most in (departure.MOST, WHOLE):
+                blocks.MOST = most
+                numbers = look(path, held, 2 * WHOLE, 1)
+                rows.append([numbers["time_left"][q] for q in ("p5", "p50", "p95")])
+                found.append(numbers["departure"]["departed"])
+            few, whole = np.array(rows)
+            apart.append((few - whole) / (whole[2] - whole[0]))
+        mean, most = np.mean(apart, axis=0), np.abs(apart).max(axis=0)
+        text = ", ".join(f"{m:+.3f} ({x:.3f})" for m, x in zip(mean, most, strict=True))
+        print(
+            f"{WHOLE:,} steps, 3 % slower since {since}: P5, P50, P95 in blocks less those of all "
+            f"steps, over P5 to P95: {text} (at most); departs {sum(found[::2])} and "
+            f"{sum(found[1::2])} of 5",
+            flush=True,
+        )
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=6, help="of each record")
@@ -203,6 +259,8 @@ def main():
     parser.add_argument("--whole", action="store_true", help="models of all steps, pauses too")
     parser.add_argument("--later", action="store_true", help="how later steps differ, alone")
     parser.add_argument("--sequential", type=int, metavar="SERIES", help="simulated runs, alone")
+    parser.add_argument("--large", action="store_true", help="costs of looks at long logs, alone")
+    parser.add_argument("--held", help="job or model that --large holds them against")
     parser.add_argument("--noise", choices=NOISES, help="of --sequential; each where not given")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
@@ -213,6 +271,9 @@ def main():
     found = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if arguments.large:
+            large(folder, arguments.seed, arguments.held)
+            return 0
         if arguments.later:
             later_steps(data, folder, arguments.runs, arguments.seed)
             return 0

@@ -35,6 +35,7 @@ from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
 from prism.models.changes.find import find_changes
 from prism.models.changes.fit import fit_steps
+from prism.models.steptimes.blocks import as_blocks, in_blocks
 from prism.models.steptimes.estimate import LANES, lay_out
 from prism.models.steptimes.model import load_step_model
 from prism.models.steptimes.predict import draw_runs, run_model
@@ -206,15 +207,23 @@ def _from_log(
     gpus: int | None = None,
 ) -> xr.Dataset:  # fmt: skip
     """Forecast the rest of a run from its completed steps: a model of them, held against them."""
-    changes = find_changes(reading.times)
+    blocks = in_blocks(reading.times.seconds)
+    times = reading.times if blocks.size == 1 else as_blocks(reading.times, blocks)
+    changes = find_changes(times)
     # its noise is that of all steps, not of those since the last change
-    fitted = fit_steps(without_changes(reading.times, changes.warm), seed=seed, repeats=_REPEATS)
+    calm = without_changes(times, changes.warm, blocks.size)
+    fitted = fit_steps(calm, seed=seed, repeats=_REPEATS)
     before, done = count_done(reading.times)
     fitted = replace(fitted, pause_first=fitted.pause_first + before)
-    n, warm = changes.calm.step.size, changes.warm
+    n, warm, seen = changes.calm.step.size, changes.warm, changes.calm
+    if blocks.size > 1:  # pauses are among the stalls, or in the blocks' means
+        none = np.empty(0)
+        fitted = replace(fitted, pause_interval=none, pause_first=none, pause_s=none)
+        n, seen = reading.times.step.size, reading.times
+        warm = np.append(np.repeat(warm, blocks.size), np.zeros(n % blocks.size, np.bool_))
     early = int(np.flatnonzero(warm)[-1]) + 1 if warm.any() else 0  # no stall to come is like these
     past = update_on_progress(
-        replace(run_model(fitted, steps), run_cv=UNKNOWN_LEVEL, stalls=None), changes.calm,
+        replace(run_model(fitted, steps), run_cv=UNKNOWN_LEVEL, stalls=None), seen,
         CLUSTERS_IN_PROGRESS, seed, 0.0, Fitted(fitted.spreads(), np.arange(n), warm, early),
     )  # fmt: skip
     later = replace(past.model, model_error=LATER)

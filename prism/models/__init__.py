@@ -6,6 +6,6 @@ FACE = (
     "fit", "fitted", "kernellibraries",
     "kerneltrace.graph", "kerneltrace.model", "kerneltrace.steps",
     "pipelinetrace.build", "pipelinetrace.fit", "pipelinetrace.reduce",
-    "steptimes.estimate", "steptimes.fit", "steptimes.model",
+    "steptimes.blocks", "steptimes.estimate", "steptimes.fit", "steptimes.model",
     "steptimes.predict", "steptimes.runs", "steptimes.series",
 )  # fmt: skip

@@ -32,7 +32,7 @@ COPY_AGAIN = "the end of the file is missing: copy it again"
 
 Kind = Literal["parquet", "sqlite", "json", "text", "binary"]
 
-_HEAD = 1 << 16  # enough for what tells the kinds apart
+HEAD = 1 << 16  # enough for what tells the kinds apart
 _LOOKED_AT = 200  # lines that tell what a text is
 _JSON = re.compile(rb"\{|\[\s*(?:\{|\]|$)")  # not the `[` of a log: a rank, a time of day
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
@@ -55,6 +55,8 @@ class RecordedFile:
     may prove to be no recording.
     """
 
+    first_line = 1  # number of the first line of its text
+
     def __init__(self, path: str | Path, source: str = "", named: bool = True) -> None:
         self.path, self.source, self.named = held(path), source or str(path), named
 
@@ -64,10 +66,10 @@ class RecordedFile:
         check_file(self.path, self.source)
         try:
             with self.path.open("rb") as file:
-                head = file.read(_HEAD)
+                head = file.read(HEAD)
             if head.startswith(GZIP):
                 # what can be had: a stream that is cut short may still be salvaged
-                head = zlib.decompressobj(31).decompress(head, _HEAD)
+                head = zlib.decompressobj(31).decompress(head, HEAD)
         except zlib.error as error:
             raise PrismError(
                 f"{self.source}: the gzip stream is damaged; copy the file again"
@@ -338,7 +340,7 @@ def json_rows(data: bytes, source: str, growing: bool = False) -> list[dict[str,
     Inner objects add to a column's name (``a/b``), a place in a list comes last (``a:0``). Of a
     Trainer's state the steps are rows. The last line of a `growing` file may be cut off.
     """
-    if b'"traceEvents"' in data[:_HEAD]:
+    if b'"traceEvents"' in data[:HEAD]:
         raise PrismError(f"{source}: is a profiler's trace; expected rows of a table")
     rows: list[Any] = []
     text = data.decode("utf-8", "replace")

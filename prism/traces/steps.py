@@ -49,6 +49,7 @@ class StepTimes:
     notes: tuple[str, ...] = ()  # what was dropped, assumed or counted, for the user
     unit: str = "s"  # that in which the values are written
     why: str = ""  # how column and unit were found
+    skipped: tuple[int, ...] = ()  # lines of a log without a step number or a value
 
     @property
     def taken(self) -> dict[str, str]:

@@ -43,13 +43,20 @@ def outliers(values: Array, warm: bool = False) -> tuple[Flags, Array]:
     index = np.arange(-half, n + half)
     index = np.maximum(index, 0) if warm else np.abs(index)
     index = np.where(index < n, index, 2 * n - 2 - index)
-    near = np.lib.stride_tricks.sliding_window_view(filled(values)[index], _NEAR, axis=0)
-    middle = np.asarray(np.median(near, axis=2))
+    near = filled(values)[index]
+    middle = _median_of_five(*(near[k : n + k] for k in range(_NEAR)))
     apart = np.abs(values - middle)
     # of a warm-up that falls from step to step each is its own median, as if there were no noise
     usual = median(apart[n // 4 :] if warm else apart, axis=0)
     limit = np.nan_to_num(OUTLIER * 1.4826 * usual)
     return np.nan_to_num(apart) > np.maximum(limit, 1e-9), middle
+
+
+def _median_of_five(a: Array, b: Array, c: Array, d: Array, e: Array) -> Array:
+    """Median of five at each place: that of the last and the inner two of the others."""
+    low = np.maximum(np.minimum(a, b), np.minimum(c, d))
+    high = np.minimum(np.maximum(a, b), np.maximum(c, d))
+    return np.asarray(np.maximum(np.minimum(low, high), np.minimum(np.maximum(low, high), e)))
 
 
 def filled(values: Array) -> Array:

@@ -31,7 +31,7 @@ CONFIDENCE = 0.9  # of the interval of a change
 _BOUND = 5.2, 0.05  # of the score at n steps: the first, and more for each doubling of n
 _WHITE = 0.5  # weight of white noise alone; the others share the rest
 _DRIFTS = 0.03, 0.2, 1.0, np.inf  # variance of the drift over the white one
-_MOST = 8192  # values; more are averaged in pairs
+MOST = 8192  # values; more are averaged in pairs
 _EACH, _FINER = 500, 1.005  # values after each of which a change is looked for, then this apart
 _COARSER = 1.15  # ratio of the lengths since a change that are tried
 _NEAR = 3.84  # below the largest likelihood: 95 % of a chi-square of one degree of freedom
@@ -98,7 +98,7 @@ class _Noise(NamedTuple):
         return (self.first + 2.0 * side * pairs) / n
 
 
-def find_departure(values: Array, grain: float = 0.0) -> Departure | None:
+def find_departure(values: Array, grain: float = 0.0, each: int = 1) -> Departure | None:
     """Find the last change of level of a run.
 
     Parameters
@@ -107,6 +107,8 @@ def find_departure(values: Array, grain: float = 0.0) -> Departure | None:
         Step over its work, in the order of the steps; not-a-number where the level does not show.
     grain : float
         Step of the clock that they were read from; noise is at least that.
+    each : int
+        Values of the run that each is the mean of: the bound rises with their number.
 
     Returns
     -------
@@ -118,7 +120,7 @@ def find_departure(values: Array, grain: float = 0.0) -> Departure | None:
     if known.size < FEWEST + 2 * LEAST:
         return None
     block = 1
-    while known.size > block * _MOST:
+    while known.size > block * MOST:
         block *= 2
     edges = np.arange(0, known.size - block + 1, block)
     first = float(values[known[: FEWEST * block]].mean())
@@ -127,7 +129,7 @@ def find_departure(values: Array, grain: float = 0.0) -> Departure | None:
     p_value, start = 1.0, 0
     found: list[tuple[int, int]] = []
     while len(found) < _MANY:
-        crossing, p = _first_crossing(series[start:], block, floor)
+        crossing, p = _first_crossing(series[start:], block * each, floor)
         p_value = p if not found or crossing is not None else p_value
         if crossing is None:
             break

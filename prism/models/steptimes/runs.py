@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from prism.common.errors import PrismError
 from prism.common.text import format_count, format_share
 from prism.models.changes.find import find_changes
-from prism.models.steptimes.departure import FALSE_ALARMS, Departure, find_departure
+from prism.models.steptimes.blocks import Blocks, as_blocks, in_blocks, in_rows
+from prism.models.steptimes.departure import FALSE_ALARMS, MOST, Departure, find_departure
 from prism.models.steptimes.likelihood import state_given
 from prism.models.steptimes.predict import generator
 from prism.models.steptimes.series import OUTLIER, Series, clock_grain, decompose, elapsed_steps
@@ -158,11 +159,12 @@ def update_on_progress(
     The level's prior is as wide as clusters and runs differ, and as a job's nominal mean may err.
     Where the steps lie far from it, or change, they are believed, and all spreads go with them: the
     level is that of the steps after a change was found (`departure`). A stall rate
-    has the model's as its prior (gamma), worth the stalls it rests on.
+    has the model's as its prior (gamma), worth the stalls it rests on. A long run is looked at in
+    blocks (`blocks`).
     """
     check_one_run(times)
     done = _lay_out(model, times, seed, fitted)
-    k, scale, ratio = times.mean_over, done.scale, done.ratio
+    k, scale, ratio = done.mean_over, done.scale, done.ratio
     spreads = [_own_noise(model, done, k)] if fitted is None else fitted.spreads
     between = float(model.mean[:, 0].std() / model.mean[:, 0].mean())
     prior = float(np.sqrt(between**2 + model.run_cv**2 + nominal_error**2 + _LEAST**2))
@@ -182,7 +184,7 @@ def update_on_progress(
         white[mine], cv[mine], tau_s[mine] = s.white, s.drift, s.tau_s
     levels = centre + scale * state[:, 0]
     initial = np.divide(state[:, 1], cv, out=np.zeros(n_draws), where=cv > 0.0)
-    n = int(done.first[-1]) + k
+    n = done.done
     rest = replace(
         model, mean=levels[:, None] * model.mean.mean(axis=0),
         std=(levels * white)[:, None] * _shape_of_stds(model), run_cv=0.0, model_error=0.0,
@@ -191,7 +193,7 @@ def update_on_progress(
         profile=None if model.profile is None else model.profile[n:],
         residuals=model.residuals * float(levels.mean() * white.mean() / _own_spread(model)),
     )  # fmt: skip
-    lack = n - done.step.size * k if fitted is None else 0
+    lack = n - done.n_values * times.mean_over if fitted is None else 0
     notes = [*times.notes, *_granted(model, times, lack)]
     if far:
         notes.append(
@@ -201,17 +203,20 @@ def update_on_progress(
         )
     if changed:
         notes.append(f"{times.source}: steps to come take as long as those since the change")
-    elapsed_s = done.seconds * k + lack * done.mean_s
+    elapsed_s = done.seconds * times.mean_over + lack * done.mean_s
     return ProgressPosterior(
         rest, elapsed_s, n, float(levels.mean()), float(levels.std()), expected, far,
         done.departure, done.step, done.last_s, tuple(notes),
     )  # fmt: skip
 
 
-def without_changes(times: StepTimes, odd: NDArray[np.bool_]) -> StepTimes:
-    """Bring steps to their first level; `odd` ones tell nothing of it [value]."""
+def without_changes(times: StepTimes, odd: NDArray[np.bool_], each: int = 1) -> StepTimes:
+    """Bring steps to their first level; `odd` ones tell nothing of it [value].
+
+    `each` as in `find_departure`.
+    """
     grain = clock_grain(times.seconds[:, None])
-    found = find_departure(np.where(odd, np.nan, times.seconds), grain)
+    found = find_departure(np.where(odd, np.nan, times.seconds), grain, each)
     return times if found is None else replace(times, seconds=times.seconds / found.level)
 
 
@@ -221,6 +226,10 @@ class _Done:
 
     Attributes
     ----------
+    blocks : Blocks
+        Those that are the values of all else; of one value each in a run that is no long one.
+    mean_over, n_values, done : int
+        Steps that each is the mean of; values before blocks were made; steps to the last one.
     step, first : int64 [value]
         Numbers; steps of the run before each value.
     series : Series
@@ -236,6 +245,10 @@ class _Done:
         Mean ratio; sum of the values, mean of the last and of all [s].
     """
 
+    blocks: Blocks
+    mean_over: int
+    n_values: int
+    done: int
     step: NDArray[np.int64]
     first: NDArray[np.int64]
     series: Series
@@ -253,45 +266,54 @@ class _Done:
 def _lay_out(model: RunModel, times: StepTimes, seed: int, fitted: Fitted | None) -> _Done:
     """Lay completed steps beside the model's work, and find where their level changes."""
     once = np.unique(times.step, return_index=True)[1]
-    seconds, step, k, usual = times.seconds[once], times.step[once], times.mean_over, _usual(model)
-    if fitted is None:
-        first = count_done(times)[0] + elapsed_steps(step, step, k).astype(np.int64)
-        odd = find_changes(times).warm[once]
-    else:
-        place = fitted.place[once]
-        first, odd = place * k, fitted.odd[once] | (place < fitted.early)
-    work = np.ones(once.size)
+    seconds, step, usual = times.seconds[once], times.step[once], _usual(model)
+    place = count_done(times)[0] + elapsed_steps(step, step, times.mean_over).astype(np.int64)
+    first = place if fitted is None else fitted.place[once] * times.mean_over
+    work, done = np.ones(once.size), int(first[-1]) + times.mean_over
     if model.profile is not None:
         work = model.profile[np.minimum(first, model.profile.size - 1)]
-    plain = seconds / work
-    grain = clock_grain(seconds[:, None])
-    departure = find_departure(np.where(odd, np.nan, plain), grain)
-    changes, current = np.ones(once.size), np.ones(once.size, np.bool_)
+    blocks = in_blocks(seconds / work)
+    plain, at, k = blocks.means, blocks.begins, times.mean_over * blocks.size
+    grain = clock_grain(seconds[-MOST:, None]) / np.sqrt(blocks.size)
+    late = times
+    if blocks.size > 1:
+        work = blocks.mean(work)
+        late = as_blocks(times, blocks)
+    if fitted is None:
+        odd = find_changes(late).warm
+        odd = odd[once] if blocks.size == 1 else odd
+    else:
+        odd = fitted.odd[once] | (fitted.place[once] < fitted.early)
+        odd = np.asarray(in_rows(odd, blocks.size).any(axis=1))
+    departure = find_departure(np.where(odd, np.nan, plain), grain, blocks.size)
+    changes, current = np.ones(plain.size), np.ones(plain.size, np.bool_)
     if departure is not None:
         changes, current = departure.level, departure.current
     least = OUTLIER * _own_spread(model) if once.size < MIN_OWN else 0.0
-    level = replace(times, seconds=plain / changes, step=step, run=times.run[once])
+    number = step if blocks.size == 1 else late.step
+    level = replace(late, seconds=plain / changes, step=number, run=times.run[once][at])
     series = decompose(level, seed, least)
     ratio = changes * series.work * (1.0 + series.body[:, 0]) / usual
     if fitted is None:
         begin = series.beginning
         ratio[:begin], ratio[odd] = np.nan, np.nan
     else:
-        begin = int(np.searchsorted(fitted.place[once], fitted.early))
-        ratio[fitted.odd[once]] = np.nan
+        begin = -(-int(np.searchsorted(fitted.place[once], fitted.early)) // blocks.size)
+        ratio[in_rows(fitted.odd[once], blocks.size).any(axis=1)] = np.nan
     ratio[~current] = np.nan
     scale = float(np.nanmean(ratio)) if np.isfinite(ratio).any() else 1.0
-    elapsed_s = np.asarray(first * (usual * scale), np.float64)
+    elapsed_s = np.asarray(first[at] * (usual * scale), np.float64)
     return _Done(
-        step, first, series, ratio, work * changes, elapsed_s, begin, departure, scale,
-        float(seconds.sum()), float(seconds[-LAST:].mean()), float(seconds.mean()),
+        blocks, k, once.size, done, step[at], first[at], series, ratio, work * changes, elapsed_s,
+        begin, departure, scale, float(seconds.sum()), float(seconds[-LAST:].mean()),
+        float(seconds.mean()),
     )  # fmt: skip
 
 
 def check_one_run(times: StepTimes) -> None:
     """Refuse steps of several runs; raises PrismError."""
-    names = np.unique(times.run)
-    if names.size > 1:
+    if (times.run != times.run[0]).any():
+        names = np.unique(times.run)
         raise PrismError(
             f"{times.source}: steps of {names.size} runs ({', '.join(map(str, names[:4]))}, ...); "
             f"expected those of one run in progress: --where run={names[0]}"
@@ -352,9 +374,13 @@ def _stalls(
     before: StallProcess | None, done: _Done, k: int, n_draws: int, rng: np.random.Generator
 ) -> StallProcess | None:
     """Rate, drawn for each cluster, and lengths: the model's and those after the beginning."""
-    series, begin = done.series, done.begin
+    series, begin, blocks = done.series, done.begin, done.blocks
     late = series.stall_position >= begin
     lengths = series.stall_s[late] * done.work[series.stall_position[late]] * k
+    if blocks.size > 1:
+        at = np.minimum(blocks.stall_at // blocks.size, done.work.size - 1)
+        apart = (blocks.stall * done.work[at] * (k // blocks.size))[at >= begin]
+        lengths = np.concatenate([lengths, apart])
     known = np.isfinite(series.body[begin:, 0])
     exposure = float((series.work * done.work)[begin:][known].sum()) * k
     if before is None:

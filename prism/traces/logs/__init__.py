@@ -3,11 +3,11 @@
 from prism.traces.logs.events import is_events, read_events
 from prism.traces.logs.exports import is_export, read_export
 from prism.traces.logs.history import is_history, read_history
-from prism.traces.logs.lines import is_log, read_log
+from prism.traces.logs.lines import is_log, read_log, say_skipped, settings_in
 from prism.traces.logs.patterns import EXAMPLE, pattern_tool
 from prism.traces.logs.tools import TOOLS
 
 __all__ = [
     "EXAMPLE", "TOOLS", "is_events", "is_export", "is_history", "is_log", "pattern_tool",
-    "read_events", "read_export", "read_history", "read_log",
+    "read_events", "read_export", "read_history", "read_log", "say_skipped", "settings_in",
 ]  # fmt: skip

@@ -55,6 +55,7 @@ def _clock_of(file: RecordedFile) -> Tool | None:
     return Tool(
         "the history",
         b'"',
+        (b'"',),
         rf'\{{(?=.*"{step}": (?P<step>\d+)).*"{clock}": "?(?P<elapsed>[^",}}]+)',
         "time between lines",
         f'{{"{step}": 10, "{clock}": 57.3}}',

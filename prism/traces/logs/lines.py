@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.text import format_count
+from prism.traces.choose import list_values
 from prism.traces.columns import Taken
 from prism.traces.file import RecordedFile
 from prism.traces.logs.patterns import in_time
@@ -29,7 +30,7 @@ from prism.traces.logs.runs import (
     to_seconds,
     wanted_run,
 )
-from prism.traces.logs.tools import TOOLS, Tool
+from prism.traces.logs.tools import NEVER, TOOLS, Tool
 from prism.traces.looks import what_is
 from prism.traces.steps import StepTimes
 
@@ -37,7 +38,7 @@ _MLLOG = b":::MLLOG"  # marks MLPerf's lines
 _STEP_TIMES = ("train_step_timing", "train_step_time")  # names in MLPerf's tracked_stats
 
 _RATES = ("rate", "per_s")
-_VALUES = ("s", "ms", *_RATES)
+_VALUES = {"s", "ms", *_RATES}
 _MOST_STEPS = 1e15
 _LONGEST = 30_000  # characters of a line that are looked at
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}  # of numbers for readers
@@ -50,12 +51,44 @@ _BEFORE = re.compile(r"\s*((?:[^\s:|]{1,200}:)+)")
 _FILE = re.compile(r"[^\[<]*([./][^\[<]*[A-Za-z]|[A-Za-z][^\[<]*[./])")  # no rank, no address
 _BATCH = re.compile(r"\bglobal[ _]batch[ _]size ?[:=]\s*(\d{1,12})\b")
 _NUMBER = re.compile(r"\d+\.?\d*(e[+-]?\d+)?")
+_NO_NUMBER = re.compile(r"[+-]*(?:nan|inf)", re.I)
+_TIME_OF_DAY = re.compile(r"\d:\d\d:\d\d")  # in what `_CLOCK` finds, and faster
 _INTERVAL = re.compile(rb"^\W*log_interval \.+ (\d{1,9})\s*$", re.MULTILINE)
 
 
 def is_log(text: bytes) -> bool:
     """Say whether a text is one of the logs that are known."""
-    return _MLLOG in text or any(re.search(tool.mark, text) for tool in TOOLS)
+    return _MLLOG in text or any(tool.is_in(text) for tool in TOOLS)
+
+
+def settings_in(text: bytes) -> bytes:
+    """Give the lines that say of all others what they are of: samples of a step, the interval."""
+    found = [_batch_in(tool, text) for tool in TOOLS] + [_interval_in(text)]
+    ends = (
+        (text.rfind(b"\n", 0, at.start(1)) + 1, text.find(b"\n", at.end(1)) + 1)
+        for at in found if at
+    )  # fmt: skip
+    return b"".join(dict.fromkeys(text[begin:end] for begin, end in ends))
+
+
+def _batch_in(tool: Tool, text: bytes) -> re.Match[bytes] | None:
+    """Find the samples of a step, where a tool's logs say them."""
+    has_it = tool.batch != NEVER.encode() and b"batch_size" in text
+    return re.search(tool.batch, text) if has_it else None
+
+
+def _interval_in(text: bytes) -> re.Match[bytes] | None:
+    """Find the steps from one line to the next, among a job's arguments."""
+    at = text.find(b"log_interval")
+    return None if at < 0 else _INTERVAL.search(text, text.rfind(b"\n", 0, at) + 1)
+
+
+def say_skipped(lines: Sequence[int]) -> str:
+    """Say which lines have no value."""
+    return (
+        f"{format_count(len(lines), 'line')} skipped: no step number, or none for its time; line "
+        f"{list_values([str(line) for line in lines])}"
+    )
 
 
 def read_log(
@@ -67,12 +100,12 @@ def read_log(
     if _MLLOG in text and own is None:
         return _read_mlperf(text, source, wanted)
     damaged = []
-    there = [tool for tool in TOOLS if re.search(tool.mark, text)]
+    there = [tool for tool in TOOLS if tool.is_in(text)]
     there = [tool for tool in there if not tool.many] or there  # a bar is beside them
     for tool in there if own is None else [own]:
         with in_time(tool, len(text)):
-            entries, n_damaged = _entries(text, tool, source)
-        n_lines, notes = format_count(n_damaged, "line"), []
+            entries, without = _entries(text, tool, source, files[0].first_line)
+        notes = []
         if entries.empty and not tool.mark:
             raise PrismError(
                 f"{source}: {tool.name} {tool.line}: no line has all of it; the file is "
@@ -80,51 +113,65 @@ def read_log(
             )
         if entries.empty:
             damaged.append(
-                f"{n_lines} like those of {tool.name}, none with a step and its time; expected "
-                f"{tool.sample!r}"
+                f"{format_count(len(without), 'line')} like those of {tool.name}, none with a step "
+                f"and its time; expected {tool.sample!r}"
             )
             continue
-        if n_damaged and tool.mark:
-            notes.append(f"{n_lines} skipped: no step number, or none for its time")
+        without = without if tool.mark else []
+        if without:
+            notes.append(say_skipped(without))
         if others := dict.fromkeys(t.name for t in there if t.name != tool.name):
             notes.append(f"lines of {tool.name} are read, not those of {', '.join(others)}")
-        return _to_times(entries, tool, text, source, wanted, notes)
+        found = _to_times(entries, tool, text, source, wanted, notes)
+        return replace(found, skipped=tuple(without))
     raise PrismError(f"{source}: {'; '.join(damaged)}")
 
 
-def _marked_lines(text: bytes, mark: re.Pattern[bytes]) -> Iterator[tuple[int, str]]:
+def _marked_lines(
+    text: bytes, mark: re.Pattern[bytes], first: int = 1
+) -> Iterator[tuple[int, str]]:
     """Go through the lines with a mark, with their numbers; a progress bar's each by itself."""
-    for number, line in enumerate(io.BytesIO(text), start=1):
+    for number, line in enumerate(io.BytesIO(text), start=first):
         if mark.search(line):
+            if b"\r" not in line and b"\x1b" not in line:
+                yield number, line.decode("utf-8", errors="replace")
+                continue
             for part in _COLOUR.sub(b"", line).split(b"\r"):
                 if mark.search(part):
                     yield number, part.decode("utf-8", errors="replace")
 
 
-def _entries(text: bytes, tool: Tool, source: str) -> tuple[pd.DataFrame, int]:
-    """Read the lines of a tool; the number of those that are damaged, too."""
+def _entries(
+    text: bytes, tool: Tool, source: str, first: int = 1
+) -> tuple[pd.DataFrame, list[int]]:
+    """Read the lines of a tool; the numbers of those that are damaged, too."""
     found: list[tuple[Any, ...]] = []
     bars: list[tuple[int, bool]] = []
-    damaged = 0
+    damaged: list[int] = []
     pattern, other = re.compile(tool.line), re.compile(tool.other)
-    for number, whole in _marked_lines(text, re.compile(tool.mark)):
+    has_other, values = tool.other != NEVER, _VALUES & pattern.groupindex.keys()
+    for number, whole in _marked_lines(text, re.compile(tool.mark), first):
         line = whole[:_LONGEST]
-        if other.search(line):
+        if has_other and other.search(line):
             continue
         matches = pattern.finditer(line) if tool.many else [pattern.search(line)]
         for match in matches:
             parts = {} if match is None else match.groupdict()
             step = parts.get("step") or str(len(found) + 1)
             number_of = _count(step)
-            if match is None or number_of is None or _is_unmeasured(parts):
-                damaged += 1
+            name = next((x for x in values if parts.get(x) is not None), "")
+            value = parts[name] if name else "1"
+            if match is None or number_of is None or _NO_NUMBER.match(value or ""):
+                damaged.append(number)
                 continue
             bars.append((int(parts.get("bar") or -1), "e" not in step))
-            batch, clock, elapsed = _BATCH.search(line), _clock(line), parts.get("elapsed")
+            at = line.find("global")
+            batch = None if at < 0 else _BATCH.search(line, at)
+            clock, elapsed = _clock(line), parts.get("elapsed")
             if elapsed and (np.isnan(clock) or not tool.mark):
                 clock = _since(elapsed)
             found.append((
-                number_of, _seconds(parts, source, number), number, clock,
+                number_of, _seconds(name, value or "", source, number), number, clock,
                 *_writer(line[: match.start()]), _count(parts.get("total") or "") or 0,
                 int(batch[1]) if batch else 0, "ms" if parts.get("ms") else "s",
             ))  # fmt: skip
@@ -157,17 +204,8 @@ def _whole_steps(entries: pd.DataFrame) -> pd.DataFrame:
     return added[size == usual].groupby(added["step"].diff().ne(0).cumsum()).tail(1)
 
 
-def _is_unmeasured(parts: Mapping[str, str | None]) -> bool:
-    """Tell whether a line has not-a-number or infinity for its value."""
-    return any(
-        (parts.get(name) or "").lower().lstrip("+-")[:3] in ("nan", "inf") for name in _VALUES
-    )
-
-
-def _seconds(parts: Mapping[str, str | None], source: str, number: int) -> float:
+def _seconds(name: str, text: str, source: str, number: int) -> float:
     """Read the value of a line [s], or a rate; ``11.6K`` and ``1,160`` as they stand."""
-    found = ((name, text) for name in _VALUES if (text := parts.get(name)) is not None)
-    name, text = next(found, ("s", "1"))
     plain = text.replace(",", "") if name in _RATES else text
     try:
         value = _number(plain)
@@ -179,13 +217,15 @@ def _seconds(parts: Mapping[str, str | None], source: str, number: int) -> float
 
 def _number(text: str) -> float:
     """Read a number for readers: ``11.6K``, ``2.60k``."""
+    if text[-1:].isdecimal():
+        return float(text)
     return _SUFFIXES.get(text[-1:].upper(), 1.0) * float(text.rstrip("kKMBG"))
 
 
 def _count(text: str) -> int | None:
     """Read a whole number for readers; None where it is none, or no count of steps."""
     try:
-        value = _number(text.replace(",", ""))
+        value = int(text) if text.isdecimal() else _number(text.replace(",", ""))
     except ValueError:
         return None
     return round(value) if 0.0 <= value < _MOST_STEPS else None
@@ -193,7 +233,7 @@ def _count(text: str) -> int | None:
 
 def _clock(line: str) -> float:
     """Return the first time of day in a line [s]; without a year, one of the year 2000."""
-    found = _CLOCK.search(line)
+    found = _CLOCK.search(line) if _TIME_OF_DAY.search(line) else None
     if found is None:
         return float("nan")
     year, *rest, part = found.groups()
@@ -215,6 +255,8 @@ def _since(elapsed: str) -> float:
 
 def _writer(before: str) -> tuple[str, str]:
     """Find what grep and launchers put before a line: its file, its rank or host."""
+    if ":" not in before:
+        return "", ""
     found = _BEFORE.match(_CLOCK.sub("", before))
     names = found[1].rstrip(":").split(":") if found else []
     names = [name for i, name in enumerate(names) if not (i and name.isdigit())]  # grep -n
@@ -230,7 +272,7 @@ def _to_times(
     entries, said = split_runs(entries, source, wanted)
     unit, why = entries["unit"].iloc[0], f"as {tool.name} writes it"
     what = Taken(tool.what, unit, why, is_mean=tool.is_mean)
-    batch = re.search(tool.batch, text)
+    batch = _batch_in(tool, text)
     if batch is not None:
         entries["seconds"] = int(batch[1]) / entries["seconds"]
     elif tool.is_rate:
@@ -266,7 +308,7 @@ def _to_times(
         notes.append(f"a step has {each} lines, of a microbatch each: their times are added")
     if tool.many:
         notes.append("tqdm smooths what its bar shows: the spread of single steps is larger")
-    interval = _INTERVAL.search(text)
+    interval = _interval_in(text)
     return in_order(entries, what, source, [*said, *notes], interval and int(interval[1]))
 
 

@@ -38,7 +38,9 @@ def pattern_tool(pattern: str) -> Tool:
     what = _WHATS[values[0] if values else "elapsed"]
     of_step = values in (["s"], ["ms"])
     between = what == _WHATS["elapsed"]
-    return Tool(named("pattern"), b"", pattern, what, pattern, is_mean=not of_step, is_rate=between)
+    return Tool(
+        named("pattern"), b"", (b"",), pattern, what, pattern, is_mean=not of_step, is_rate=between
+    )
 
 
 @contextmanager

@@ -16,7 +16,11 @@ References
    (levanter), tqdm_logging.py; torchtune, metric_logging.py, DiskLogger
 """
 
+import re
 from typing import NamedTuple
+
+NEVER = "(?!)"
+"""A pattern that finds nothing."""
 
 
 class Tool(NamedTuple):
@@ -24,6 +28,9 @@ class Tool(NamedTuple):
 
     name: str
     mark: bytes  # in each line of step times, whole or damaged
+    needs: tuple[bytes, ...]
+    """Texts of which a mark holds one: looked for first, as a log without them is passed over at
+    1 ns a byte, by the marks at up to 40 (18 MB of Megatron's lines)."""
     line: str
     """With one of the groups s, ms, rate (steps per second) and per_s (samples or tokens), or none
     (the clock tells); and step (else lines count), total, elapsed (since the start, where a line
@@ -32,9 +39,13 @@ class Tool(NamedTuple):
     sample: str
     is_mean: bool = False  # over the steps since the line before; else of the last step alone
     is_rate: bool = False  # samples or tokens per second, or none: the clock tells, or the batch
-    batch: bytes = b"(?!)"  # where the log has the samples of a step
+    batch: bytes = NEVER.encode()  # where the log has the samples of a step
     many: bool = False  # in one line
-    other: str = "(?!)"  # in lines that are not of a training step
+    other: str = NEVER  # in lines that are not of a training step
+
+    def is_in(self, text: bytes) -> bool:
+        """Whether a text has lines of this tool."""
+        return any(need in text for need in self.needs) and bool(re.search(self.mark, text))
 
 
 # those that give a time before those that give a rate
@@ -42,6 +53,7 @@ TOOLS = (
     Tool(
         "Megatron",
         rb"elapsed time per iteration \(",
+        (b"elapsed time per iteration (",),
         r"\biteration\s+(?P<step>\d{1,15})\s*/\s*(?P<total>\d{0,15}).*?"
         r"elapsed time per iteration \((?:ms\):\s*(?P<ms>[^\s|/]*)|s\):\s*(?P<s>[^\s|/]*))",
         "elapsed time per iteration",
@@ -51,6 +63,7 @@ TOOLS = (
     Tool(
         "NeMo",
         rb"train_step_timing in s ?[:=]",
+        (b"train_step_timing in s",),
         r"(?:(?:\||\biteration)\s*(?P<bar>\d{1,15})/\d+ (?:\[|\|).*?)?"
         r"\bglobal_step ?[:=]\s*(?P<step>\d[\d.]{0,15}(?:e\+\d\d?)?)\b.*?"
         r"train_step_timing in s ?[:=]\s*(?P<s>[^\s|,\]]*)",
@@ -60,6 +73,7 @@ TOOLS = (
     Tool(
         "nanotron",
         rb"elapsed_time_per_iteration_ms: ",
+        (b"elapsed_time_per_iteration_ms",),
         r"\biteration: (?P<step>\d{1,15}) / (?P<total>\d{1,15}) .*?"
         r"elapsed_time_per_iteration_ms: (?P<ms>[^\s|]*)",
         "elapsed_time_per_iteration_ms",
@@ -69,6 +83,7 @@ TOOLS = (
     Tool(
         "MMEngine",
         rb"Iter\(train\) \[",
+        (b"Iter(train) [",),
         r"Iter\(train\) \[\s*(?P<step>\d{1,15})/(?P<total>\d{1,15})\].*?"
         r"(?<!_)\btime: (?P<s>\S*)",
         "time",
@@ -78,6 +93,7 @@ TOOLS = (
     Tool(
         "verl",
         rb"\bstep:\d+ - .*(?:timing_s/step|perf/time_per_step|train/time\(s\)):",
+        (b"timing_s/step:", b"perf/time_per_step:", b"train/time(s):"),
         r"(?<![\w/])step:(?P<step>\d{1,15}) - .*?"
         r"(?:timing_s/step|perf/time_per_step|train/time\(s\)):(?:np\.float\d+\()?"
         r"(?P<s>[\d.e+-]+)",
@@ -87,6 +103,7 @@ TOOLS = (
     Tool(
         "NeMo AutoModel",
         rb"\bstep \d+ \| epoch \d+ \| .*\| time [\d.]+s\b",
+        (b" | epoch ",),
         r"\bstep (?P<step>\d{1,15}) \| epoch \d+ \| .*\| time (?P<s>[\d.]+)s\b",
         "time",
         "step 10 | epoch 0 | loss 0.69 | ... | mem 24.90 GiB | time 2.46s",
@@ -95,6 +112,7 @@ TOOLS = (
     Tool(
         "MaxText",
         rb"completed step: \d+, ",
+        (b"completed step: ",),
         r"\bcompleted step: (?P<step>\d{1,15}), seconds: (?P<s>[^\s,]*)",
         "seconds",
         "completed step: 10, seconds: 5.838, TFLOP/s/device: ...",
@@ -102,6 +120,7 @@ TOOLS = (
     Tool(
         "pith",
         rb" \| step-time ",
+        (b" | step-time ",),
         r"\bstep (?P<step>\d{1,15})/(?P<total>\d{1,15}) \| step-time (?P<s>\S*) sec\b",
         "step-time",
         "step 00000010/00001000 | step-time 5.838 sec | ...",
@@ -109,6 +128,7 @@ TOOLS = (
     Tool(
         "DeepSpeed",
         rb"iter time \(s\):",
+        (b"iter time (s):",),
         r"\bsteps: (?P<step>\d{1,15})\b.*?iter time \(s\):\s*(?P<s>\S*)",
         "iter time (s)",
         "steps: 10 loss: 2.1 iter time (s): 5.838 samples/sec: 43.8",
@@ -117,6 +137,7 @@ TOOLS = (
     Tool(
         "DeepSpeed",
         rb"CurrSamplesPerSec=",
+        (b"CurrSamplesPerSec=",),
         r"(?:\bglobal_step=|\b\d{1,9}/)(?P<step>\d{1,15}), "
         r".*?CurrSamplesPerSec=(?P<per_s>[^\s,]*)",
         "train_batch_size over CurrSamplesPerSec",
@@ -127,6 +148,7 @@ TOOLS = (
     Tool(
         "ms-swift",
         rb"['\"](?:global_step/max_steps|iteration)['\"]: ['\"]\d+/\d+['\"]",
+        (b"global_step/max_steps", b"iteration'", b'iteration"'),
         r"\{(?=.*['\"]loss['\"]: ).*?['\"](?:global_step/max_steps|iteration)['\"]: "
         r"['\"](?P<step>\d{1,15})/(?P<total>\d{1,15})['\"]"
         r"(?:.*['\"]elapsed_time['\"]: ['\"](?P<elapsed>[^'\"]*))?",
@@ -139,6 +161,7 @@ TOOLS = (
     Tool(
         "torchtitan",
         rb"(?:\b|\dm)[tw]ps: ?[\d,]+",
+        (b"tps:", b"wps:"),
         r"\bstep: +(?P<step>\d{1,15}) .*?\b[tw]ps: ?(?P<per_s>[\d,]+)",
         "time between lines",
         "[titan] 2025-06-04 08:51:58,557 - root - INFO - step: 10 ... tps: 7,034",
@@ -149,6 +172,7 @@ TOOLS = (
     Tool(
         "NeMo AutoModel",
         rb"\bstep \d+ \| epoch \d+ \| .*\| tps [\d.]+",
+        (b" | epoch ",),
         r"\bstep (?P<step>\d{1,15}) \| epoch \d+ \| .*\| tps (?P<per_s>[\d.]+)",
         "time between lines",
         "2026-08-10 15:55:20 | INFO | root | step 10 | epoch 0 | loss 0.69 | ... | tps 11278.56(",
@@ -159,6 +183,7 @@ TOOLS = (
     Tool(
         "torchtune",
         rb"(?m)^Step \d+ \| .*tokens_per_second_per_gpu:",
+        (b"tokens_per_second_per_gpu:",),
         r"^Step (?P<step>\d{1,15}) \| .*tokens_per_second_per_gpu:(?P<per_s>[\d.]+)",
         "time between lines",
         "its bar: 1|10|Loss: 1.59:   1%|1 | 10/3251 [00:23<2:07:13,  2.35s/it]",
@@ -168,6 +193,7 @@ TOOLS = (
     Tool(
         "OLMo-core",
         rb"\[step=\d+/\d+,epoch=",
+        (b"[step=",),
         r"\[step=(?P<step>\d{1,15})/(?P<total>\d{1,15}),",
         "time between lines",
         "2025-12-22 10:00:02.534 ... [step=10/12000,epoch=1,eta=50m]",
@@ -177,6 +203,7 @@ TOOLS = (
     Tool(
         "LLaMA-Factory",
         rb'"current_steps": \d+, "total_steps": \d+, "loss"',
+        (b'"current_steps": ',),
         r'"current_steps": (?P<step>\d{1,15}), "total_steps": (?P<total>\d{1,15}),'
         r'.*"elapsed_time": "(?P<elapsed>[\w ,]*\d+:\d\d:\d\d)"',
         "time between lines",
@@ -187,6 +214,7 @@ TOOLS = (
     Tool(
         "Megatron Bridge",
         rb"Step Time : ",
+        (b"Step Time : ",),
         r"\bStep Time : (?P<s>[\d.]+)s\b",
         "Step Time",
         "Step Time : 9.05s GPU utilization: 666.0MODEL_TFLOP/s/GPU",
@@ -194,6 +222,7 @@ TOOLS = (
     Tool(
         "levanter",
         rb"Progress on: ?\S* [\d.]+[kMG]?it/",
+        (b"Progress on:",),
         r"Progress on: ?\S* (?P<step>[\d.]+[kMG]?)it/(?P<total>[\d.]+[kMG]?)it "
         r"rate:(?:(?P<s>[\d.,]+)s/it|(?P<rate>[\d.,]+)it/s)",
         "s/it, smoothed",
@@ -203,6 +232,7 @@ TOOLS = (
     Tool(
         "a progress bar",
         rb"\d/\d+ \[[\d:]+<[\d:?]+, ",
+        (b"<",),
         r"\b(?P<step>\d{1,15})/(?P<total>\d{1,15}) \[[\d:]+<[\d:?]+, +"
         r"(?:(?P<s>[\d.]+)s/it|(?P<rate>[\d.]+)it/s)",
         "s/it, smoothed",
