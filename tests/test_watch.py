@@ -272,6 +272,16 @@ def test_pauses_of_a_model_are_to_come(run, tmp_path, monkeypatch, few_repeats):
         assert not numbers["departure"]["departed"]
 
 
+def test_past_pauses_are_elapsed_time(log):
+    """And as many are to come."""
+    seconds = steps(400)
+    seconds[49::50] += 30.0
+    log.write_text(lines(seconds, total=800))
+    found = prism.summary(Watch(log, seed=1).look())
+    assert found["elapsed"] == pytest.approx(seconds.sum(), rel=1e-5)
+    assert found["time_left"]["p50"] == pytest.approx(seconds.sum(), rel=2e-3)
+
+
 def test_steps_that_a_fit_left_out_are_elapsed_time():
     """Steps 30 to 49 were no part of the model: 20 of the log's that a profile does not know."""
     known = np.r_[1:30, 50:201]

@@ -227,7 +227,8 @@ def _from_log(
         CLUSTERS_IN_PROGRESS, seed, 0.0, Fitted(fitted.spreads(), np.arange(n), warm, early),
     )  # fmt: skip
     later = replace(past.model, model_error=LATER)
-    past = replace(past, model=later, done=done, far=False)
+    elapsed_s = float(reading.times.seconds.sum()) * reading.times.mean_over  # with past pauses
+    past = replace(past, model=later, done=done, far=False, elapsed_s=elapsed_s)
     drawn = draw_runs(fitted, steps, run_replicates, seed, past, gpus)
     until = None if deadline is None else parse_deadline(deadline)
     return lay_out(
