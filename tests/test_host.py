@@ -299,3 +299,32 @@ def test_nanotron_on_a_node_takes_as_long_as_measured():
     found, free = np.mean(logs, axis=0)
     assert abs(found) < np.log(1.08) and free < np.log(0.75)
     assert np.std(logs, axis=0)[0] < 0.08
+
+
+# ------------------------------------------------------------------------------ a slow node
+def test_only_a_slow_host_makes_launch_gaps_longer():
+    """Each factor of 2 adds its own part of a step once more."""
+    tree = {
+        "model": {"n_layers": 2, "hidden_size": 256, "ffn_size": 512, "n_heads": 4,
+                  "vocab_size": 512, "seq_len": 512},
+        "parallelism": {"framework": "transformers", "microbatches": 2},
+        "variability": {"library": "none"},
+    }  # fmt: skip
+
+    def step(**slow):
+        cluster = {"nodes": 1, "gpus_per_node": 1, "node_slowdowns": {0: slow} if slow else {}}
+        job = prism.load_job(tree | {"cluster": cluster})
+        return prism.summary(prism.estimate(job, replicates=64, run_replicates=5, seed=1))
+
+    healthy = step()
+    mean = healthy["step_time"]["mean"]
+    shares = {row["name"]: row["mean_share"] for row in healthy["time_loss"]}
+    more = {
+        part: step(**{part: 2.0})["step_time"]["mean"] / mean - 1.0
+        for part in ("compute", "memory", "other")
+    }
+    assert shares["launch_gaps"] > 0.9
+    assert more["other"] == pytest.approx(shares["launch_gaps"], rel=1e-4)
+    assert more["compute"] + more["memory"] == pytest.approx(
+        shares["compute"] + shares["optimizer"], rel=1e-4
+    )

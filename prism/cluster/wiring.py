@@ -93,19 +93,16 @@ class Wiring:
     def over_nominal(self, group: str, n_bytes: float, stage: int, op_kind: str) -> Array:
         """How many times longer messages take than the cluster says [replica].
 
-        A transfer takes the mean over its replica's hops, as the nominal one over all of them; one
-        that leaves a site has a nominal time of its own.
+        Of a transfer it says the mean over all hops; one that leaves a site has a nominal time of
+        its own.
         """
-        c, own = self.cluster, np.ones(len(self.members))
-        if group != "hop":
+        c = self.cluster
+        if group == "hop":
+            nominal = c.transfer_time(n_bytes, stage if stage in c.far_links() else None)
+        else:
             nominal = c.collective_time(op_kind, n_bytes, c.group(group))
-            found = self.seconds(group, n_bytes, stage, op_kind)
-            return found / nominal if nominal > 0.0 else own
-        far = c.far_links()
-        near = [s for s in range(c.layout.pp if c.loops else c.layout.pp - 1) if s not in far]
-        if stage in far:
-            return own
-        return np.asarray(self._hops(n_bytes)[:, near].mean(axis=1) / c.transfer_time(n_bytes))
+        found = self.seconds(group, n_bytes, stage, op_kind)
+        return found / nominal if nominal > 0.0 else np.ones(len(self.members))
 
     def _n_alike(self, group: str) -> int:
         """Neighbouring tp ranks whose rings visit the same nodes, so that one is looked at."""

@@ -211,11 +211,10 @@ def _ratio(default: Wiring, moved: Wiring | None, place: PlacedPart, own: bool) 
     """
     if not place.part.n_bytes:  # what transfers beside take of compute
         return np.ones(len(default.members))
+    if moved is None and not own:
+        return np.ones(len(default.members))
     message = place.part.group, place.part.n_bytes, max(place.stage, 0), place.part.op_kind
-    ratio = default.over_nominal(*message) if own else np.ones(len(default.members))
-    if moved is not None:
-        ratio = ratio * (moved.seconds(*message) / default.seconds(*message))
-    return ratio
+    return (moved or default).over_nominal(*message)
 
 
 def _slowest(slow: Array, place: PlacedPart) -> Array:

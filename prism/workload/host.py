@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from prism.workload.kernels import ChunkWork, Kernel
+from prism.workload.kernels import GAPS, ChunkWork, Kernel
 
-BLOCKS = Kernel("host_waits", "launch_gaps", 0.0, 0.0, 0.0, "residual/memory")
+BLOCKS = Kernel("host_waits", GAPS, 0.0, 0.0, 0.0, "residual/memory")
 """Stands where the host waits for what the device has computed."""
 
 
@@ -84,5 +84,5 @@ def blocks(kernel: Kernel) -> bool:
 
 
 def _gap(seconds: float) -> tuple[Kernel, ...]:
-    gap = Kernel("launch_gaps", "launch_gaps", seconds, 0.0, 0.0, "residual/memory")
+    gap = Kernel(GAPS, GAPS, seconds, 0.0, 0.0, "residual/memory")
     return (gap,) * (seconds > 0.0)

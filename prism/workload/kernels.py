@@ -10,7 +10,9 @@ from prism.cluster.machine import Cluster
 COMPUTE_CLASSES = frozenset(
     {"gemm_attention", "gemm_mlp", "gemm_expert", "attention", "loss", "compute"}
 )
-MEMORY_CLASSES = frozenset({"memory", "embedding", "optimizer", "launch_gaps"})
+MEMORY_CLASSES = frozenset({"memory", "embedding", "optimizer"})
+GAPS = "launch_gaps"
+"""Class of what a device waits for its host: no slow GPU makes it longer."""
 
 SCALE_BYTES = {"fp8_block": 4.0 / 128.0, "mxfp8": 1.0 / 32.0, "nvfp4": 1.0 / 16.0}
 """Bytes of scales per number: float32 per 128, 8 bit per 32 and per 16 (OCP MX; NVIDIA NVFP4)."""
@@ -24,7 +26,7 @@ LOGNORMAL = "lognormal/"
 
 def is_compute(kernel_class: str) -> bool:
     """Tell whether a kernel works on the GPU itself rather than on a link."""
-    return kernel_class in COMPUTE_CLASSES or kernel_class in MEMORY_CLASSES
+    return kernel_class in COMPUTE_CLASSES | MEMORY_CLASSES or kernel_class == GAPS
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class ChunkWork:
     def gaps(self) -> list[Kernel]:
         """Gaps between kernels in a microbatch's passes."""
         passes = self.inputs + self.weights or self.backward
-        return [k for k in (*self.forward, *passes) if k.kernel_class == "launch_gaps"]
+        return [k for k in (*self.forward, *passes) if k.kernel_class == GAPS]
 
 
 def exposed(seconds: float, beside_s: float, cost: float) -> float:
