@@ -204,14 +204,8 @@ def _moved_groups(origin: Origin, placement: Placement) -> dict[str, Wiring]:
 
 
 def _ratio(default: Wiring, moved: Wiring | None, place: PlacedPart, own: bool) -> Array:
-    """How many times longer a message takes than its nominal time [replica].
-
-    A ratio, since the nominal duration of a transfer is the mean over all hops: one that becomes
-    slower does so relative to that mean.
-    """
-    if not place.part.n_bytes:  # what transfers beside take of compute
-        return np.ones(len(default.members))
-    if moved is None and not own:
+    """How many times longer a message takes than its nominal time [replica]."""
+    if not place.part.n_bytes or (moved is None and not own):  # what transfers take of compute
         return np.ones(len(default.members))
     message = place.part.group, place.part.n_bytes, max(place.stage, 0), place.part.op_kind
     return (moved or default).over_nominal(*message)
