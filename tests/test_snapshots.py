@@ -19,6 +19,7 @@ from prism import __main__ as entry
 
 ROOT = Path(__file__).resolve().parents[1]
 SNAPSHOTS = Path(__file__).parent / "snapshots"
+INSTALLED = Path(entry.__file__).parent / "_data"  # where a wheel has the shipped jobs
 SAMPLES = "experiments/samples"
 OF_THE_MACHINE = {
     "wall_seconds", "cpu_seconds", "seconds", "ns_per_op_sample", "threads", "prism_version",
@@ -71,7 +72,8 @@ def told(value):
     if isinstance(value, list):
         return [told(x) for x in value]
     if isinstance(value, str):
-        return DATE.sub("DATE", value.replace(f"{ROOT}/", ""))
+        value = value.replace(f"{INSTALLED}/", "experiments/").replace(f"{ROOT}/", "")
+        return DATE.sub("DATE", value)
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
 

@@ -4,6 +4,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+import prism
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "experiments" / "verification" / "words.py"
 spec = importlib.util.spec_from_file_location("words", SCRIPT)
@@ -20,7 +22,8 @@ def test_shares_and_changes_are_written_by_one_module():
     """No format of a percentage stands elsewhere than in `prism.common.text`."""
     own = re.compile(r":[-+]?(\.\d)?%\}|:[-+]?\.\d[fg]?\} ?%")
     assert own.search("f'{x:.1%}'") and own.search("f'{100 * x:+.1f} %'")
-    found = {f.name for f in (ROOT / "prism").rglob("*.py") if own.search(f.read_text("utf-8"))}
+    files = Path(prism.__file__).parent.rglob("*.py")
+    found = {f.name for f in files if own.search(f.read_text("utf-8"))}
     assert found == {"text.py"}
 
 

@@ -6,7 +6,6 @@ The shipped ones, such as `h100-healthy`, are written by experiments/library/bui
 from __future__ import annotations
 
 import difflib
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -66,7 +65,7 @@ class Entry:
     source: str
     long_name: str = ""
     distribution: Distribution | None = None
-    number: float = math.nan
+    number: float = 1.0  # of a figure; a distribution has mean 1
     units: str = "1"
     n: int = 0  # observations behind a fitted entry; 0 for a figure taken from a text
     device: str = ""  # what it was measured on, where that is another device than the set's
@@ -217,7 +216,7 @@ def from_dataset(dataset: xr.Dataset, name: str) -> Library:
         entries[label] = Entry(
             name=label,
             distribution=distribution,
-            number=mean if distribution is None else math.nan,
+            number=mean if distribution is None else 1.0,
             n=int(columns["n"][i]),
             **{key: str(columns[key][i]) for key in _TEXTS},
         )

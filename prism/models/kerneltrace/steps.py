@@ -229,7 +229,8 @@ def _host_events(
         })[["step", "call", "call_end", "sync", "sync_stream", "thread"]])  # fmt: skip
     events = pd.concat([device, *(part for part in extra if len(part))], ignore_index=True)
     whole = dict.fromkeys(("row", "collective", "stream", "sync_stream", "slot"), -1)
-    events = events.fillna({**whole, "queued": 0.0, "blocks": False})
+    events["blocks"] = events["blocks"].eq(True)  # not known: no
+    events = events.fillna({**whole, "queued": 0.0})
     events["key"] = events["sync"].map(number).fillna(events["key"]).astype(np.int64)
     events["order"] = events["call"].fillna(events["start"])
     events["last"] = events["sync"] == END

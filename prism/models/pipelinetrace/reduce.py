@@ -80,13 +80,17 @@ def crossed_table(graph: TraceGraph) -> Crossed | None:
     table["name"] = table["name"].where(several, "")
     table["op_kind"] = pd.Categorical(table["op_kind"], COMPUTE)
     by_column = table.groupby(list(Column._fields), observed=True)
-    columns = [Column(str(k), int(s), int(c), str(n)) for k, s, c, n in by_column.groups]
+    code = by_column.ngroup().to_numpy()  # pandas before 3.0 has its `groups` in another order
+    first = table.iloc[np.unique(code, return_index=True)[1]][list(Column._fields)]
+    columns = [
+        Column(str(k), int(s), int(c), str(n)) for k, s, c, n in first.itertuples(index=False)
+    ]
     n_mb = 1 + int(table["microbatch"].max()) if len(table) else 0
     cells = len(columns) * graph.n_replicas * graph.steps.size * n_mb
     counts = {"bytes of ops by replica, step and microbatch": (32.0 * cells, sizes.BYTE)}
     sizes.check_size("the trace", counts, "the numbers of its microbatches, or take fewer steps")
     where = np.full((len(columns), n_mb), -1, np.int64)
-    where[by_column.ngroup(), table["microbatch"]] = table["node"]
+    where[code, table["microbatch"]] = table["node"]
     seconds = np.full((len(columns), graph.n_replicas, graph.steps.size, n_mb), np.nan)
     for c, m in np.argwhere(where >= 0):
         seconds[c, :, :, m] = graph.durations[where[c, m]]
