@@ -181,6 +181,13 @@ def test_the_median_run_counts_and_not_the_worst(tmp_path):
     assert read(tmp_path / "b.csv", n_nodes=6)[0].compute == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.parametrize("factor", [1e300, 1e-300, 2e3, 4e-4])
+def test_a_value_of_no_node_that_works_is_refused_with_its_row(tmp_path, factor):
+    table = burn_in()
+    table.loc[7, "gemm_ms"] *= factor
+    refused(write(tmp_path, table.to_csv(index=False)), ":9:", n_nodes=6)
+
+
 def test_rows_of_no_node_are_left_out_and_counted(tmp_path):
     table = burn_in({3: 1.2}.items())
     table.loc[:3, "node"] = "-1"

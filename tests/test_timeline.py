@@ -8,7 +8,9 @@ from pathlib import Path
 import kineto_synth as synth
 import numpy as np
 import pandas as pd
+import programs_made
 import pytest
+from deviceprogram import simulate
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from job_files import job_files
@@ -462,6 +464,18 @@ def test_kernels_stand_where_they_were_recorded(tmp_path):
         np.testing.assert_allclose(shown["start"], start, atol=2e-5)
     few = prism.timeline(tmp_path, ranks=[1])
     assert {str(x) for x in few["row_label"].values} == {"rank 1"}
+
+
+@pytest.mark.parametrize("name", ["host_bound", "device_bound", "two_streams"])
+def test_a_model_of_kernels_is_played_from_its_step_s_begin(tmp_path, name):
+    """Its host begins before; the engine's op that takes that off again is no activity."""
+    model = tmp_path / "model.nc"
+    prism.save(
+        prism.fit(simulate(programs_made.PROGRAMS[name](), 6).write(tmp_path), seed=1), model
+    )
+    found = check_timeline(prism.timeline(model, replicates=128, seed=1))
+    for step in found["steps"]:
+        assert sum(step["critical_path"].values()) == pytest.approx(step["step_time"], rel=1e-5)
 
 
 @pytest.mark.parametrize("profiler", ["nsys", "chakra"])

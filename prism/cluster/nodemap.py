@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 KINDS = ("compute", "memory", "network", "everything")
 
 
+LEAST, MOST = 1e-3, 1e3
+"""Factors of a node outside are errors, or of one that does not work [1]."""
+
+
 class NodeSlowdown(NamedTuple):
     """How slow a node is: factors on durations [1], 1 being as fast as the others.
 

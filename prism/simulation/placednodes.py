@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.cluster.linkcongestion import congested_links
-from prism.cluster.nodemap import NodeSlowdown, Placement
+from prism.cluster.nodemap import LEAST, MOST, NodeSlowdown, Placement
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.simulation.program import Origin, PlacedPart, Program
 
 Array = NDArray[np.float64]
 FIXED_ROLES = ("network", "other", "memory")  # of a node, that stretch fixed times
-LEAST, MOST = 1e-3, 1e3  # factors outside are errors, or nodes that do not work
 
 
 def site_nodes(

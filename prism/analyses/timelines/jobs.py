@@ -24,6 +24,7 @@ from prism.engine import LANES
 from prism.simulation.draws import end_blocks
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program, global_ops, ideal_program, make_keys
+from prism.simulation.tracemodel.arrays import earliest_lead
 from prism.simulation.tracemodel.devicetime import device_time
 from prism.simulation.tracemodel.graph import TraceNode, start_of
 from prism.simulation.tracemodel.model import TraceModel
@@ -57,7 +58,7 @@ class JobPlayer:
     def play(self, replicate: int | None, /, **label: Any) -> PlayedStep:
         """Play one replicate, or the step with every effect at 1 where None."""
         program, (ops, final) = self.step.program, self._template
-        end, time = self._ideal if replicate is None else _record(program, self.seed, replicate)
+        end, time = self._ideal if replicate is None else self._record(program, replicate)
         if replicate is not None and program.stalls.entity == engine.JOB_STALL:
             end = end * np.float32(program.stalls.quiet)
         return PlayedStep(
@@ -67,8 +68,21 @@ class JobPlayer:
 
     @cached_property
     def _ideal(self) -> tuple[NDArray[np.float32], float]:
-        end, time = _record(ideal_program(self.step.program), self.seed, 0)
+        end, time = self._record(ideal_program(self.step.program), 0)
         return np.broadcast_to(end, (self.step.graph.n_replicas, end.shape[1])), time
+
+    def _record(self, program: Program, replicate: int) -> tuple[NDArray[np.float32], float]:
+        """Run one replicate: ends [replica, op] from the step's begin on, step time [s].
+
+        The engine counts from where the first host of a fitted trace begins; its last op takes that
+        off again.
+        """
+        end, time = _record(program, self.seed, replicate)
+        source = self.step.source if self.step.workload is None else None
+        if isinstance(source, TraceModel) and (lead := earliest_lead(source)) < 0.0:
+            last = self._template[1]
+            end = np.maximum(np.where(np.arange(end.shape[1]) == last, end, end + lead), 0.0)
+        return end, time
 
     @cached_property
     def _template(self) -> tuple[tuple[PlayedOp, ...], int]:
@@ -120,10 +134,12 @@ def _ops(step: Prepared) -> tuple[tuple[PlayedOp, ...], int]:
         slots = (int(ops.pred0[i]), int(ops.pred1[i]))
         preds = tuple(dict.fromkeys(producer[s] for s in slots if s in producer))
         kind, out = int(ops.kind[i]), int(ops.out[i])
-        if kind != engine.DRAW:
+        nodes = () if step.workload else _nodes(step)
+        # a fitted trace may have an op behind its nodes, where its hosts' lead is taken off
+        if kind != engine.DRAW or (nodes and _node_of(graph, i) == len(nodes)):
             op = PlayedOp("join", Stream.JOIN, "", (int(ops.stage[i]),), ())
-        elif step.workload is None:
-            op = describe_node(_nodes(step)[_node_of(graph, i)])
+        elif nodes:
+            op = describe_node(nodes[_node_of(graph, i)])
         else:
             op = _describe(step, i)
         if kind == engine.DRAW:

@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import norm
 
+from prism.cluster.nodemap import LEAST, MOST
 from prism.cluster.nodes.hosts import Measured
 from prism.cluster.nodes.measurements import (
     Measurement,
@@ -220,6 +221,14 @@ def _values(
         raise PrismError(
             f"{table.locate(int(wrong['row'].iloc[0]))}: {chosen.name} is "
             f"{wrong['value'].iloc[0]:g}, expected a number above 0; take the row out"
+        )
+    usual = float(frame["value"].median())
+    far = frame[~(frame["value"] / usual).between(LEAST, MOST)]
+    if len(far):
+        raise PrismError(
+            f"{table.locate(int(far['row'].iloc[0]))}: {chosen.name} is "
+            f"{far['value'].iloc[0]:g}, the median {usual:g}: expected {LEAST:g} to {MOST:g} times "
+            "that of a node that works; take the row out"
         )
     return frame, notes
 

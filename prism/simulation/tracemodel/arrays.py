@@ -99,12 +99,19 @@ def build_trace_program(model: TraceModel, graph: StepGraph, measured_ranks: boo
     )  # fmt: skip
 
 
+def earliest_lead(model: TraceModel) -> float:
+    """Give when the first host begins, over the begin of the step [s]: 0 or before."""
+    leads = [mean.min() for node, mean in zip(model.nodes, model.mean, strict=True)
+             if node.continues >= 0]  # fmt: skip
+    return min([0.0, *map(float, leads)])
+
+
 def _from_zero(model: TraceModel) -> TraceModel:
     """Count from the earliest lead, as no time of the engine is below 0, and take it off again."""
     sources = np.array([node.continues >= 0 for node in model.nodes])
     if not sources.any():
         return model
-    lead = min(0.0, float(model.mean[sources].min()))
+    lead = earliest_lead(model)
     mean = np.where(sources[:, None], model.mean - lead, model.mean)
     host = model.nodes[int(np.flatnonzero(sources)[0])]
     preds = tuple(ops_of(model.nodes).tolist())
