@@ -117,6 +117,7 @@ def _check(model: TraceModel, sizes: Mapping[Hashable, int]) -> None:
             raise ValueError(f"arrays of {sizes[dim]} by {dim}, and {size} are named")
     if not (n and model.steps.size and model.mean.max() > 0.0):
         raise ValueError("no steps, or no op takes time")
+    NON_NEGATIVE.check("the error of its mean step", model.mean_error)  # of its report
     for what in (model.weight.sum(), model.profile @ model.weight):
         if not np.allclose(what, 1.0, rtol=0.0, atol=SAME):
             raise ValueError("weights of steps whose sum is not 1, or step factors of another mean")
