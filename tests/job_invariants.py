@@ -174,7 +174,7 @@ def check_work(ideal: float, job: prism.Job) -> None:
     if given is None:
         return
     both = [np.broadcast_to(x, p.pp) for x in (given.forward_s, given.backward_s)]
-    busy = p.microbatches * (both[0] + both[1])
+    busy = p.microbatches * (both[0] + both[1]) * job.cluster.scale.compute.time
     need(ideal >= busy.max() * (1.0 - FLOAT), f"ideal step {ideal} < busiest stage {busy.max()}")
     clock = job.cluster.clock_mhz  # which may be lower than where products draw the TDP
     lowest = 1365.0 if job.cluster.device == "v100" else 1500.0
