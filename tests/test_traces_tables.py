@@ -161,6 +161,7 @@ BYTES = st.one_of(
 @given(BYTES)
 @example(b'name,duration_s\n"\n')
 @example(b"\r")
+@example(b"dp_rank,stage,rank,step,optype,start_ts,duration,seq_id,mc,mb_id\n0,0,0,0,,0,0,,,")
 def test_any_bytes_give_an_answer_or_a_reason(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("bytes") / "x"
     path.write_bytes(data)

@@ -28,7 +28,7 @@ def explore(
     JOB is a job file or the name of a shipped job: model, GPUs, layout, precision, variability and
     failures can be changed, and one setting pinned beside another. The page is served to this
     machine alone, needs no network, and shows the job file and the command that give the same
-    answer. Ctrl-C ends it. Needs NiceGUI: pip install 'nicegui>=3'.
+    answer. Ctrl-C ends it. Needs NiceGUI: pip install 'nicegui>=3.6'.
     """
     from prism.jobs.job import load_job
     from prism.present.explore.page import HOST, serve

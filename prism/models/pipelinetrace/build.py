@@ -66,6 +66,11 @@ def build_trace_graph(trace: "Trace") -> TraceGraph:
         sends and receives do not fit together.
     """
     times, measured, notes = read_times(trace)
+    if not measured.all():
+        raise PrismError(
+            f"{trace.source}: step {times.steps[measured == 0.0][0]} takes no time; give what its "
+            "ops take, or take its rows out"
+        )
     chains = ordered(times)
     pairs = pair_transfers(times, chains)
     laying = _Laying(times, chains, pairs, do_block(times, chains, pairs), notes)

@@ -54,7 +54,7 @@ def serve(base: Job, port: int, seed: int, threads: int | None, show: bool) -> N
         from starlette.middleware.trustedhost import TrustedHostMiddleware
     except ModuleNotFoundError as error:
         raise PrismError(
-            "prism explore needs NiceGUI, which is not installed; pip install 'nicegui>=3'"
+            "prism explore needs NiceGUI, which is not installed; pip install 'nicegui>=3.6'"
         ) from error
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
