@@ -9,6 +9,8 @@ tqdm-loggable and transformers (Apache-2.0, MIT).
 import json
 from datetime import datetime, timedelta
 
+import numpy as np
+
 BEGIN = datetime(2025, 6, 4, 8, 51, 48)
 
 
@@ -179,3 +181,17 @@ TOOLS = {
     "olmo-core": olmo_core, "pith": pith, "verl": verl, "automodel": automodel,
     "automodel time": automodel_time, "levanter": levanter,
 }  # fmt: skip
+
+
+def lines(seconds, total=1000, first=1):
+    """Lines of Megatron's log, a step each."""
+    return "".join(
+        f" iteration {s:8d}/ {total:7d} | elapsed time per iteration (ms): {1e3 * x:.2f} | lr 0 |\n"
+        for s, x in enumerate(seconds, start=first)
+    )
+
+
+def steps(n, seed=0, slower=1.0, since=None):
+    """Steps of 2 s with noise of 1 %, from one on slower [s]."""
+    level = np.where(np.arange(n) >= (n if since is None else since), slower, 1.0)
+    return 2.0 * level * (1.0 + 0.01 * np.random.default_rng(seed).standard_normal(n))

@@ -8,24 +8,12 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
+from logs_made import lines, steps
 
 import prism
 from prism import Watch
 from prism import __main__ as entry
-
-
-def lines(seconds, total=1000, first=1):
-    return "".join(
-        f" iteration {s:8d}/ {total:7d} | elapsed time per iteration (ms): {1e3 * x:.2f} | lr 0 |\n"
-        for s, x in enumerate(seconds, start=first)
-    )
-
-
-def steps(n, seed=0, slower=1.0, since=None):
-    level = np.where(np.arange(n) >= (n if since is None else since), slower, 1.0)
-    return 2.0 * level * (1.0 + 0.01 * np.random.default_rng(seed).standard_normal(n))
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ _MLLOG = b":::MLLOG"  # marks MLPerf's lines
 _STEP_TIMES = ("train_step_timing", "train_step_time")  # names in MLPerf's tracked_stats
 
 _RATES = ("rate", "per_s")
-_VALUES = {"s", "ms", *_RATES}
+_VALUES = ("s", "ms", *_RATES)
 _MOST_STEPS = 1e15
 _LONGEST = 30_000  # characters of a line that are looked at
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}  # of numbers for readers
@@ -149,7 +149,7 @@ def _entries(
     bars: list[tuple[int, bool]] = []
     damaged: list[int] = []
     pattern, other = re.compile(tool.line), re.compile(tool.other)
-    has_other, values = tool.other != NEVER, _VALUES & pattern.groupindex.keys()
+    has_other, values = tool.other != NEVER, [x for x in _VALUES if x in pattern.groupindex]
     for number, whole in _marked_lines(text, re.compile(tool.mark), first):
         line = whole[:_LONGEST]
         if has_other and other.search(line):
