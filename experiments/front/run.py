@@ -17,7 +17,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import prism
-from prism.common.labels import short_label
+from prism.simulation.labels import short_label
 from prism.plots.base import BLUE, GREEN, GREY, ORANGE, RED, style
 
 ROOT = Path(__file__).resolve().parents[2]

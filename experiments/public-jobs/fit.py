@@ -25,7 +25,7 @@ from scipy.special import gammaln
 from scipy.stats import norm, spearmanr
 
 from prism.distributions.library import load_library, save_library
-from prism.simulation.variability import model_error_kind
+from prism.simulation.effects.run import error_kind
 from prism.workload.frameworks import family
 
 HERE = Path(__file__).resolve().parent
@@ -474,7 +474,7 @@ def beyond(table, folder, quiet, fit, x, left, most):
 
 def in_class(entry):
     """Whether a job is of its framework's class: which weights are gathered, layer by layer."""
-    return model_error_kind(run.job_of(entry)) == family(entry.row["framework"])
+    return error_kind(run.job_of(entry)) == family(entry.row["framework"])
 
 
 def model_errors(table, errors, largest):

@@ -197,7 +197,7 @@ def estimate_job(
     warnings = [
         *job_doubts(job), *drawn.notes, *_warnings(step, call, drawn.n_clusters),
         *replica_doubts(read_group(dataset, "replicas")),
-        *mean_doubts(dataset, step.effects.rank.std),
+        *mean_doubts(dataset, step.effects.rank.distribution.std),
     ]  # fmt: skip
     if (calibrated := calibration_of(job)) is not None:
         drawn.values["data_error"] = calibrated.error(communication_share(dataset))

@@ -28,8 +28,9 @@ from prism.common.attribution import PathShares, path_shares
 from prism.common.errors import PrismError, named
 from prism.common.results import Columns, Field, Result, pack_figures, read_figures
 from prism.jobs.job import Job, load_job
-from prism.simulation.causes import class_cvs, effect_cv, measure_residuals, time_shares
+from prism.simulation.causes import class_cvs, measure_residuals, time_shares
 from prism.simulation.classops import split_classes
+from prism.simulation.effects import EFFECTS
 from prism.simulation.estimated import TERMS
 from prism.simulation.prepare import prepare
 from prism.simulation.results import provenance
@@ -214,7 +215,12 @@ def _prepare(
     v, residuals, ops = every.effects, measure_residuals(every, seed), split_classes(every)
     rest = rest_of_runs(whole) if of_run or job.has_run else None
     ranked = Target(
-        target, job.n_steps, v.step.std, v.correlation_time_s, seed, rest if of_run else None
+        target,
+        job.n_steps,
+        v.step.distribution.std,
+        v.step.correlation_time_s,
+        seed,
+        rest if of_run else None,
     )
     sampler = Sampler(every.program, ops.program, seed, threads, progress=progress)
     if every is step and sampler.often is None:
@@ -276,7 +282,7 @@ def _cause_rows(
                 "tail_share_ci": path.tail_ci[i].tolist(),
             }  # fmt: skip
         else:
-            row["cv"] = effect_cv(program, s.entry.name)
+            row["cv"] = EFFECTS[s.entry.name].cv(program)
         rows.append(row | {"n_clusters": len(s.ab)})
     for term in terms:
         if term["name"] not in OF_STEPS:

@@ -2,7 +2,7 @@
 
 # modules that rooms above may import
 FACE = (
-    "agreement", "attribution", "cdf", "compiled", "errors", "files", "labels", "launchgaps",
+    "agreement", "attribution", "cdf", "compiled", "errors", "files", "launchgaps",
     "means", "netcdf", "pipes", "resampling", "resultfiles", "results",
     "shipped", "sizes", "text",
 )  # fmt: skip

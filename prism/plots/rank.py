@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
-from prism.common.labels import TARGETS, label
 from prism.common.text import format_share
 from prism.plots.base import (
     BLUE,
@@ -25,6 +24,7 @@ from prism.plots.base import (
     styled,
     title_of,
 )
+from prism.simulation.labels import TARGETS, label
 
 MOST_BARS = 14
 SMALL = 2e-3  # what neither contributes nor changes as much is left out [1]

@@ -12,13 +12,13 @@ from scipy.special import ndtr
 
 from prism import engine
 from prism.cluster.groups import shard_size
-from prism.cluster.linkcongestion import congested_links, n_own_links
+from prism.cluster.linkcongestion import n_own_links
 from prism.cluster.machine import build_cluster
 from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
-from prism.common.errors import PrismError
-from prism.distributions.distribution import Distribution, lognormal, normal
+from prism.distributions.distribution import Distribution
 from prism.jobs.job import Job
+from prism.simulation.effects import congestion, jitter, rank, stall
 from prism.simulation.independent import pool_program
 from prism.simulation.lowering import LoweredOp, Lowerer, Term, lowering_arrays, residual_of
 from prism.simulation.placednodes import needs_memory, site_nodes
@@ -34,7 +34,7 @@ from prism.simulation.program import (
 from prism.simulation.variability import Variability
 from prism.workload.build import nominal_library
 from prism.workload.kernels import is_compute
-from prism.workload.opgraph import OpType, StepGraph, nominal_duration
+from prism.workload.opgraph import OpType, StepGraph
 
 SPEED_DRAWS = 4096  # GPUs drawn to tell how far a shard group's slowest is from the others
 
@@ -54,12 +54,13 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
     tables, bank = Tables(job.source), Bank()
     kernels = bool((graph.call >= 0).any())
     call = None if kernels or size > 1 or v.call.std == 0.0 else v.call
-    ranks = _ranks(default, v, lowerer, tables)
+    ranks = rank.lay(v.rank, default, lowerer.rank_exponents, tables)
     low = lowering_arrays(lowered, graph.op_types, default.members(), call)
     op_tables, table_std = _residual_tables(lowered, graph, default, call, tables)
-    step_table = tables.optional(v.step, effect="step")
+    step_table = tables.optional(v.step.distribution, effect="step")
     vec, n_terms = _vectors(default, graph, lowered, v, tables, bank, step_table, kernels)
-    stalls, quiet = _stalls(default, graph, v, tables)
+    stalls, quiet = stall.lay(v.stall, default, graph, tables)
+    links, added = congestion.lay(v.regime, default, graph.n_stages), jitter.lay(v.jitter, tables)
     low = low._replace(table_std=table_std, quiet=quiet)
     classes = tuple(dict.fromkeys(c for op in lowered for c, _ in op.shares))
     shares = [[dict(op.shares).get(c, 0.0) for c in classes] for op in lowered]
@@ -67,9 +68,8 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
     ops = engine.Ops(
         kind=graph.kind, pred0=graph.pred0, pred1=graph.pred1, out=graph.out, coef=drawn,
         vec=vec, n_terms=n_terms, table=op_tables[drawn].astype(np.int32), draw=graph.draw,
-        stage=graph.stage, busy=_busy(graph),
+        stage=graph.stage, busy=stall.busy_stage(graph),
     )  # fmt: skip
-    jitter = engine.Jitter(v.jitter_s, tables.add(v.jitter)) if v.jitter_s else engine.NO_JITTER
     wiring = None  # where a job gives durations, there are no messages
     if job.model.durations is None:
         wiring = Wiring(build_cluster(job, nominal_library(job, v.library)), default)
@@ -78,10 +78,10 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
         _places(graph, lowered, default), wiring,
     )  # fmt: skip
     program = Program(
-        ops, graph_arrays(graph), bank.arrays(graph.n_microbatches), _links(default, v, graph),
-        ranks, low, stalls, tables.stack(), step_table, np.array(shares, np.float32), classes,
+        ops, graph_arrays(graph), bank.arrays(graph.n_microbatches), links, ranks, low,
+        stalls, tables.stack(), step_table, np.array(shares, np.float32), classes,
         graph.n_draws, 1 + max(t.member for t in graph.op_types) if kernels else 1, origin=origin,
-        jitter=jitter,
+        jitter=added,
     )  # fmt: skip
     return site_nodes(program, placement, slowdowns)
 
@@ -108,19 +108,6 @@ def _places(
                 stage = peer = -1
             places.append(PlacedPart(c, part, bool(is_global[c]), stage, peer))
     return tuple(places)
-
-
-def _ranks(default: Placement, v: Variability, lowerer: Lowerer, tables: Tables) -> engine.Ranks:
-    n = len(lowerer.loadings)
-    index = np.full(n, -1, np.int32)
-    for j in range(n):
-        index[j] = tables.optional(v.rank, lowerer.rank_exponent(j), "rank")
-    node_weight = float(np.sqrt(v.node_share)) if v.rank.std > 0.0 else 0.0
-    factor = np.ones((n, default.n_gpus), np.float32)
-    node_table = tables.add(normal(1.0))
-    return engine.Ranks(
-        default.n_gpus, default.gpus_per_node, node_weight, node_table, index, factor
-    )
 
 
 def _residual_tables(
@@ -158,7 +145,7 @@ def _vectors(
     relative, n_own = _relative_speeds(placement, v), n_own_links(placement.job)
     call_table = tables.optional(v.call, effect="call") if kernels else -1
     width = max(len(op.terms) for op in lowered)
-    largest = cache(lambda loading: tables.largest(v.microbatch, loading, relative))
+    largest = cache(lambda loading: tables.largest(v.microbatch.distribution, loading, relative))
     expert = cache(lambda: tables.optional(v.expert, effect="expert"))
 
     @cache
@@ -177,7 +164,7 @@ def _vectors(
             )  # fmt: skip
         return out
 
-    uneven = v.microbatch.std > 0.0
+    uneven = v.microbatch.distribution.std > 0.0
     used = [any(t.routed or (uneven and t.mb_loading) for t in op.terms) for op in lowered]
     columns = (x.tolist() for x in (graph.op_type, graph.microbatch, graph.call, global_ops(graph)))
     vec = [
@@ -191,11 +178,11 @@ def _vectors(
 def _relative_speeds(placement: Placement, v: Variability) -> NDArray[np.float64]:
     """Slowdown of each data-parallel rank of a shard group over its slowest's [draw, rank]."""
     n = shard_size(placement.job)
-    if n == 1 or v.rank.std == 0.0:
+    if n == 1 or v.rank.distribution.std == 0.0:
         return np.ones((1, n))
-    nodes = placement.ranks() // placement.gpus_per_node
+    nodes = (placement.ranks() // placement.gpus_per_node).astype(np.int64)
     members = nodes.shape[2]  # of every group
-    return _draw_speeds(v.rank, v.node_share, n, members, nodes.astype(np.int64).tobytes())
+    return _draw_speeds(v.rank.distribution, v.rank.node_share, n, members, nodes.tobytes())
 
 
 @lru_cache(maxsize=4)  # programs of one job have the same
@@ -227,82 +214,3 @@ def _link_of(op_type: OpType, term: Term, n_stages: int, n_own: int) -> int:
         return n_stages + op_type.stage
     named = {"world": n_own + n_stages, "embedding": n_own + n_stages + 1}
     return named.get(c.group, n_own + op_type.stage)
-
-
-def _links(placement: Placement, v: Variability, graph: StepGraph) -> engine.Links:
-    """Links of the default order: nominal times are means over their congestion."""
-    if not v.regime.acts:
-        return engine.NO_LINKS
-    touched = congested_links(placement, graph.n_stages)
-    quiet, congested = v.regime.levels(touched.n_touched)
-    if quiet.min() <= 0.0:
-        job = placement.job
-        raise PrismError(
-            f"{job.source or job.name}: cluster.scale.network.cv: {v.regime.spread:g} leaves a "
-            "link that is not congested no time; take less than "
-            f"{v.regime.spread / (1.0 - quiet.min()):.3g}, or set variability.effects.regime"
-        )
-    return engine.Links(*touched, quiet, congested, v.regime.probability)
-
-
-def _stalls(
-    placement: Placement, graph: StepGraph, v: Variability, tables: Tables
-) -> tuple[engine.Stalls, NDArray[np.float64]]:
-    """Stalls of a step, and the multiplier of compute between them, per op type.
-
-    A group stalls at the rate of its entities over its own nominal compute time; a job over the
-    whole step. Work between stalls is faster by what stalls take, so that the mean stays 1, unless
-    they add to it.
-    """
-    stall, quiet, job = v.stall, np.ones(len(graph.op_types)), placement.job
-    rate, length = stall.rate_per_hour / 3600.0, stall.duration_s
-    nominal = np.array([nominal_duration(t) for t in graph.op_types])
-    ops, shares, probability = [], [], np.zeros(graph.n_stages)
-    entities = _entities(placement, stall.entity)
-    busy = _busy(graph)
-    for s in range(graph.n_stages):
-        hit = np.flatnonzero((busy == s) & (nominal[graph.op_type] > 0.0))
-        exposed = nominal[graph.op_type[hit]]
-        # members of a group work at the same time: one of them stands for all
-        alone = np.array([graph.op_types[t].member <= 0 for t in graph.op_type[hit]], bool)
-        busy_s = float(exposed[alone].sum())
-        ops.append(hit)
-        shares.append(np.cumsum(exposed) / max(exposed.sum(), 1e-30))
-        if stall.entity == "job":
-            continue
-        probability[s] = -np.expm1(-rate * entities * busy_s)
-        if busy_s > 0.0:
-            here = [t.stage == s and t.collective is None for t in graph.op_types]
-            quiet[here] = 1.0 - probability[s] / entities * length / busy_s
-    job_quiet = 1.0
-    if stall.entity == "job":
-        probability[:] = -np.expm1(-rate * graph.nominal_s)
-        if not stall.adds:
-            job_quiet = 1.0 - probability[0] * length / graph.nominal_s
-    if min(job_quiet, float(quiet.min())) <= 0.0:
-        raise PrismError(
-            f"{job.source}: variability.effects.stall: {stall.rate_per_hour:g} per hour of "
-            f"{length:g} s leave no time to work; lower rate_per_hour or duration_s"
-        )
-    entity = engine.JOB_STALL if stall.entity == "job" else engine.GROUP_STALL
-    ptr = np.concatenate([[0], np.cumsum([len(o) for o in ops])])
-    return engine.Stalls(
-        entity if rate * length > 0.0 else engine.NO_STALL, probability, job_quiet, length,
-        tables.add(lognormal(stall.duration_cv)), ptr.astype(np.int32),
-        np.concatenate(ops).astype(np.int32), np.concatenate(shares),
-    ), quiet  # fmt: skip
-
-
-def _entities(placement: Placement, entity: str) -> float:
-    """Ranks or nodes of one (replica, stage) group, in the mean."""
-    ranks = placement.ranks()
-    if entity == "rank":
-        return float(ranks.shape[2])
-    node = np.sort(ranks // placement.gpus_per_node, axis=2)
-    return float(1.0 + np.count_nonzero(np.diff(node, axis=2), axis=2).mean())
-
-
-def _busy(graph: StepGraph) -> NDArray[np.int32]:
-    """Stage that computes during each op, -1 for joins, transfers and collectives over replicas."""
-    computes = np.array([*(t.collective is None for t in graph.op_types), False])[graph.op_type]
-    return np.where(computes, graph.stage, -1).astype(np.int32)

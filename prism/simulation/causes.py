@@ -7,14 +7,15 @@ fall below its first. A class is redrawn in a program whose ops hold one each
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
 from prism.simulation.classops import lower_again
-from prism.simulation.draws import draw_ranks, lower, seed_key, spread_values, stall_lengths
+from prism.simulation.draws import draw_ranks, lower, seed_key, stall_lengths
+from prism.simulation.effects import EFFECTS
+from prism.simulation.effects.rank import has_fixed_ranks
 from prism.simulation.lowering import CALL, variance_of
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program, global_ops, ideal_program, make_keys
@@ -90,13 +91,6 @@ def _segment(
     return float(mean), float(var)
 
 
-def has_fixed_ranks(program: Program) -> bool:
-    """Tell whether every GPU keeps a factor of its own, such as the one that was measured."""
-    ranks, low = program.ranks, program.low
-    fixed = (ranks.factor != 1.0).any() and (low.coef_stage >= 0).any()
-    return bool(fixed and not (ranks.tables >= 0).any())
-
-
 def partition(
     program: Program, residuals: Residuals, owner: NDArray[np.int64], call_name: str = "call"
 ) -> list[Input]:
@@ -109,17 +103,11 @@ def partition(
         Input(name, "kernels", owns=owner == i if var.any() else None)
         for i, (name, var) in enumerate(zip(program.classes, residuals.classes.T, strict=True))
     ]
-    bank, stalls = program.bank, program.stalls
-    shared = {
-        "rank": ((engine.RANK,), bool((program.ranks.tables >= 0).any())),
-        "step": ((engine.STEP,), program.step_table >= 0 or bool((bank.step_table >= 0).any())),
-        "microbatch": ((engine.MICROBATCH,), bool((bank.mb_table >= 0).any())),
-        call_name: ((engine.CALL,), bool((bank.call_table >= 0).any())),
-        "regime": ((engine.REGIME,), program.links.n_leaves > 0),
-        "stall": ((engine.STALL,), stalls.entity != engine.NO_STALL and stalls.duration > 0.0),
-        "jitter": ((engine.JITTER,), program.jitter.mean_s > 0.0),
-    }
-    effects = [Input(n, "effects", streams) for n, (streams, varies) in shared.items() if varies]
+    effects = [
+        Input(effect.name, "effects", effect.streams)
+        for effect in EFFECTS.values()
+        if effect.acts(program) and (engine.CALL not in effect.streams or effect.name == call_name)
+    ]
     if has_fixed_ranks(program):
         effects.append(Input("rank", "effects"))
     if residuals.call.any():
@@ -162,25 +150,6 @@ def class_cvs(program: Program, residuals: Residuals) -> Array:
     cv = np.divide(np.sqrt(residuals.classes), part, out=np.zeros_like(part), where=part > 0.0)
     total = weight.sum(axis=0)
     return np.asarray((weight * cv).sum(axis=0) / np.where(total > 0.0, total, np.inf))
-
-
-def effect_cv(program: Program, name: str) -> float:
-    """Coefficient of variation of one draw of a shared effect, where it acts most [1]."""
-    bank, links = program.bank, program.links
-    if name == "regime":
-        at = np.unique(bank.link[bank.link >= 0])
-        quiet, congested = (x[:, at].astype(np.float64) for x in (links.quiet, links.congested))
-        # of two levels of mean 1; none where nothing is sent
-        return float(np.sqrt((1.0 - quiet) * (congested - 1.0)).max(initial=0.0))
-    if name == "call" and program.low.call_cv.any():
-        return float(program.low.call_cv.max())
-    tables: Any = {
-        "rank": program.ranks.tables, "step": program.step_table, "microbatch": bank.mb_table,
-        "call": bank.call_table, "rank_step": bank.call_table, "expert": bank.call_table,
-        "jitter": program.jitter.table,
-    }.get(name, -1)  # fmt: skip
-    used = set(np.ravel(tables).tolist()) - {-1}
-    return max((float(spread_values(program.tables[i]).std()) for i in used), default=float("nan"))
 
 
 def stall_bound(program: Program) -> tuple[float, float]:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.distributions.distribution import Distribution
 from prism.distributions.sums import Draws, largest_of, sum_of
+from prism.simulation.program import Part
 from prism.simulation.variability import Variability
 from prism.workload.build import Collective, Kernel
 from prism.workload.kernels import MEMORY_CLASSES, is_compute
@@ -75,18 +76,6 @@ class Segment:
         return math.sqrt(variance_of(self.noise)) / sum(self.mean)
 
 
-class Part(NamedTuple):
-    """Fixed time of an op that is as slow as the slowest node of those that take part."""
-
-    role: str  # what of a node it follows: network, other (NVLink) or memory
-    group: str  # who takes part: tp, cp, dp_cp, embedding, world, hop, or stage
-    n_bytes: float
-    term: int
-    mean: float  # seconds
-    var: float  # s^2
-    op_kind: str = "all_gather"  # of a collective
-
-
 @dataclass(frozen=True)
 class LoweredOp:
     """One op type: segments with counts, fixed (collective) parts, and its terms."""
@@ -133,25 +122,28 @@ class Lowerer:
         call: Distribution | None = None,
     ) -> None:
         self.v, self.call = variability, call
-        memory = variability.memory_loading
-        own = own_memory or memory not in (0.0, 1.0) or variability.memory_spread != 1.0
+        rank = variability.rank
+        memory = rank.memory_loading
+        own = own_memory or memory not in (0.0, 1.0) or rank.memory_spread != 1.0
         self.loadings = (0.0, 1.0) + ((memory,) if own else ())
         self.roles = ("other", "compute") + (("memory",) if own else ())
         self.segments: dict[tuple[str, tuple[Kernel, ...]], Segment | None] = {}
 
-    def rank_exponent(self, column: int) -> float:
-        """Exponent of the random rank effect in a column; `loadings` has a known slow node's."""
-        memory = self.roles[column] == "memory"
-        return self.loadings[column] * (self.v.memory_spread if memory else 1.0)
+    @property
+    def rank_exponents(self) -> list[float]:
+        """Exponents of the random rank effect; `loadings` has those of a known slow node."""
+        spread = {"memory": self.v.rank.memory_spread}
+        each = zip(self.roles, self.loadings, strict=True)
+        return [loading * spread.get(role, 1.0) for role, loading in each]
 
     def _column(self, kernel_class: str) -> int:
         if kernel_class in MEMORY_CLASSES and "memory" in self.roles:
             return self.roles.index("memory")
-        return self.loadings.index(self.v.rank_loading(kernel_class))
+        return self.loadings.index(self.v.rank.loading(kernel_class))
 
     def _treated(self, kernel: Kernel | Collective) -> tuple[Distribution, float]:
         """Residual and duration of a kernel or collective [s] under its class's treatment."""
-        distribution, factor = self.v.treated_residual(kernel.kernel_class, kernel.distribution)
+        distribution, factor = self.v.residual.treated(kernel.kernel_class, kernel.distribution)
         return distribution, kernel.duration * factor
 
     def lower(self, op_type: OpType) -> LoweredOp:
@@ -172,7 +164,7 @@ class Lowerer:
     def _term(self, op_kind: str, kernel: Kernel) -> Term:
         if kernel.routed:
             return Term(0.0, is_compute(kernel.kernel_class), True, _is_far(kernel))
-        loading = self.v.microbatch_loading(op_kind, kernel.kernel_class)
+        loading = self.v.microbatch.loading(op_kind, kernel.kernel_class)
         return Term(loading, is_compute(kernel.kernel_class) and not kernel.group)
 
     def _lower_kernels(self, op_type: OpType) -> LoweredOp:

@@ -2,18 +2,21 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from prism.common import sizes
 from prism.common.compiled import finish_compiling, is_compiling
 from prism.common.errors import PrismError, named
 from prism.common.sizes import check_size
 from prism.common.text import format_count
-from prism.distributions.distribution import constant, lognormal
+from prism.distributions.distribution import lognormal
 from prism.distributions.library import Library, load_library
 from prism.engine import LANES, compile_rest
 from prism.jobs.job import Job
 from prism.simulation.assembly import build_program
+from prism.simulation.effects.residual import Treatment
+from prism.simulation.effects.run import RunSpread
+from prism.simulation.effects.step import StepSpread
 from prism.simulation.execution.tasks import is_remote
 from prism.simulation.independent import pool_program
 from prism.simulation.program import Program, join_idle, thread_bytes
@@ -34,9 +37,6 @@ from prism.simulation.tracemodel.file import load_model
 from prism.simulation.tracemodel.graph import LATENCY, LEAD
 from prism.simulation.tracemodel.model import TraceModel, check_trace_job, settled
 from prism.simulation.variability import (
-    CongestionEffect,
-    StallEffect,
-    Treatment,
     Variability,
     is_communication,
     resolve_variability,
@@ -138,11 +138,10 @@ def _trace_program(job: Job, model: TraceModel, graph: StepGraph, seed: int) -> 
 def model_variability(job: Job, model: TraceModel) -> Variability:
     """Effects of a fitted trace as far as the run needs them: the step factor and its memory."""
     cv = math.sqrt(float(model.weight @ (step_profile(model) - 1.0) ** 2))
-    none, given = constant(), job.variability.model_error
+    given, memory = job.variability.model_error, model.correlation_steps * model.measured_mean
     return Variability(
-        none, lognormal(cv), none, none, CongestionEffect(), StallEffect(),
-        job.variability.dependence, model_error=model.mean_error if given is None else given,
-        correlation_time_s=model.correlation_steps * model.measured_mean,
+        step=StepSpread(lognormal(cv), memory), dependence=job.variability.dependence,
+        run=RunSpread(model_error=model.mean_error if given is None else given),
     )  # fmt: skip
 
 
@@ -201,7 +200,7 @@ def treat_classes(step: Prepared, treatments: Mapping[str, Treatment], seed: int
             factor.get(kernel_class(node), 1.0) for node in step.source.nodes
         ])  # fmt: skip
         return _trace_program(step.job, model, step.graph, seed)
-    return build_program(step.job, step.graph, replace(step.effects, treatments=treatments), seed)
+    return build_program(step.job, step.graph, step.effects.treat(treatments), seed)
 
 
 def silent_model(model: TraceModel) -> TraceModel:

@@ -17,12 +17,23 @@ from prism.distributions.tables import quadrature, table_of_quantiles, tail_pane
 from prism.jobs.jobspec.values import MAX_CV
 from prism.simulation.draws import end_blocks, seed_key
 from prism.simulation.execution.tasks import Arrays
-from prism.simulation.lowering import Part
 from prism.workload.opgraph import StepGraph
 
 
+class Part(NamedTuple):
+    """Fixed time of an op that is as slow as the slowest node of those that take part."""
+
+    role: str  # what of a node it follows: network, other (NVLink) or memory
+    group: str  # who takes part: tp, cp, dp_cp, embedding, world, hop, or stage
+    n_bytes: float
+    term: int
+    mean: float  # seconds
+    var: float  # s^2
+    op_kind: str = "all_gather"  # of a collective
+
+
 class PlacedPart(NamedTuple):
-    """A part of an op's fixed time (`lowering.Part`), and whose nodes it waits for."""
+    """A part of an op's fixed time (`Part`), and whose nodes it waits for."""
 
     coef: int
     part: Part

@@ -12,6 +12,7 @@ from prism.distributions.library import load_library
 from prism.jobs.job import Job
 from prism.jobs.jobspec.run import FAILURES_SOURCE
 from prism.models.calibration.model import Calibration, communication_share, load_calibration
+from prism.simulation.effects.run import UNMEASURED, model_error_entry
 from prism.simulation.prepare import Prepared
 from prism.simulation.runs.build import (
     PAUSES,
@@ -27,7 +28,6 @@ from prism.simulation.runs.parts import RunModel, Runs
 from prism.simulation.runs.ramp import step_work
 from prism.simulation.steps import Progress
 from prism.simulation.tracemodel.model import TraceModel
-from prism.simulation.variability import UNMEASURED, model_error_entry
 from prism.traces.growing import Reading
 from prism.workload.energy import mean_power
 

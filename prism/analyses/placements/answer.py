@@ -79,7 +79,13 @@ def make_case(problem: Problem, objective: str, tolerance: float, sampler: Sampl
     """Pose a question of placement with what answering it shares."""
     job = problem.step.job
     v = problem.step.effects
-    target = Target("time_to_train", job.n_steps, v.step.std, v.correlation_time_s, sampler.seed)
+    target = Target(
+        "time_to_train",
+        job.n_steps,
+        v.step.distribution.std,
+        v.step.correlation_time_s,
+        sampler.seed,
+    )
     return Case(problem, objective, tolerance, sampler, target)
 
 

@@ -23,15 +23,15 @@ from prism.analyses.differences import (
     fit_slope,
     standard_error,
 )
-from prism.analyses.rankings.freezing import freeze, freeze_effect
+from prism.analyses.rankings.freezing import freeze
 from prism.analyses.rankings.shares import NEGLIGIBLE, stall_moments
 from prism.analyses.rankings.target import Case
 from prism.common.attribution import Array
 from prism.simulation.causes import Input
 from prism.simulation.draws import cluster_times
+from prism.simulation.effects import Treatment, hold_effect
 from prism.simulation.prepare import treat_classes
 from prism.simulation.program import Program
-from prism.simulation.variability import Treatment
 
 COMPARED = ("mean", "std", "p50", "p95", "p99")
 MOST_BLOCKS = 32  # clusters of an intervention
@@ -131,7 +131,7 @@ def _program(case: Case, entry: Input, what: str, speed_up: float) -> Program | 
     else:
         faster = {entry.name: Treatment(factor=1.0 - speed_up)}
         program = treat_classes(case.step, faster, case.sampler.seed)
-    return program if case.sampler.stall_delays is None else freeze_effect(program, "stall")
+    return program if case.sampler.stall_delays is None else hold_effect(program, "stall")
 
 
 def _run_until_clear(case: Case, changes: Sequence[Change]) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from prism import engine
-from prism.analyses.rankings.freezing import freeze_effect
 from prism.common.attribution import (
     Array,
     ClusterControl,
@@ -37,6 +36,7 @@ from prism.simulation.causes import (
 )
 from prism.simulation.classops import ClassOps
 from prism.simulation.draws import cluster_times
+from prism.simulation.effects import hold_effect
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
 from prism.simulation.steps import Progress, Run, run_each
@@ -124,7 +124,7 @@ class Sampler:
         programs = [self.program, self.split]
         if self.often is not None:
             self.stall_delays, self.first = _none(), _none()
-            programs = [freeze_effect(program, "stall") for program in programs]
+            programs = [hold_effect(program, "stall") for program in programs]
         self.step = Pair(programs[0], self.first)
         self.classes = Pair(programs[1]) if self.split is not self.program else self.step
 
@@ -174,7 +174,7 @@ class Sampler:
             return
         program, owner = split([s.entry.name for s in left])
         if self.often is not None:
-            program = freeze_effect(program, "stall")
+            program = hold_effect(program, "stall")
         pair = Pair(program)
         for s in left:
             names = self.program.classes  # the call effect stands behind them

@@ -14,6 +14,7 @@ from prism import engine
 from prism.analyses.rankings.shares import Sampler
 from prism.common.attribution import Array, Variance
 from prism.simulation.causes import Input, Residuals
+from prism.simulation.effects import EFFECTS
 from prism.simulation.prepare import Prepared
 from prism.simulation.runs.build import model_of_steps
 from prism.simulation.runs.model import simulate_runs
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 
 TARGETS = ("step_time", "time_to_train")
 RUNS = 2_000  # run replicates, at least one per cluster
-
-
-TERM_OF = {"rank": "slow_steps", "step": "drift", "stall": "stalls", "regime": "congestion"}
-"""Terms of a run that are one cause's alone, by cause."""
 
 
 class Orders(NamedTuple):
@@ -102,7 +99,9 @@ class Target:
             whole = variance.total or np.inf
             return Orders(first / whole, total / whole, np.full(first.size, np.nan))
         parts = self.rest.parts
-        own = np.array([parts.get(TERM_OF.get(name, ""), 0.0) for name in names])
+        own = np.array(
+            [parts.get(EFFECTS[name].term, 0.0) if name in EFFECTS else 0.0 for name in names]
+        )
         lasting = own > 0.0
         alone, apart = np.where(lasting, 0.0, first), np.where(lasting, first, 0.0)
         joint = np.maximum(total - apart, alone)

@@ -1,9 +1,10 @@
 """The effects a job file may set (`variability.effects`); what is left out is the library's.
 
-The meaning of each, and what it is drawn once per, is `prism.simulation.variability`'s.
+The meaning of each, and what it is drawn once per, is `prism.simulation.effects`'s. `WORDS` are
+what tables and answers call them.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, StrictBool
 
@@ -23,7 +24,7 @@ from prism.jobs.jobspec.values import (
 Loading = Annotated[float, Field(strict=True, ge=0, le=10)]
 
 
-class RankEffect(Block):
+class RankEffectBlock(Block):
     """Persistent differences between GPUs."""
 
     cv: SharedCv | None = key("CV of the body of healthy GPUs.")
@@ -37,7 +38,7 @@ class RankEffect(Block):
     )
 
 
-class StepEffect(Block):
+class StepEffectBlock(Block):
     """What slows the whole job together."""
 
     cv: SharedCv | None = key("CV between steps.")
@@ -51,7 +52,7 @@ class StepEffect(Block):
     )
 
 
-class MicrobatchEffect(Block):
+class MicrobatchEffectBlock(Block):
     """Differences in the work itself, one draw for all stages, forward and backward."""
 
     cv: SharedCv | None = key("CV of forward.")
@@ -59,19 +60,19 @@ class MicrobatchEffect(Block):
     loss_loading: Loading | None = key("How far the loss layer follows the effect (a layer: 1).")
 
 
-class ExpertEffect(Block):
+class ExpertEffectBlock(Block):
     """How the load of the busiest expert-parallel rank varies, between microbatches."""
 
     cv: WideCv | None = key("CV between microbatches of an expert group [0.05, an assumption].")
 
 
-class CallEffect(Block):
+class CallEffectBlock(Block):
     """What all kernels of one forward or backward share."""
 
     cv: WideCv | None = key("CV between calls.")
 
 
-class ResidualEffect(Block):
+class ResidualEffectBlock(Block):
     """What is left to each kernel."""
 
     law: Literal["lognormal", "normal", "gamma"] | None = key(
@@ -81,7 +82,7 @@ class ResidualEffect(Block):
     scale: NonNegative | None = key("Factor on the spread of the library's residual distributions.")
 
 
-class RegimeEffect(Block):
+class RegimeEffectBlock(Block):
     """Congestion of leaf switches, on or off, persisting over steps.
 
     A transfer is hit while any leaf that it touches is congested; its mean stays nominal.
@@ -94,7 +95,7 @@ class RegimeEffect(Block):
     )
 
 
-class StallEffect(Block):
+class StallEffectBlock(Block):
     """Rare, long stops."""
 
     entity: Literal["rank", "node", "job"] | None = key(
@@ -105,21 +106,21 @@ class StallEffect(Block):
     duration_cv: WideCv | None = key("CV of that length.")
 
 
-class JitterEffect(Block):
+class JitterEffectBlock(Block):
     """A time added to every step, whatever its length: pauses of hosts, late collectives."""
 
     mean_s: NonNegative | None = key("Mean time added to a step [s].")
     cv: WideCv | None = key("CV of that time from step to step [1, lognormal].")
 
 
-class RunEffect(Block):
+class RunEffectBlock(Block):
     """What all steps of a run share, from run to run on the same nodes."""
 
     # normal: beyond 0.2 one in 3.5 million runs would take no time, or less
     cv: Annotated[float, Field(strict=True, ge=0, le=0.2)] | None = key("CV between runs.")
 
 
-class FailSlowEffect(Block):
+class FailSlowEffectBlock(Block):
     """Episodes in which a node, or its links, are slow: they come and go within a run.
 
     Lengths: means of compute and of network events in Greyhound (ATC'25).
@@ -145,14 +146,65 @@ class FailSlowEffect(Block):
 class Effects(Block):
     """Effects set by the job; one left out is the library's, or off without a library."""
 
-    rank: RankEffect | None = key("Differences between GPUs.")
-    step: StepEffect | None = key("What all ranks share in a step.")
-    microbatch: MicrobatchEffect | None = key("Differences in the work.")
-    expert: ExpertEffect | None = key("Differences in experts' load.")
-    call: CallEffect | None = key("What kernels of a call share.")
-    residual: ResidualEffect | None = key("What is left per kernel.")
-    regime: RegimeEffect | None = key("Congestion of leaf switches.")
-    stall: StallEffect | None = key("Rare, long stops.")
-    jitter: JitterEffect | None = key("A time added to every step.")
-    run: RunEffect | None = key("What all steps of a run share.")
-    fail_slow: FailSlowEffect | None = key("Episodes of a slow node.")
+    rank: RankEffectBlock | None = key("Differences between GPUs.")
+    step: StepEffectBlock | None = key("What all ranks share in a step.")
+    microbatch: MicrobatchEffectBlock | None = key("Differences in the work.")
+    expert: ExpertEffectBlock | None = key("Differences in experts' load.")
+    call: CallEffectBlock | None = key("What kernels of a call share.")
+    residual: ResidualEffectBlock | None = key("What is left per kernel.")
+    regime: RegimeEffectBlock | None = key("Congestion of leaf switches.")
+    stall: StallEffectBlock | None = key("Rare, long stops.")
+    jitter: JitterEffectBlock | None = key("A time added to every step.")
+    run: RunEffectBlock | None = key("What all steps of a run share.")
+    fail_slow: FailSlowEffectBlock | None = key("Episodes of a slow node.")
+
+
+class Words(NamedTuple):
+    """How an effect is spoken of as a cause of variance."""
+
+    name: str
+    what: str  # it is drawn for, or acts on
+    cause: str  # in a sentence
+    remedy: str
+    held: str = "Held at its median"  # what a ranking does to see what it brings
+
+
+WORDS = {
+    "rank": Words(
+        "rank effect", "GPU speed", "GPUs' own speed",
+        "replace or regroup the slowest GPUs (prism place)",
+    ),
+    "step": Words(
+        "step effect", "all GPUs", "variation common to all GPUs of a step",
+        "look at what they share: power, cooling, fabric, storage",
+    ),
+    "microbatch": Words(
+        "microbatch effect", "work", "uneven work of microbatches",
+        "pack sequences to microbatches of equal work",
+    ),
+    "expert": Words(
+        "expert effect", "routing", "uneven routing to experts",
+        "balance it: auxiliary loss, capacity factor",
+    ),
+    "call": Words(
+        "call effect", "one pass", "variation common to the kernels of a forward or backward",
+        "look at the host: launch delays, other processes",
+    ),
+    "rank_step": Words(
+        "rank-step effect", "one step", "variation of single GPUs between steps",
+        "look at clocks, throttling and the host",
+    ),
+    "regime": Words(
+        "congestion", "links", "congestion of links", "keep other traffic off them",
+        "Held at its mean",
+    ),
+    "stall": Words(
+        "stalls", "rare stops", "stalling",
+        "find what stops ranks: data loading, garbage collection, storage", "Without it",
+    ),
+    "jitter": Words(
+        "step jitter", "added time", "time added between steps",
+        "look at data loading, logging and synchronisation",
+    ),
+}  # fmt: skip
+"""By name; `rank_step` is an effect of fitted traces alone."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from prism.distributions.library import Library
 from prism.engine import LANES
 from prism.jobs.job import Job
-from prism.jobs.jobspec.effects import JitterEffect, StallEffect, StepEffect
+from prism.jobs.jobspec.effects import JitterEffectBlock, StallEffectBlock, StepEffectBlock
 from prism.simulation.prepare import Prepared, prepare, prepare_again
 from prism.simulation.program import Program
 from prism.simulation.steps import run_blocks
@@ -71,8 +71,8 @@ def prepare_quiet(job: Job, library: Library, seed: int) -> Prepared:
     """Prepare the job without step effect, stalls and jitter."""
     effects = job.variability.effects
     off = {
-        "step": StepEffect(cv=0.0), "stall": StallEffect(rate_per_hour=0.0),
-        "jitter": JitterEffect(mean_s=0.0),
+        "step": StepEffectBlock(cv=0.0), "stall": StallEffectBlock(rate_per_hour=0.0),
+        "jitter": JitterEffectBlock(mean_s=0.0),
     }  # fmt: skip
     quiet = effects.model_copy(update=off)
     variability = job.variability.model_copy(update={"effects": quiet})

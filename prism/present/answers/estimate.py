@@ -9,7 +9,6 @@ import numpy as np
 
 from prism import plots
 from prism.common.errors import PrismError
-from prism.common.labels import short_label
 from prism.common.text import (
     format_count,
     format_duration,
@@ -48,6 +47,7 @@ from prism.present.answers.times import (
 )
 from prism.present.tables import Rule, find
 from prism.simulation.estimated import Estimate
+from prism.simulation.labels import short_label
 from prism.simulation.results import job_of
 from prism.simulation.steps import EXPOSED_BLOCKS
 from prism.simulation.summary import spread

@@ -9,8 +9,8 @@ from typing import Any
 from prism import plots
 from prism.analyses.rank import CAUSES, Ranking
 from prism.analyses.rankings.shares import HALF_WIDTH, WIDE_HALF_WIDTH
-from prism.common.labels import TARGETS, label, short_label
 from prism.common.text import format_share
+from prism.jobs.jobspec.effects import WORDS
 from prism.present.answer import (
     Answer,
     Cell,
@@ -27,6 +27,7 @@ from prism.present.answer import (
 from prism.present.answers.remedies import cause_text, remedy_text
 from prism.present.answers.times import NOT_INCLUDED
 from prism.present.tables import Rule, find, lay_out, write
+from prism.simulation.labels import TARGETS, label, short_label
 
 MOST_ROWS, MOST_CHANGES, MOST_NAMED = 12, 8, 3
 SMALL, SMALL_CHANGE = 1e-3, 0.01
@@ -141,8 +142,7 @@ def _brings(row: Json, target: str) -> str:
     """Say what holding a cause at its median would bring; nothing where it was not tried."""
     if row.get("std_reduction") is None:
         return ""
-    held = {"stall": "Without it", "regime": "Held at its mean"}
-    fixed = held.get(row["cause"], "Held at its median")
+    fixed = WORDS[row["cause"]].held if row["cause"] in WORDS else "Held at its median"
     std, p95 = (_distinct(row, key) for key in ("std_reduction", "p95_reduction"))
     return f" {fixed}: standard deviation {std}, p95 of the {target} {p95}."
 

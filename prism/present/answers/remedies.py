@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from prism.common.labels import short_label
+from prism.jobs.jobspec.effects import WORDS
+from prism.simulation.labels import short_label
 
-_REMEDIES = {
-    "rank": ("GPUs' own speed", "replace or regroup the slowest GPUs (prism place)"),
-    "step": ("variation common to all GPUs of a step",
-             "look at what they share: power, cooling, fabric, storage"),
-    "microbatch": ("uneven work of microbatches", "pack sequences to microbatches of equal work"),
-    "expert": ("uneven routing to experts", "balance it: auxiliary loss, capacity factor"),
-    "call": ("variation common to the kernels of a forward or backward",
-             "look at the host: launch delays, other processes"),
-    "rank_step": ("variation of single GPUs between steps",
-                  "look at clocks, throttling and the host"),
-    "regime": ("congestion of links", "keep other traffic off them"),
-    "stall": ("stalling", "find what stops ranks: data loading, garbage collection, storage"),
-    "jitter": ("time added between steps", "look at data loading, logging and synchronisation"),
-    "launch_gap": ("variation of launch gaps", "launch fewer kernels, as with CUDA graphs"),
-}  # fmt: skip
 _TERM_REMEDIES = {
     "model_error": "calibrate it on measured steps (prism fit --calibrate)",
     "run_effect": "look at what changes from run to run: nodes, software, neighbours",
@@ -40,8 +26,8 @@ def cause_text(cause: str, kind: str) -> str:
     short = short_label(cause, kind)
     if kind == "terms":
         return short
-    if cause in _REMEDIES:
-        return f"{_REMEDIES[cause][0]} ({short})"
+    if cause in WORDS:
+        return f"{WORDS[cause].cause} ({short})"
     return f"noise of {short}" if kind == "kernels" else f"the {short}"
 
 
@@ -49,8 +35,8 @@ def remedy_text(cause: str, kind: str) -> str:
     """Say what to do about a cause."""
     if kind == "terms":
         return _TERM_REMEDIES.get(cause, "look at what the run does beside its steps")
-    if cause in _REMEDIES:
-        return _REMEDIES[cause][1]
-    if kind == "effects":
-        return "look for what the ranks that it acts on have in common"
+    if cause in WORDS:
+        return WORDS[cause].remedy
+    if cause == "launch_gap":
+        return "launch fewer kernels, as with CUDA graphs"
     return _OVERLAP if any(word in cause.lower() for word in _COMMUNICATION) else _STEADIER

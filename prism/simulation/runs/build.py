@@ -12,7 +12,7 @@ from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.engine import LANES
 from prism.jobs.job import Job
-from prism.jobs.jobspec.effects import FailSlowEffect
+from prism.jobs.jobspec.effects import FailSlowEffectBlock
 from prism.jobs.jobspec.run import (
     CHECKPOINT_S,
     FAILURES_PER_GPU_DAY,
@@ -92,7 +92,9 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", seed: int, threads: i
             keep = stalls_in(sim.program, blocks, seed)[0].reshape(-1)[: times.size] == 0
         if slow is not None:
             episodes = _episodes(slow, sim)
-    drift = Drift(float(effects.step.std) if full else 0.0, effects.correlation_time_s)
+    drift = Drift(
+        float(effects.step.distribution.std) if full else 0.0, effects.step.correlation_time_s
+    )
     wave = job.variability.effects.step
     if wave is not None and wave.diurnal_cv and full:
         peak = PEAK_H if wave.diurnal_peak_h is None else wave.diurnal_peak_h
@@ -107,8 +109,8 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", seed: int, threads: i
         )  # fmt: skip
     fail, e = job.failures, job.run.evaluation
     model = replace(
-        model, stalls=stalls, n_nodes=job.n_nodes, run_cv=effects.run_cv, episodes=episodes,
-        model_error=effects.model_error,
+        model, stalls=stalls, n_nodes=job.n_nodes, run_cv=effects.run.cv, episodes=episodes,
+        model_error=effects.run.model_error,
         interruptions=None if fail is None else _failures(fail, job.n_nodes),
         evaluations=None if e is None else Evaluations(e.interval_steps, e.duration),
     )  # fmt: skip
@@ -177,7 +179,7 @@ def marks_of(n_steps: int) -> Array:
     return np.unique(np.round(np.linspace(0.0, n_steps, 101)))
 
 
-def _episodes(slow: FailSlowEffect, sim: Simulator) -> Episodes:
+def _episodes(slow: FailSlowEffectBlock, sim: Simulator) -> Episodes:
     assert slow.rate_per_1000_node_days is not None
     factor = SLOW_FACTOR[slow.kind] if slow.factor is None else slow.factor
     return Episodes(

@@ -1,5 +1,7 @@
 """Names of kernel classes, effects and targets, as a performance engineer says them."""
 
+from prism.jobs.jobspec.effects import WORDS
+
 _NAMES = {
     "gemm_mlp": ("GEMM MLP", ""),
     "gemm_expert": ("GEMM experts", "routed"),
@@ -13,17 +15,6 @@ _NAMES = {
     "p2p": ("p2p", "between stages"),
     "launch_gap": ("launch gaps", ""),
     "world_all_reduce": ("world all_reduce", "grad norm"),
-}
-_EFFECTS = {
-    "rank": ("rank effect", "GPU speed"),
-    "step": ("step effect", "all GPUs"),
-    "microbatch": ("microbatch effect", "work"),
-    "expert": ("expert effect", "routing"),
-    "call": ("call effect", "one pass"),
-    "rank_step": ("rank-step effect", "one step"),
-    "regime": ("congestion", "links"),
-    "stall": ("stalls", "rare stops"),
-    "jitter": ("step jitter", "added time"),
 }
 _TERMS = {
     "slow_steps": "steps slower than the ideal",
@@ -73,9 +64,10 @@ def label(name: str, kind: str = "") -> str:
 def _label(name: str, kind: str) -> tuple[str, str]:
     if kind == "terms":
         return _TERMS.get(name, name.replace("_", " ")), ""
-    known = _EFFECTS if kind == "effects" else _NAMES if kind == "kernels" else _NAMES | _EFFECTS
-    if name in known:
-        return known[name]
+    if name in _NAMES and kind != "effects":
+        return _NAMES[name]
+    if name in WORDS and kind != "kernels":
+        return WORDS[name].name, WORDS[name].what
     group = next((g for g in _GROUPS if name.startswith(g)), "")
     if group:
         return f"{group[:-1].replace('_', '-')} {name.removeprefix(group)}", ""

@@ -1,0 +1,77 @@
+"""What all kernels of one call share: a pass of a job, its routing to experts, a rank's step.
+
+A program draws one of the three in its vectors. That of a pass is lowered into the residual of an
+op where ops are whole passes; it is then distinguished by its share of that residual.
+"""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from prism import engine
+from prism.distributions.distribution import Distribution, constant
+from prism.simulation.effects.effect import Effect, HeldTables, Int, Pick
+from prism.simulation.program import Program
+
+EXPERT_CV = 0.05
+"""CV of the busiest expert-parallel rank's load between microbatches, where a library is used and
+neither it nor the job says. An assumption: half of what that rank has over its share by
+`prism.workload.experts.DEFAULT_IMBALANCE`; measurements of single microbatches are not public."""
+
+
+def resolve_expert(pick: Pick) -> Distribution:
+    """Load of an ep group's busiest rank over its mean; even within one rank."""
+    if pick.job.parallelism.ep == 1:
+        return constant()
+    return pick.distribution("expert", 0.0 if pick.library is None else EXPERT_CV)
+
+
+class CallEffect(Effect):
+    """What the kernels of a pass share."""
+
+    name: ClassVar[str] = "call"
+    streams = (engine.CALL,)
+
+    def tables(self, program: Program) -> Int:
+        """One per vector."""
+        return program.bank.call_table
+
+    def cv(self, program: Program) -> float:
+        """Return that of the lowered effect, where it is in the residual."""
+        lowered = float(program.low.call_cv.max(initial=0.0))
+        return lowered or super().cv(program)
+
+    def hold(self, program: Program, held: HeldTables) -> Program:
+        """Hold it in every vector, and take a lowered one out of the residual.
+
+        A lowered one's median and tail are not distinguished from the residual's.
+        """
+        low = program.low._replace(call_cv=np.zeros_like(program.low.call_cv))
+        return replace(_hold_vectors(program, held), low=low)
+
+
+class RankStepEffect(CallEffect):
+    """What a rank's ops of a step share, in a fitted trace."""
+
+    name = "rank_step"
+
+
+class ExpertEffect(Effect):
+    """What routing to experts makes of a microbatch."""
+
+    name = "expert"
+    streams = (engine.CALL,)
+
+    def tables(self, program: Program) -> Int:
+        """One per vector."""
+        return program.bank.call_table
+
+    def hold(self, program: Program, held: HeldTables) -> Program:
+        """Hold it in every vector."""
+        return _hold_vectors(program, held)
+
+
+def _hold_vectors(program: Program, held: HeldTables) -> Program:
+    bank = program.bank._replace(call_table=held(program.bank.call_table))
+    return replace(program, bank=bank)

@@ -1,0 +1,95 @@
+"""What every effect of a step says of itself to estimates and to `prism rank`."""
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.distributions.distribution import Distribution, lognormal
+from prism.distributions.library import Library
+from prism.distributions.tables import N_CELLS, sample_table
+from prism.jobs.job import Job
+from prism.simulation.draws import spread_values
+from prism.simulation.program import Program
+
+Int = NDArray[np.int32]
+
+
+class Pick:
+    """Values and distributions of effects: the job's, else the library's, else a default."""
+
+    def __init__(self, job: Job, library: Library | None) -> None:
+        self.job, self.effects, self.library = job, job.variability.effects, library
+
+    def value(self, effect: str, name: str, default: float = 0.0) -> float:
+        """Return a figure of an effect."""
+        given = getattr(getattr(self.effects, effect), name, None)
+        if given is not None:
+            return float(given)
+        entry = f"{effect}/{name}"
+        if self.library is not None and entry in self.library:
+            return self.library.value(entry)
+        return default
+
+    def distribution(self, effect: str, default_cv: float = 0.0) -> Distribution:
+        """Return the distribution of an effect, with the job's CV; lognormal without a library."""
+        cv = getattr(getattr(self.effects, effect), "cv", None)
+        if self.library is not None and effect in self.library:
+            distribution = self.library.distribution(effect)
+            return distribution if cv is None else distribution.scaled_to(cv)
+        return lognormal(default_cv if cv is None else cv)
+
+
+class HeldTables:
+    """Tables of a program, and copies of them held at their median."""
+
+    def __init__(self, program: Program) -> None:
+        self.tables = program.tables
+        self.index: dict[int, int] = {-1: -1}
+        self.extra: list[NDArray[np.float32]] = []
+
+    def __call__(self, indices: Int) -> Int:
+        """Return indices of the held tables; -1 stays."""
+        out = np.array([self.one(int(i)) for i in np.ravel(indices)], np.int32)
+        return np.ascontiguousarray(out.reshape(np.shape(indices)), np.int32)
+
+    def one(self, i: int) -> int:
+        """Return the index of one held table."""
+        if i not in self.index:
+            self.index[i] = len(self.tables) + len(self.extra)
+            at_median = np.zeros((N_CELLS, 2), np.float32)
+            at_median[:, 0] = sample_table(self.tables[i], np.array([1 << 31], np.uint32))[0]
+            self.extra.append(at_median)
+        return self.index[i]
+
+    def stack(self) -> NDArray[np.float32]:
+        """All tables, the held ones behind."""
+        if not self.extra:
+            return self.tables
+        return np.ascontiguousarray(np.concatenate([self.tables, self.extra]), np.float32)
+
+
+class Effect:
+    """A shared effect in a program: what draws it, whether it acts, and the program without it."""
+
+    name: ClassVar[str]
+    streams: ClassVar[tuple[int, ...]]  # of the engine's draws
+    term: ClassVar[str] = ""  # of a run, where one is its alone
+
+    def tables(self, program: Program) -> Int:
+        """Quantile tables that it is drawn from; -1: none."""
+        raise NotImplementedError
+
+    def acts(self, program: Program) -> bool:
+        """Tell whether it makes any step differ from another."""
+        return bool((self.tables(program) >= 0).any())
+
+    def hold(self, program: Program, held: HeldTables) -> Program:
+        """Return the program with it at its median; the caller lays the tables."""
+        raise NotImplementedError
+
+    def cv(self, program: Program) -> float:
+        """Coefficient of variation of one draw, where it acts most [1]; NaN: it has none."""
+        used = set(np.ravel(self.tables(program)).tolist()) - {-1}
+        cvs = (float(spread_values(program.tables[i]).std()) for i in used)
+        return max(cvs, default=float("nan"))
