@@ -17,8 +17,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import prism
-from prism.simulation.labels import short_label
 from prism.plots.base import BLUE, GREEN, GREY, ORANGE, RED, style
+from prism.simulation.labels import short_label
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "front.png"

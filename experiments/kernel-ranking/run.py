@@ -19,10 +19,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import prism
-from prism.simulation.labels import short_label
 from prism.common.resultfiles import summary
 from prism.plots.base import save_figure
 from prism.plots.rank import plot_ranking
+from prism.simulation.labels import short_label
 
 matplotlib.style.use("prism.plots.light")
 
