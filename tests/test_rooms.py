@@ -1,4 +1,4 @@
-"""Rooms: each names in its `__init__` what others may import, and nobody imports anything else."""
+"""Rooms: each names in its `__init__` what others import, and nobody imports anything else."""
 
 import ast
 import graphlib
@@ -12,6 +12,8 @@ import pytest
 import prism
 
 ROOT = Path(prism.__file__).parent
+WHOLE = {"common": {"agreement", "sizes"}, "jobs": {"jobspec.values"}, "distributions": {"distribution"}}
+"""Modules that others import by their own name."""
 ROOMS = sorted(folder.name for folder in ROOT.iterdir() if (folder / "__init__.py").exists())
 
 
@@ -70,28 +72,34 @@ def test_there_are_few_rooms():
 def test_others_import_what_a_room_shows_and_nothing_else(room):
     shown = importlib.import_module(f"prism.{room}")
     used = {(str(f.relative_to(ROOT)), m, n) for f, r, m, n in crossings() if r == room}
-    face = set(getattr(shown, "FACE", ()))
-    inner = {m for _, m, _ in used if m}
-    if "*" in face:  # all modules of a command's name
-        commands = {file.stem for file in (ROOT / "cli" / "commands").glob("[a-z]*.py")}
-        face = face - {"*"} | {name for name in commands if (ROOT / room / f"{name}.py").exists()}
-    assert inner - face == set(), [x for x in used if x[1] in inner - face]
-    assert face - inner == set()  # what nobody uses any more
+    face = {(m, n) for m, names in getattr(shown, "FACE", {}).items() for n in names.split()}
+    named = {(m, n) for _, m, n in used if m and n}
+    assert named - face == set(), [x for x in used if x[1:] in named - face]
+    assert face - named == set()  # what nobody uses any more
+    assert {m for _, m, n in used if m and not n} <= WHOLE.get(room, set())
     assert [x for x in used if x[2].startswith("_")] == []
     assert all(hasattr(shown, name) for _, module, name in used if not module and name)
     assert shown.__doc__
 
 
 def test_no_module_imports_itself_in_a_circle():
-    """What is imported at the top of a module; imports inside functions come later."""
+    """Imports inside functions too, but for those of type checkers alone."""
     graph: dict[str, set[str]] = {}
     for file, tree in trees().items():
         parts = file.relative_to(ROOT.parent).with_suffix("").parts
         own = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        top = ast.Module([n for n in tree.body if is_import(n)], [])
-        graph[own] = {module for module, _ in imported(top)} - {own}
+        graph[own] = {module for module, _ in imported(at_run_time(tree))} - {own}
     assert not circle(graph)
     assert circle(graph | {"prism.common.errors": {"prism.cli.app"}})  # it would be found
+
+
+def at_run_time(tree: ast.Module) -> ast.Module:
+    """A module without what is read by type checkers alone."""
+    return ast.Module([n for n in tree.body if not is_for_types(n)], [])
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
@@ -101,10 +109,6 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     except graphlib.CycleError as error:
         return list(error.args[1])
     return []
-
-
-def is_import(node: ast.AST) -> bool:
-    return isinstance(node, ast.Import | ast.ImportFrom | ast.With)
 
 
 # -- tests ---------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Commands: what is typed is parsed, an analysis called, its answer shown."""
 
-# modules that rooms above may import
-FACE = (
-    "app",
-)  # fmt: skip
+# what rooms above may import, by module
+FACE = {
+    "app": "prism",
+}  # fmt: skip

@@ -1,7 +1,18 @@
 """The machine: GPUs, links, tiers, which node holds which part of a job, and measured nodes."""
 
-# modules that rooms above may import
-FACE = (
-    "devices", "groups", "linkcongestion", "machine", "nccl", "nodemap", "nodes.hosts",
-    "nodes.inventory", "power", "transports", "wiring",
-)  # fmt: skip
+# what rooms above may import, by module
+FACE = {
+    "devices": "DEVICES device_key find_device",
+    "groups": "Group count_replicas shard_size",
+    "linkcongestion": "congested_links n_own_links",
+    "machine": "Cluster MEASURED_HOP build_cluster network_figures",
+    "nccl": "bus_factor solve_link",
+    "nodemap": "KINDS LEAST MOST NodeSlowdown Placement slow_node slowdown_keys",
+    "nodes.hosts": "find_nodes read_host_list",
+    "nodes.inventory": "Inventory read_inventory",
+    "power":
+        "CURVES Mix PowerState gpu_power kind_of mix_of power_state silicon step_joules "
+        "throttled_nodes",
+    "transports": "TRANSPORTS",
+    "wiring": "Wiring",
+}  # fmt: skip

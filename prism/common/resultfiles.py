@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prism.common.errors import PrismError
 from prism.common.netcdf import read_netcdf, write_netcdf
-from prism.common.results import Result, dataset_of
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from prism.common.results import Result
 
 
 class Kind(NamedTuple):
@@ -38,12 +39,12 @@ class Kind(NamedTuple):
         """Make the `prism.present.answer.Answer` of a result."""
         return _imported(f"present.answers.{self.maker}")(self.typed(dataset))
 
-    def result_class(self) -> type[Result]:
+    def result_class(self) -> "type[Result]":
         """Import the class of its results."""
         found: type[Result] = _imported(self.result)
         return found
 
-    def typed(self, dataset: "xr.Dataset") -> Result:
+    def typed(self, dataset: "xr.Dataset") -> "Result":
         """Make the typed result of a Dataset; PrismError for one of an earlier version."""
         result = self.result_class()(dataset)
         if not result.is_whole():
@@ -142,6 +143,18 @@ def answer(result: "Result | xr.Dataset") -> Any:
     return KINDS[kind].answer(dataset)
 
 
+def dataset_of(result: Any) -> "xr.Dataset":
+    """Give the Dataset of a result, or one as it is; raises PrismError for anything else."""
+    import xarray as xr
+
+    dataset = result if isinstance(result, xr.Dataset) else getattr(result, "dataset", None)
+    if isinstance(dataset, xr.Dataset):
+        return dataset
+    raise PrismError(
+        f"{type(result).__name__}: no result of prism; expected what one of its functions returned"
+    )
+
+
 def summary(result: "Result | xr.Dataset") -> dict[str, Any]:
     """Summarise any result as the JSON object that its command prints; times in seconds.
 
@@ -193,7 +206,7 @@ def save(result: "Result | xr.Dataset", path: str | os.PathLike[str]) -> None:
     write_netcdf(dataset_of(result), path)
 
 
-def load(path: str | os.PathLike[str]) -> Result:
+def load(path: str | os.PathLike[str]) -> "Result":
     """Read any result, or a model of ``prism fit``: a file, or the folder of its result.nc.
 
     Parameters

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prism.common.errors import PrismError
-
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
@@ -261,16 +259,3 @@ class Result(ABC):
         from prism.common.resultfiles import answer
 
         return str(answer(self)._repr_html_())
-
-
-def dataset_of(result: Any) -> xr.Dataset:
-    """Give the Dataset of a result, or one as it is; raises PrismError for anything else."""
-    import xarray as xr
-
-    if isinstance(result, Result):
-        return result.dataset
-    if isinstance(result, xr.Dataset):
-        return result
-    raise PrismError(
-        f"{type(result).__name__}: no result of prism; expected what one of its functions returned"
-    )

@@ -1,9 +1,32 @@
 """What a job file may say, schedules among it; where it is wrong, with file and line."""
 
-# modules that rooms above may import
-FACE = (
-    "hostfiles", "hostlists", "importing.imported", "importing.settings", "importing.topology",
-    "job", "jobspec.blocks", "jobspec.effects", "jobspec.frommodel", "jobspec.hardware",
-    "jobspec.layers", "jobspec.messages", "jobspec.presets", "jobspec.run", "jobspec.tiers",
-    "jobspec.values", "jobspec.yaml", "layersplit", "pipelineshape", "schedule", "scheduleorders",
-)  # fmt: skip
+# what rooms above may import, by module
+FACE = {
+    "hostfiles": "COLUMNS as_ranges host_order launcher_files placement_csv slot_rows",
+    "hostlists": "is_number looks_like_list read_hosts_text",
+    "importing.imported": "Imported import_job",
+    "importing.settings": "FORMATS said_by_name",
+    "importing.topology": "Placed Topology place_job read_topology",
+    "job": "Job flatten given_values job_from_dict layer_split load_job provenance",
+    "jobspec.blocks":
+        "BLOCKS ClusterBlock DEVICE_LIBRARY Link ModelBlock NVLINK_DOMAIN_GPUS NetworkLink "
+        "ParallelismBlock",
+    "jobspec.effects":
+        "Effects FailSlowEffectBlock JitterEffectBlock StallEffectBlock StepEffectBlock WORDS",
+    "jobspec.frommodel": "CALIBRATED is_step_model model_attrs",
+    "jobspec.hardware": "HardwareScale",
+    "jobspec.layers": "merge",
+    "jobspec.messages": "dotted_key never_legal",
+    "jobspec.presets": "PRESETS SIZES",
+    "jobspec.run":
+        "CHECKPOINT_S FAILURES_PER_GPU_DAY FAILURES_SOURCE FailuresBlock REPAIR_S RESTART_S",
+    "jobspec.tiers": "SECONDS_PER_KM TierBlock",
+    "jobspec.values":
+        "MAX_CV MAX_SLOWDOWN Slowness duration_or_date hosts_problem parse_date parse_duration",
+    "jobspec.yaml": "Layer override_layer shipped_jobs",
+    "layersplit": "is_even",
+    "pipelineshape": "Action Schedule TRAITS VirtualStages play_rows",
+    "schedule":
+        "Schedule Slots action_times format_schedule make_schedule play_schedule schedule_to_csv",
+    "scheduleorders": "steady_share",
+}  # fmt: skip

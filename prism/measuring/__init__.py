@@ -4,7 +4,8 @@
 (`machine.load_torch`), so that everything else, samples read back included, works without it.
 """
 
-# modules that rooms above may import
-FACE = (
-    "collectives", "command",
-)  # fmt: skip
+# what rooms above may import, by module
+FACE = {
+    "collectives": "parse_size",
+    "command": "Measurement measure samples_path",
+}  # fmt: skip

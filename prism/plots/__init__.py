@@ -8,7 +8,8 @@ import lazy_loader as _lazy
 
 __getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
 
-# modules that rooms above may import
-FACE = (
-    "base", "schedule",
-)  # fmt: skip
+# what rooms above may import, by module
+FACE = {
+    "base": "save_figure style",
+    "schedule": "plot_schedule",
+}  # fmt: skip

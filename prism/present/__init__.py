@@ -1,7 +1,17 @@
 """Answers as people read them: in a terminal, as a page, and what a file or a name holds."""
 
-# modules that rooms above may import
-FACE = (
-    "answer", "answers.fit", "answers.measure", "explore.page", "imports", "jobtemplate", "junit",
-    "openmetrics", "reports.page", "show", "terminal",
-)  # fmt: skip
+# what rooms above may import, by module
+FACE = {
+    "answer": "Answer",
+    "answers.fit": "fit_answer",
+    "answers.measure": "measurement_answer",
+    "cells": "Cell Column Table",
+    "explore.page": "HOST serve",
+    "imports": "import_answer imported_yaml topology_answer topology_yaml",
+    "jobtemplate": "job_yaml",
+    "junit": "junit_xml",
+    "openmetrics": "openmetrics_text",
+    "reports.page": "MOST_BYTES check_page make_page read_parts",
+    "show": "describe describe_jobs describe_libraries",
+    "terminal": "render",
+}  # fmt: skip

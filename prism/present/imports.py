@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from prism.common.text import format_count
 from prism.jobs.importing.settings import FORMATS, said_by_name
 from prism.jobs.jobspec.blocks import BLOCKS
-from prism.present.answer import Answer, Column, Finding, Table
+from prism.present.answer import Answer, Finding
 from prism.present.answers.job import plain_text
 from prism.present.answers.runs import parameters_text
+from prism.present.cells import Column, Table
 from prism.present.jobtemplate import flow
 from prism.workload.described import parameter_figures
 

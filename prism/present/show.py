@@ -19,19 +19,8 @@ from prism.common.netcdf import read_netcdf, told_broken
 from prism.common.resultfiles import KINDS, kind_of
 from prism.common.text import format_count
 from prism.distributions.kerneltables import KernelFit, KernelTable
-from prism.present.answer import (
-    Answer,
-    Cell,
-    Column,
-    Errors,
-    Figure,
-    Finding,
-    Picture,
-    Table,
-    count,
-    pairs_table,
-    share,
-)
+from prism.present.answer import Answer, Errors, Finding, Picture
+from prism.present.cells import Cell, Column, Figure, Table, count, pairs_table, share
 
 if TYPE_CHECKING:
     import xarray as xr

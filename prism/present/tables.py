@@ -6,18 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from prism.common.results import Columns, Field
-from prism.present.answer import (
-    Cell,
-    Column,
-    Figure,
-    Finding,
-    Table,
-    change,
-    count,
-    delay,
-    share,
-    words,
-)
+from prism.present.answer import Finding
+from prism.present.cells import Cell, Column, Figure, Table, change, count, delay, share, words
 
 Row = Mapping[str, Any]
 Interval = tuple[float, float] | None

@@ -6,7 +6,7 @@ Nothing in a name is markup.
 from __future__ import annotations
 
 import textwrap
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
@@ -14,7 +14,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from prism.common.text import format_duration, one_line
-from prism.present.answer import Answer, Cell, Column, Table, words
+from prism.present.cells import Cell, Column, Table, words
+
+if TYPE_CHECKING:
+    from prism.present.answer import Answer
 
 WIDTH = 110
 """Widest line of running text [columns]."""

@@ -18,8 +18,10 @@ from prism.common.agreement import effective_n
 from prism.common.text import format_count
 from prism.models.changes.find import find_changes
 from prism.models.changes.report import warn
-from prism.present.answer import (
-    Answer,
+from prism.present.answer import Answer
+from prism.present.answers.classes import class_times_table
+from prism.present.answers.stepmodel import step_time_rows
+from prism.present.cells import (
     Cell,
     Column,
     Figure,
@@ -31,8 +33,6 @@ from prism.present.answer import (
     share,
     spread,
 )
-from prism.present.answers.classes import class_times_table
-from prism.present.answers.stepmodel import step_time_rows
 from prism.simulation.tracemodel.model import figures
 from prism.traces import StepTimes
 from prism.traces.table import Trace

@@ -1,11 +1,47 @@
 """From a job or a model to replicates: effects, lowering, programs, runs, execution."""
 
-# modules that rooms above may import
-FACE = (
-    "causes", "classops", "draws", "effects", "effects.run", "estimated", "execution.place",
-    "execution.remote", "independent", "jobwarnings", "labels", "othernodes", "prepare", "program",
-    "results", "runs.build", "runs.checkpointing", "runs.drift", "runs.model", "runs.parts",
-    "runs.ramp", "runs.rates", "steps", "summary", "tracemodel.arrays",
-    "tracemodel.devicetime", "tracemodel.file", "tracemodel.graph", "tracemodel.model",
-    "variability",
-)  # fmt: skip
+# what rooms above may import, by module
+FACE = {
+    "causes":
+        "Input Residuals class_cvs measure_residuals nominal_seconds partition stall_bound "
+        "swap_keys time_shares",
+    "classops": "ClassOps split_classes",
+    "draws": "Lowered cluster_times end_blocks lower quiet_step run_lanes",
+    "effects": "EFFECTS HeldTables Treatment hold_effect",
+    "effects.run": "UNMEASURED model_error_entry",
+    "estimated": "Estimate TERMS",
+    "execution.place": "run_on",
+    "execution.remote": "TIMEOUT_S",
+    "independent": "pool_program",
+    "jobwarnings": "job_doubts mean_doubts replica_doubts",
+    "labels": "TARGETS label short_label",
+    "othernodes": "relocate",
+    "prepare": "Prepared prepare prepare_again treat_classes",
+    "program": "Program global_ops ideal_program make_keys",
+    "results": "SCHEMA TAIL_SAMPLES job_of made_with make_dataset provenance read_group",
+    "runs.build":
+        "PAUSES build_run_model describe_failures effective_share marks_of mean_step "
+        "model_of_steps with_failures",
+    "runs.checkpointing": "FailureDistribution best_steps expected_time",
+    "runs.drift": "ar1 drift_variance",
+    "runs.model": "NORMAL_STEPS simulate_runs",
+    "runs.parts": "Drift HOUR_S OF_STEPS PER_TIME RunModel Runs StallProcess",
+    "runs.ramp": "step_work",
+    "runs.rates": "step_shares",
+    "steps":
+        "EXPOSED_BLOCKS Exposed Progress REPLICATES Run check_whole find_exposed fresh_seed "
+        "run_blocks run_each settle_call simulate_step warm_up",
+    "summary":
+        "QUANTILES apart failure_model model_error_time run_end run_progress run_terms spread "
+        "summarize_simulation",
+    "tracemodel.arrays": "build_trace_graph_arrays build_trace_program earliest_lead",
+    "tracemodel.devicetime": "device_time",
+    "tracemodel.file": "load_model model_to_dataset",
+    "tracemodel.graph":
+        "ARRIVAL Array COMPUTE LATENCY LEAD REPLICA STAGE Scope TraceGraph TraceNode WORKER WORLD "
+        "ends_of filled ops_of replay start_of with_lags_as_nodes",
+    "tracemodel.model":
+        "OpGroup SCORE_STD TraceModel conditioned figures ideal_graph independent_graph "
+        "score_distribution settled steady synthetic_graph",
+    "variability": "is_communication",
+}  # fmt: skip

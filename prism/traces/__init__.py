@@ -29,8 +29,15 @@ __all__ = [
     "unknown_format",
 ]
 
-# modules that rooms above may import
-FACE = (
-    "choose", "columns", "file", "formats.hta", "formats.nccltests", "growing", "kernelnames",
-    "looks", "table",
-)  # fmt: skip
+# what rooms above may import, by module
+FACE = {
+    "choose": "check_column check_groups chosen_rows groups_among is_mostly_numbers rows_in_name",
+    "columns": "UNITS meaning several_columns",
+    "file": "RawTable RecordedFile",
+    "formats.hta": "KernelMoments OTHERS",
+    "formats.nccltests": "BandwidthTest BandwidthTests",
+    "growing": "GrowingLog Reading count_done read_log",
+    "kernelnames": "COLLECTIVES classify collective_kind",
+    "looks": "what_is",
+    "table": "KERNEL_FORMATS LEFT_OUT SHORTEST_S Trace",
+}  # fmt: skip

@@ -22,7 +22,8 @@ import pandas as pd
 
 from prism.analyses.timelines.played import Stream
 from prism.analyses.timelines.table import TEXTS, texts
-from prism.common.results import Result, dataset_of
+from prism.common.resultfiles import dataset_of
+from prism.common.results import Result
 
 if TYPE_CHECKING:
     import xarray as xr

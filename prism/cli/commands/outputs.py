@@ -55,8 +55,7 @@ def _write_folder(
 ) -> None:
     """Write ``result.nc``, ``summary.json`` and pictures (PNG and SVG), all of them or none."""
     from prism import plots
-    from prism.common.resultfiles import save
-    from prism.common.results import dataset_of
+    from prism.common.resultfiles import dataset_of, save
     from prism.simulation.results import made_with
 
     # results of recordings know nothing of versions themselves

@@ -37,7 +37,8 @@ def report(
     RESULT is what -o of estimate, rank, place, sweep, validate, compare, replay or fit wrote: a
     folder, its result.nc, or a model. The page needs no network and no scripts.
     """
-    from prism.present.answer import Answer, Cell, Column, Table
+    from prism.present.answer import Answer
+    from prism.present.cells import Cell, Column, Table
     from prism.present.reports.page import MOST_BYTES, check_page, make_page, read_parts
 
     check_page(output)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from prism.analyses.comparisons.classes import COPIES, IDLE, ClassTimes
 from prism.analyses.comparisons.profile import ClassComparison, has_links
 from prism.common.text import format_count, format_duration, percent_change
-from prism.present.answer import Answer, Cell, Column, Figure, Json, Table, lines_table, share
+from prism.present.answer import Answer
+from prism.present.cells import Cell, Column, Figure, Json, Table, lines_table, share
 from prism.present.tables import Rule, find
 
 TITLE = "Where the step's time goes"

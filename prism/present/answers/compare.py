@@ -10,19 +10,10 @@ from prism import plots
 from prism.analyses.compare import Comparison
 from prism.common.text import format_count, format_like, format_share, percent_change
 from prism.engine import LANES
-from prism.present.answer import (
-    Answer,
-    Cell,
-    Column,
-    Errors,
-    Figure,
-    Json,
-    Picture,
-    Table,
-    share,
-)
+from prism.present.answer import Answer, Errors, Picture
 from prism.present.answers.job import value_text
 from prism.present.answers.times import NOT_INCLUDED, TITLES
+from prism.present.cells import Cell, Column, Figure, Json, Table, share
 from prism.present.tables import Rule, find
 
 WORDS = {"step_time": "step", "time_to_train": "run"}

@@ -16,22 +16,7 @@ from prism.common.text import (
     format_share,
     percent_change,
 )
-from prism.present.answer import (
-    Answer,
-    Cell,
-    Column,
-    Errors,
-    Figure,
-    Picture,
-    Table,
-    count,
-    delay,
-    duration,
-    half_width,
-    pairs_table,
-    share,
-    words,
-)
+from prism.present.answer import Answer, Errors, Picture
 from prism.present.answers.memory import fit_table, memory_table, memory_text
 from prism.present.answers.runs import DEPARTURE, FAILURES, framework_text
 from prism.present.answers.times import (
@@ -44,6 +29,19 @@ from prism.present.answers.times import (
     spread_table,
     time_figure,
     times_table,
+)
+from prism.present.cells import (
+    Cell,
+    Column,
+    Figure,
+    Table,
+    count,
+    delay,
+    duration,
+    half_width,
+    pairs_table,
+    share,
+    words,
 )
 from prism.present.tables import Rule, find
 from prism.simulation.estimated import Estimate

@@ -8,8 +8,15 @@ from typing import Any
 
 from prism.common.text import format_count
 from prism.models.fitted import Model
-from prism.present.answer import (
-    Answer,
+from prism.present.answer import Answer
+from prism.present.answers.stepmodel import (
+    Parts,
+    calibrated_parts,
+    effects_table,
+    interval,
+    steps_parts,
+)
+from prism.present.cells import (
     Cell,
     Column,
     Figure,
@@ -21,13 +28,6 @@ from prism.present.answer import (
     share,
     spread,
     words,
-)
-from prism.present.answers.stepmodel import (
-    Parts,
-    calibrated_parts,
-    effects_table,
-    interval,
-    steps_parts,
 )
 from prism.present.tables import Rule, find
 

@@ -15,9 +15,10 @@ from prism.cluster.machine import build_cluster
 from prism.common.text import format_count, format_duration, format_share
 from prism.distributions.library import load_library
 from prism.jobs.job import flatten, layer_split, provenance
-from prism.present.answer import Answer, Cell, Column, Figure, Table, count, pairs_table
+from prism.present.answer import Answer
 from prism.present.answers.memory import fit_table, memory_table
 from prism.present.answers.runs import framework_text, parameters_text
+from prism.present.cells import Cell, Column, Figure, Table, count, pairs_table
 from prism.workload.build import nominal_library
 from prism.workload.described import parameter_figures, step_figures
 from prism.workload.fitting import ways_to_fit

@@ -5,19 +5,8 @@ from __future__ import annotations
 from prism import plots
 from prism.analyses.kernel import KernelRates
 from prism.common.text import format_count, format_duration, format_share
-from prism.present.answer import (
-    Answer,
-    Cell,
-    Column,
-    Errors,
-    Figure,
-    Json,
-    Picture,
-    Table,
-    pairs_table,
-    share,
-    words,
-)
+from prism.present.answer import Answer, Errors, Picture
+from prism.present.cells import Cell, Column, Figure, Json, Table, pairs_table, share, words
 from prism.present.tables import Rule, find
 
 _TIMES = ("mean", "p5", "p50", "p95")

@@ -5,14 +5,12 @@ from __future__ import annotations
 from prism import plots
 from prism.common.text import format_duration, format_share
 from prism.measuring.command import Measurement
-from prism.present.answer import (
-    Answer,
+from prism.present.answer import Answer, Errors, Picture
+from prism.present.cells import (
     Cell,
     Column,
-    Errors,
     Figure,
     Json,
-    Picture,
     Table,
     change,
     count,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prism.common.text import format_share
-from prism.present.answer import Cell, Column, Figure, Table, change, share, words
+from prism.present.cells import Cell, Column, Figure, Table, change, share, words
 from prism.workload.memory import LEAST_P_FITS, PARTS
 
 Json = Mapping[str, Any]

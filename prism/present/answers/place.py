@@ -28,13 +28,12 @@ from prism.common.text import (
 )
 from prism.engine import LANES
 from prism.jobs.hostfiles import as_ranges
-from prism.present.answer import (
-    Answer,
+from prism.present.answer import Answer, Errors, Picture
+from prism.present.answers.times import NOT_INCLUDED
+from prism.present.cells import (
     Cell,
     Column,
-    Errors,
     Figure,
-    Picture,
     Table,
     delay,
     duration,
@@ -43,7 +42,6 @@ from prism.present.answer import (
     pairs_table,
     words,
 )
-from prism.present.answers.times import NOT_INCLUDED
 from prism.present.tables import Rule, find
 
 Row = Mapping[str, Any]

@@ -11,21 +11,10 @@ from prism.analyses.rank import CAUSES, Ranking
 from prism.analyses.rankings.shares import HALF_WIDTH, WIDE_HALF_WIDTH
 from prism.common.text import format_share
 from prism.jobs.jobspec.effects import WORDS
-from prism.present.answer import (
-    Answer,
-    Cell,
-    Errors,
-    Figure,
-    Json,
-    Picture,
-    duration,
-    error,
-    pairs_table,
-    share,
-    words,
-)
+from prism.present.answer import Answer, Errors, Picture
 from prism.present.answers.remedies import cause_text, remedy_text
 from prism.present.answers.times import NOT_INCLUDED
+from prism.present.cells import Cell, Figure, Json, duration, error, pairs_table, share, words
 from prism.present.tables import Rule, find, lay_out, write
 from prism.simulation.labels import TARGETS, label, short_label
 

@@ -9,18 +9,8 @@ from prism import plots
 from prism.analyses.replay import FIGURES, SPANS, Replay
 from prism.common.results import read_figures
 from prism.common.text import format_count, percent_change
-from prism.present.answer import (
-    Answer,
-    Cell,
-    Column,
-    Errors,
-    Figure,
-    Picture,
-    Table,
-    change,
-    duration,
-    share,
-)
+from prism.present.answer import Answer, Errors, Picture
+from prism.present.cells import Cell, Column, Figure, Table, change, duration, share
 from prism.present.tables import Rule, find, lay_out
 
 MOST_CAUSES = 6

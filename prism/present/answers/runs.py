@@ -12,7 +12,7 @@ from prism.common.text import (
     format_share,
     percent_change,
 )
-from prism.present.answer import Cell, change
+from prism.present.cells import Cell, change
 from prism.present.tables import Rule
 
 Json = Mapping[str, Any]

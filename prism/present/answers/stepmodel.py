@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prism.common.text import format_count, format_duration, format_share, plural
-from prism.present.answer import (
+from prism.present.answers.times import std_figure
+from prism.present.cells import (
     Cell,
     Column,
     Figure,
@@ -19,7 +20,6 @@ from prism.present.answer import (
     share,
     words,
 )
-from prism.present.answers.times import std_figure
 from prism.present.tables import Rule
 
 Json = Mapping[str, Any]

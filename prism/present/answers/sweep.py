@@ -11,14 +11,13 @@ from typing import Any
 from prism import plots
 from prism.analyses.sweeps.swept import CHOICES, Sweep, key_name, label
 from prism.common.text import format_count, format_like, format_share
-from prism.present.answer import (
-    Answer,
+from prism.present.answer import Answer, Errors, Picture
+from prism.present.answers.times import NOT_INCLUDED
+from prism.present.cells import (
     Cell,
     Column,
-    Errors,
     Figure,
     Json,
-    Picture,
     Table,
     change,
     count,
@@ -27,7 +26,6 @@ from prism.present.answer import (
     share,
     words,
 )
-from prism.present.answers.times import NOT_INCLUDED
 from prism.present.tables import Rule, find
 
 MOST_ROWS = 12

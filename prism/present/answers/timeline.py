@@ -7,7 +7,8 @@ from pathlib import Path
 from prism.analyses.timeline import Timeline
 from prism.analyses.timelines.waits import CAUSES
 from prism.common.text import format_count, format_share
-from prism.present.answer import Answer, Cell, Column, Json, Table, lines_table, share
+from prism.present.answer import Answer
+from prism.present.cells import Cell, Column, Json, Table, lines_table, share
 from prism.present.tables import Rule, find
 
 MOST_ROWS = 12

@@ -6,17 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from prism.common.text import format_count, format_like, format_share
-from prism.present.answer import (
-    Cell,
-    Column,
-    Errors,
-    Figure,
-    Table,
-    duration,
-    error,
-    half_width,
-    words,
-)
+from prism.present.answer import Errors
+from prism.present.cells import Cell, Column, Figure, Table, duration, error, half_width, words
 from prism.simulation.results import TAIL_SAMPLES
 
 Json = Mapping[str, Any]

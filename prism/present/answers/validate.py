@@ -9,18 +9,8 @@ from prism import plots
 from prism.analyses.validate import Validation
 from prism.common.errors import named
 from prism.common.text import format_count, format_share, percent_change
-from prism.present.answer import (
-    Answer,
-    Cell,
-    Column,
-    Errors,
-    Figure,
-    Json,
-    Picture,
-    Table,
-    change,
-    duration,
-)
+from prism.present.answer import Answer, Errors, Picture
+from prism.present.cells import Cell, Column, Figure, Json, Table, change, duration
 from prism.present.tables import Rule, find
 
 SIGNIFICANT = 0.05

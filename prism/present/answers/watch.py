@@ -8,8 +8,9 @@ from typing import Any
 
 from prism.analyses.watch import Forecast
 from prism.common.text import format_count, format_share
-from prism.present.answer import Answer, Cell, Column, Figure, Table, duration
+from prism.present.answer import Answer
 from prism.present.answers.runs import DEPARTURE, FAILURES
+from prism.present.cells import Cell, Column, Figure, Table, duration
 from prism.present.tables import Rule, find
 
 Json = Mapping[str, Any]

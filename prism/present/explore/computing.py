@@ -21,7 +21,7 @@ from prism.common.errors import PrismError
 from prism.common.resultfiles import answer
 from prism.common.results import Result
 from prism.jobs.job import Job
-from prism.present.answer import Column, Table
+from prism.present.cells import Column, Table
 from prism.present.reports.estimates import summary_table
 from prism.present.reports.page import render_answer
 

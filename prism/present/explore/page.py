@@ -20,7 +20,7 @@ from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.present.explore import controls
 from prism.present.explore.computing import EndedError, Question, Stage, compute, warm_up
-from prism.present.reports import page as reports
+from prism.present.reports import html as reports
 
 HOST = "127.0.0.1"
 WAIT_MS = 150

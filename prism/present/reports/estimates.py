@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from prism import plots
 from prism.common.text import format_duration, format_share
-from prism.present.answer import Cell, Column, Errors, Picture, Table, count
+from prism.present.answer import Errors, Picture
 from prism.present.answers.times import READING, interval_text, mean_figure, time_figure
+from prism.present.cells import Cell, Column, Table, count
 
 if TYPE_CHECKING:
     import xarray as xr

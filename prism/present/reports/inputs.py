@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from prism.common.text import format_duration
 from prism.distributions.library import library_names, library_path
 from prism.jobs.job import flatten
-from prism.present.answer import Column, Table
 from prism.present.answers.job import job_table, value_text
+from prism.present.cells import Column, Table
 from prism.present.show import describe
 
 if TYPE_CHECKING:

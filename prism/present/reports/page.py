@@ -6,9 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from io import BytesIO
-from itertools import groupby
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -17,24 +15,24 @@ import prism
 from prism.common.errors import PrismError
 from prism.common.files import atomic_write
 from prism.common.netcdf import told_broken
-from prism.common.resultfiles import KINDS, kind_of, load_dataset
-from prism.common.results import Result, dataset_of
+from prism.common.resultfiles import KINDS, dataset_of, kind_of, load_dataset
+from prism.common.results import Result
 from prism.common.text import visible
 from prism.plots.base import style
-from prism.present.answer import Answer, Picture, Table, words
+from prism.present.answer import Answer, Picture
+from prism.present.cells import Table
 from prism.present.reports.estimates import overlays, summary_table
+from prism.present.reports.html import template
 from prism.present.reports.inputs import Inputs, differences, inputs_of, job_values, made_by
 
 if TYPE_CHECKING:
     import xarray as xr
-    from jinja2 import Template
 
 ESTIMATES = ("estimate", "steps_estimate")
 MOST_BYTES = 2_000_000
 """A page larger than this is reported: it no longer goes through every mail [bytes]."""
 WIDE = 7.8
 """Width from which a picture has a row of its own [inch]."""
-SPACE = "\N{NO-BREAK SPACE}"
 SHORT_ANSWERS = 2
 """Sentences of each result in the answer of a page of several."""
 
@@ -165,7 +163,7 @@ def make_page(
     several = len(estimates) > 1
     figures = {part.label: part.answer.figures for part in estimates}
     both = {part.label: part.result for part in estimates}
-    html = _template("page.html.jinja").render(
+    html = template("page.html.jinja").render(
         title=title or _title(subjects, parts),
         subjects=subjects,
         parts=parts,
@@ -183,56 +181,10 @@ def make_page(
     return html
 
 
-def render_cell(answer: Answer) -> str:
-    """Lay an answer out for a notebook: what a terminal shows, as HTML."""
-    return visible(_template("cell.html.jinja").render(answer=answer))
-
-
 def render_answer(answer: Answer) -> str:
     """Lay an answer out as a part of a page, with its pictures."""
     drawn = _drawn(answer.pictures, answer.subject)
-    return visible(_template("answer.html.jinja").render(answer=answer, pictures=drawn))
-
-
-def render_messages(lines: Sequence[str], title: str) -> str:
-    """Lay messages out as a part of a page, as its warnings are."""
-    warned = _template("tables.html.jinja").module.warned  # type: ignore[attr-defined]
-    return visible(str(warned(lines, title)))
-
-
-@cache
-def _template(name: str) -> Template:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("prism.present.reports", "templates"),
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined,
-    )  # fmt: skip
-    environment.filters |= {"tidy": _tidy, "words": words, "head": _head}
-    return environment.get_template(name)
-
-
-def _tidy(text: str) -> str:
-    """Put text on one line, each number kept with its unit."""
-    plain = " ".join(text.split())
-    return plain.replace(" %", f"{SPACE}%").replace(" ± ", f"{SPACE}±{SPACE}")
-
-
-def _head(table: Table) -> list[list[dict[str, Any]]]:
-    """Lay out a table's head: one row of cells, or two where columns are grouped."""
-    if not any(column.title or column.group for column in table.columns):
-        return []
-    two = any(column.group for column in table.columns)
-    top: list[dict[str, Any]] = []
-    below: list[dict[str, Any]] = []
-    for group, columns in groupby(table.columns, key=lambda column: column.group):
-        cells = [{"text": c.title, "columns": 1, "rows": 1, "right": c.right} for c in columns]
-        if group:
-            top.append({"text": group, "columns": len(cells), "rows": 1, "right": False})
-            below += cells
-        else:
-            top += [cell | {"rows": 1 + two} for cell in cells]
-    return [top, below] if two else [top]
+    return visible(template("answer.html.jinja").render(answer=answer, pictures=drawn))
 
 
 def _label(part: Part, parts: Sequence[Part]) -> str:
