@@ -102,6 +102,11 @@ def is_for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
 
 
+def test_files_are_short_enough_to_read():
+    lines = {file.relative_to(ROOT): file.read_text().count("\n") for file in trees()}
+    assert {file: n for file, n in lines.items() if n > 450} == {}
+
+
 def circle(graph: dict[str, set[str]]) -> list[str]:
     """Nodes of a circle, if there is one."""
     try:

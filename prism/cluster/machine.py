@@ -30,8 +30,8 @@ from prism.cluster.linktiers import (
 from prism.cluster.nccl import STEP_OF_HOP, Path, measured_time, smallest_step, sum_per_byte
 from prism.cluster.transports import TRANSPORTS
 from prism.distributions.kerneltables import KernelTable
-from prism.jobs.jobspec.blocks import Link as LinkBlock
-from prism.jobs.jobspec.blocks import NetworkLink
+from prism.jobs.jobspec.machines import Link as LinkBlock
+from prism.jobs.jobspec.machines import NetworkLink
 from prism.jobs.scheduleorders import steady_share
 
 if TYPE_CHECKING:

@@ -8,14 +8,13 @@ FACE = {
     "importing.settings": "FORMATS said_by_name",
     "importing.topology": "Placed Topology place_job read_topology",
     "job": "Job flatten given_values job_from_dict layer_split load_job provenance",
-    "jobspec.blocks":
-        "BLOCKS ClusterBlock DEVICE_LIBRARY Link ModelBlock NVLINK_DOMAIN_GPUS NetworkLink "
-        "ParallelismBlock",
+    "jobspec.blocks": "BLOCKS DEVICE_LIBRARY ModelBlock ParallelismBlock",
     "jobspec.effects":
         "Effects FailSlowEffectBlock JitterEffectBlock StallEffectBlock StepEffectBlock WORDS",
     "jobspec.frommodel": "CALIBRATED is_step_model model_attrs",
     "jobspec.hardware": "HardwareScale",
     "jobspec.layers": "merge",
+    "jobspec.machines": "ClusterBlock Link NVLINK_DOMAIN_GPUS NetworkLink",
     "jobspec.messages": "dotted_key never_legal",
     "jobspec.presets": "PRESETS SIZES",
     "jobspec.run":

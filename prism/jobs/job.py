@@ -16,7 +16,6 @@ from prism.jobs.jobspec.blocks import (
     BLOCKS,
     DEVICE_LIBRARY,
     Blocks,
-    ClusterBlock,
     ModelBlock,
     ParallelismBlock,
     RunBlock,
@@ -31,6 +30,7 @@ from prism.jobs.jobspec.layers import (
     put_over,
     resolve_path,
 )
+from prism.jobs.jobspec.machines import ClusterBlock
 from prism.jobs.jobspec.messages import (
     by_line,
     concludes_from,

@@ -18,7 +18,7 @@ from prism.common.errors import PrismError
 from prism.common.text import format_share
 from prism.distributions.library import Library
 from prism.jobs.job import job_from_dict
-from prism.jobs.jobspec.blocks import ClusterBlock
+from prism.jobs.jobspec.machines import ClusterBlock
 from prism.workload.kernelcost import CARRIED, KernelCost
 from prism.workload.kernels import collective_distribution
 

@@ -13,7 +13,7 @@ from prism.analyses.sweeps.grid import Setting, job_at, merged
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.jobs.job import Job
-from prism.jobs.jobspec.blocks import ClusterBlock
+from prism.jobs.jobspec.machines import ClusterBlock
 from prism.jobs.layersplit import is_even
 from prism.jobs.pipelineshape import TRAITS
 from prism.workload.layers import expert_width

@@ -3,7 +3,8 @@
 from math import prod
 
 from prism.jobs.importing.draft import OFF, Draft
-from prism.jobs.importing.model import MEGATRON, n_layers, preset_of, sequence_of
+from prism.jobs.importing.families import MEGATRON
+from prism.jobs.importing.model import n_layers, preset_of, sequence_of
 from prism.jobs.importing.settings import OTHER_MODELS, Setting
 from prism.jobs.jobspec.othernames import FUSED, KEYS, UNMODELLED, plain
 

@@ -27,7 +27,8 @@ from prism.jobs.importing.layout import (
     read_sizes,
 )
 from prism.jobs.importing.model import read_model
-from prism.jobs.importing.settings import Setting, Source, read_sources, scalar
+from prism.jobs.importing.settings import Setting, Source, scalar
+from prism.jobs.importing.sources import read_sources
 from prism.jobs.job import Job, job_of_layer
 from prism.jobs.jobspec.blocks import BLOCKS
 from prism.jobs.jobspec.layers import put_over

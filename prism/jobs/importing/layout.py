@@ -9,14 +9,11 @@ from typing import Any, get_args
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.jobs.importing.draft import OFF, Draft
-from prism.jobs.importing.model import MEGATRON, n_layers, sequence_of
+from prism.jobs.importing.families import MEGATRON
+from prism.jobs.importing.model import n_layers, sequence_of
 from prism.jobs.importing.settings import Setting
-from prism.jobs.jobspec.blocks import (
-    DEVICE_LIBRARY,
-    NVLINK_DOMAIN_GPUS,
-    ClusterBlock,
-    ParallelismBlock,
-)
+from prism.jobs.jobspec.blocks import DEVICE_LIBRARY, ParallelismBlock
+from prism.jobs.jobspec.machines import NVLINK_DOMAIN_GPUS, ClusterBlock
 from prism.jobs.jobspec.othernames import KEYS, plain
 
 DEVICES: tuple[str, ...] = get_args(ClusterBlock.model_fields["device"].annotation)

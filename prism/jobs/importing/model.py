@@ -4,74 +4,28 @@ from typing import Any
 
 from prism.common.errors import PrismError
 from prism.jobs.importing.draft import OFF, Draft
+from prism.jobs.importing.families import (
+    DEFAULTS,
+    GATED,
+    GATED_ATTENTION,
+    MEGATRON,
+    REFUSED,
+    REFUSED_SETTINGS,
+    ROTARY,
+    SPARSE,
+    TIED_FAMILIES,
+    UNGATED,
+    UNGATED_FAMILIES,
+    UNROTATED_FAMILIES,
+    VOCABULARIES,
+)
 from prism.jobs.importing.layerkinds import plain_type, read_layers
+from prism.jobs.importing.recurrent import read_recurrent
 from prism.jobs.importing.settings import Setting
 from prism.jobs.jobspec.blocks import ModelBlock
 from prism.jobs.jobspec.othernames import RANKS, plain
 from prism.jobs.jobspec.presets import PRESETS
 
-MEGATRON = ("megatron", "nemo", "bridge")
-_GATED = ("swiglu", "geglu", "silu", "fastswiglu", "fastgeglu", "reglu", "llama", "gelupytorchtanh")
-_UNGATED = ("relu2", "squaredrelu", "xielu")
-_ROTARY = ("rope", "mrope", "yarn", "rotary")
-_UNROTATED_FAMILIES = ("gpt2", "opt", "bloom", "mpt", "nemotronh", "jamba", "gptbigcode", "gptneo",
-                       "openaigpt", "biogpt", "xglm")  # fmt: skip
-_UNGATED_FAMILIES = ("gpt2", "gptneox", "gptj", "bloom", "opt", "falcon", "mpt", "phi",
-                     "starcoder2", "gptbigcode", "gptneo", "codegen", "gptneoxjapanese",
-                     "openaigpt", "biogpt", "xglm", "nemotron", "arcee", "apertus", "persimmon",
-                     "jais2", "nanochat")  # fmt: skip
-_GATED_ATTENTION = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "afmoe", "beam", "muse_glimmer")
-_TIED_FAMILIES = ("bloom", "cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe", "falcon",
-                  "gemma", "gemma2", "gemma3", "gpt2", "gpt_bigcode", "gpt_neo", "granite_swa",
-                  "minicpm3", "mpt", "openai-gpt", "opt", "smollm3", "starcoder2", "vaultgemma",
-                  "youtu")  # fmt: skip
-_DEFAULTS = {
-    "gemma3": {"vocab_size": 262_208, "n_heads": 8, "n_kv_heads": 4, "head_size": 256},
-    "gemma gemma2": {"head_size": 256},
-    "qwen3 ernie4_5 ernie4_5_moe mellum solar_open hy_v3": {"head_size": 128},
-}  # fmt: skip
-"""What transformers 5.24 takes where published configurations of a family leave it out."""
-_REFUSED = {
-    "zamba zamba2": "attention blocks that many layers share",
-    "lfm2 lfm2_moe": "short convolutions between its attention layers",
-    "recurrent_gemma": "linear recurrent units",
-    "hymba": "attention and Mamba heads in one projection",
-    "mamba falcon_mamba": "layers of Mamba-1 alone", "mamba2": "layers of Mamba-2 alone",
-    "rwkv rwkv7": "RWKV layers", "xlstm": "xLSTM layers",
-    "gemma3n gemma4 gemma4_unified": "embeddings of each layer, and keys that layers share",
-    "arctic": "dense and routed feed-forward parts side by side",
-    "openelm": "layers of different widths", "longcat_flash": "two attentions a layer",
-    "deepseek_v4": "hyper-connections, and compressed keys",
-    "minimax_m3 minimax_m3_vl": "sparse layers with an indexer of their own",
-    "step3p5 step3p7": "two numbers of heads among its layers",
-    "mllama mllama_text_model idefics": "cross attention to images",
-    "jetmoe": "experts of attention", "cpmant ctrl xlm": "layers of its own",
-    "doge": "experts without matrices",
-    "hrm": "stacks of layers that it passes again", "moshi": "two transformers",
-    "muse_spark": "experts of another width than its own",
-    "bert roberta roberta-prelayernorm electra ernie roformer xlm-roberta xlm-roberta-xl xlnet git "
-    "megatron-bert rembert big_bird camembert data2vec-text bert-generation xmod roc_bert":
-        "an encoder's layers",
-    "bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp plbart trocr whisper "
-    "pegasus prophetnet t5 mt5 kosmos-2 kosmos-2.5": "an encoder and a decoder",
-}  # fmt: skip
-_REFUSED_SETTINGS = {
-    "block_configs": "layers of different widths", "is_encoder_decoder": "an encoder and a decoder",
-    "num_kv_shared_layers use_cla": "keys that layers share",
-    "attn_res_block_size": "attention over the residuals of blocks of layers",
-    "hidden_size_per_layer_input": "embeddings of each layer",
-    "num_mem_blocks": "blocks that many layers share",
-    "swa_num_attention_heads": "two numbers of heads among its layers",
-    "ssm_cfg.layer": "layers of Mamba alone",
-}  # fmt: skip
-"""What no table of ops is for, by families of models and by settings."""
-# vocabularies by words in tokenizers' names, without padding: of GPT-2, Llama 2 and GPT-NeoX-20B
-_VOCABULARIES = {"gpt2": 50_257, "llama2tokenizer": 32_000, "20btokenizer": 50_277}
-_EXPERTS = ("n_experts", "experts_per_token", "expert_ffn_size")
-_SPARSE = ("experts_per_token", "expert_ffn_size", "expert_latent_size", "n_shared_experts",
-           "shared_ffn_size", "n_dense_layers", "moe_layer_interval")  # fmt: skip
-_MAMBA = ("mamba_heads", "mamba_head_size", "mamba_groups", "mamba_state_size")
-_LINEAR = ("linear_heads", "linear_key_heads", "linear_head_size")
 MOST_LAYERS = 10_000
 SEQUENCE = 4096
 """Tokens of a sequence where only a model's longest context is known: an assumption, that of
@@ -134,7 +88,7 @@ def read_model(d: Draft) -> None:
     _read_experts(d)
     _read_latents(d)
     read_layers(d)
-    _read_recurrent(d)
+    read_recurrent(d)
     _read_embeddings(d)
     _match(d, named[1] if named else None)
 
@@ -142,9 +96,9 @@ def read_model(d: Draft) -> None:
 def _check_family(d: Draft) -> None:
     """Refuse a model that would become another one."""
     kind = plain_type(d)
-    told = next((why for names, why in _REFUSED.items() if kind in names.split()), None)
+    told = next((why for names, why in REFUSED.items() if kind in names.split()), None)
     found = d.find("model_type")
-    for names, why in _REFUSED_SETTINGS.items():
+    for names, why in REFUSED_SETTINGS.items():
         for name in names.split():
             setting = d.find(name)
             same = setting is not None and setting.value == d.value("num_attention_heads")
@@ -238,7 +192,7 @@ def _read_heads(d: Draft) -> None:
     hidden = d.values.get("model.hidden_size")
     if width is not None and heads and _latent(d) is None:
         d.give("model.head_size", width.value, width)
-    own = (sizes for names, sizes in _DEFAULTS.items() if plain_type(d) in names.split())
+    own = (sizes for names, sizes in DEFAULTS.items() if plain_type(d) in names.split())
     for key, value in next(own, {}).items():
         if f"model.{key}" not in d.values and d.of_key(f"model.{key}") is None:
             d.assume(f"model.{key}", value, "transformers' default of its family")
@@ -252,7 +206,7 @@ def _read_heads(d: Draft) -> None:
     gate = d.of_key("model.attention_gate")
     if gate is not None and gate.value not in OFF:
         d.give("model.attention_gate", True, gate)
-    elif plain_type(d) in _GATED_ATTENTION:
+    elif plain_type(d) in GATED_ATTENTION:
         d.assume("model.attention_gate", True, "its family of models has it")
 
 
@@ -265,13 +219,13 @@ def _read_feed_forward(d: Draft) -> None:
     gated = False
     if act is None:
         why = "Megatron's default: no --swiglu" if megatron else "its family of models has it"
-        gated = not megatron and kind not in _UNGATED_FAMILIES
+        gated = not megatron and kind not in UNGATED_FAMILIES
         d.assume("model.gated_mlp", gated, why)
     else:
         word = plain(str(act.value))
-        gated = act.value is True or (word in _GATED and kind not in _UNGATED_FAMILIES)
-        if d.source.format == "huggingface" and (word not in _UNGATED or kind == "bitnet"):
-            gated = kind not in _UNGATED_FAMILIES  # the activation alone: gelu of Gemma is gated
+        gated = act.value is True or (word in GATED and kind not in UNGATED_FAMILIES)
+        if d.source.format == "huggingface" and (word not in UNGATED or kind == "bitnet"):
+            gated = kind not in UNGATED_FAMILIES  # the activation alone: gelu of Gemma is gated
         d.give("model.gated_mlp", gated, act, squared if squared and squared.value else None)
     if "model.ffn_size" not in d.values and not d.take("model.ffn_size"):
         # Megatron-LM: 4 h, with --swiglu two thirds of that in multiples of 64
@@ -284,14 +238,14 @@ def _read_positions(d: Draft) -> None:
     kind = d.find("position_embedding_type", "pos_emb")
     flag = d.find("use_rotary_position_embeddings")
     if kind is not None:
-        d.give("model.rope", plain(str(kind.value)) in _ROTARY, kind)
+        d.give("model.rope", plain(str(kind.value)) in ROTARY, kind)
     elif flag is not None:
         d.give("model.rope", bool(d.is_set(flag.path[-1])), flag)
     elif d.source.format in MEGATRON:
         d.assume("model.rope", False, "Megatron's default: learned positions")
     else:
         family = plain(str(d.value("model_type") or ""))
-        rope = family not in _UNROTATED_FAMILIES and not d.is_set("alibi")
+        rope = family not in UNROTATED_FAMILIES and not d.is_set("alibi")
         d.assume("model.rope", rope, "its family of models has it" if rope else "its family's")
 
 
@@ -302,7 +256,7 @@ def _read_experts(d: Draft) -> None:
         d.refuse(experts, "expected a whole number of experts, or 0")
     if n < 2 or d.is_set("enable_moe_block") is False or d.is_set("is_moe") is False:
         if experts is not None or d.source.complete:
-            d.use_key(*(f"model.{key}" for key in _SPARSE))
+            d.use_key(*(f"model.{key}" for key in SPARSE))
         shared = d.count("shared_intermediate_size")
         if experts is not None and shared is not None and shared.value:  # Granite 4, dense
             d.give("model.ffn_size", shared.value, shared)
@@ -363,61 +317,6 @@ def _read_latents(d: Draft) -> None:
         d.give("model.rope", False, d.find("mla_use_nope"))
 
 
-def _read_recurrent(d: Draft) -> None:
-    """Find the sizes of Mamba-2 layers, and of linear attention."""
-    letters = set(d.values.get("model.layer_pattern", ""))
-    if letters & {"M", "H"}:
-        _read_mamba(d)
-    elif d.source.complete:
-        d.use_key(*(f"model.{key}" for key in _MAMBA))
-    if "L" not in letters:
-        if d.source.complete:
-            d.use_key(*(f"model.{key}" for key in _LINEAR))
-        return
-    for key in _LINEAR:
-        if (found := d.of_key(f"model.{key}")) is not None:
-            d.give(f"model.{key}", found.value, found)
-    keys, values = d.count("linear_key_head_dim"), d.count("linear_value_head_dim")
-    if keys is not None and values is not None and keys.value != values.value:
-        d.leave(keys, f"keys of the width of values, {values.value}")
-    heads, size = d.find("linear_attn_config.num_heads"), d.find("linear_attn_config.head_dim")
-    lightning = d.find("attn_type_list")
-    if lightning is None and plain_type(d) == "minimax":
-        lightning = d.find("layer_types")
-    if heads is not None and size is not None:
-        d.give("model.linear_heads", heads.value, heads)
-        d.give("model.linear_key_heads", heads.value, heads)
-        d.give("model.linear_head_size", size.value, size)
-        d.leave(heads, "delta attention with a decay for each channel; timed as one for each head")
-        d.use("linear_attn_config.kda_layers", "linear_attn_config.short_conv_kernel_size")
-    elif lightning is not None:
-        n, hidden = d.values["model.n_heads"], d.values["model.hidden_size"]
-        d.give("model.linear_heads", n, lightning)
-        d.give("model.linear_key_heads", n, lightning)
-        size = d.values.get("model.head_size") or hidden // n
-        d.give("model.linear_head_size", size, lightning)
-        d.leave(lightning, "lightning attention; timed as linear attention by the delta rule")
-
-
-def _read_mamba(d: Draft) -> None:
-    for key in _MAMBA:
-        found = d.of_key(f"model.{key}")
-        if found is not None and type(found.value) is int:
-            d.give(f"model.{key}", found.value, found)
-    d.use("mamba_d_ssm", "mamba_intermediate_size")
-    expand, first = d.size("mamba_expand", "expand"), d.count("mamba_dt_rank")
-    state = d.of_key("model.mamba_state_size")
-    if first is not None or ("model.mamba_head_size" not in d.values and state is not None):
-        first = first or state  # Mamba-1 has no heads
-        d.give("model.mamba_head_size", 64, first)
-        d.give("model.mamba_groups", 1, first)
-        d.leave(first, "Mamba-1; timed as Mamba-2 of as many channels, in heads of 64")
-    known = {f"model.{key}" for key in ("mamba_heads", "mamba_head_size")} & set(d.values)
-    if known == {"model.mamba_head_size"} and expand is not None:
-        inside = expand.value * d.values["model.hidden_size"]
-        d.give("model.mamba_heads", inside // d.values["model.mamba_head_size"], expand)
-
-
 def _read_embeddings(d: Draft) -> None:
     untied = d.find("untie_embeddings_and_output_weights", "no_weight_tying")
     tied = d.find("share_embeddings_and_output_weights", "tie_word_embeddings")
@@ -426,7 +325,7 @@ def _read_embeddings(d: Draft) -> None:
         value = d.is_set((untied or tied).path[-1])  # type: ignore[union-attr]
         d.give("model.tied_embeddings", value is not opposite, untied or tied)
     else:
-        megatron, family = d.source.format in MEGATRON, plain_type(d) in _TIED_FAMILIES
+        megatron, family = d.source.format in MEGATRON, plain_type(d) in TIED_FAMILIES
         why = "Megatron's default" if megatron else "transformers' default of its family"
         d.assume("model.tied_embeddings", megatron or family, why)
     padded = d.count("padded_vocab_size", "pad_vocab_size_to")
@@ -438,11 +337,11 @@ def _read_embeddings(d: Draft) -> None:
     found, size, kind = d.size("vocab_size"), None, None
     for setting in (d.find(name) for name in ("vocab_file", "tokenizer_type", "tokenizer.type")):
         word = plain(str(setting.value)) if setting else ""
-        known = next((n for text, n in _VOCABULARIES.items() if text in word), None)
+        known = next((n for text, n in VOCABULARIES.items() if text in word), None)
         if known is not None and size is None:
             size, kind = known, setting
     if size is None and d.has("merge_file"):  # of the BPE tokenizer of GPT-2
-        size = _VOCABULARIES["gpt2"]
+        size = VOCABULARIES["gpt2"]
     size = found.value if found else size
     if size is None:
         return

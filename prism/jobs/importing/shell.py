@@ -5,44 +5,27 @@ program would print, and what only the environment knows, stays as it is written
 that it reads or runs are followed where they are there.
 """
 
-import ast
 import fnmatch
-import operator
 import os
 import re
-from bisect import bisect
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from prism.common.errors import PrismError
 from prism.common.files import read_head
+from prism.jobs.importing.shellmath import COMPARE, MOST_FORMULA, evaluate
+from prism.jobs.importing.shelltext import (
+    FILE_LINES,
+    Text,
+    characters,
+    closing,
+    marked,
+    plain,
+    statements,
+)
 from prism.jobs.jobspec.othernames import understood
-
-FILE_LINES = 1_000_000
-"""More than the lines of a file: those of the second script that is read count from here."""
-Text = list[tuple[str, int]]
-"""Characters, each with its line; those of the k-th script that is read from k * `FILE_LINES`."""
-
-
-class Argument(NamedTuple):
-    """Name without dashes, the words after it, its line, and whether it is written NAME=WORD."""
-
-    name: str
-    words: list[str]
-    line: int
-    bare: bool = False
-
-
-class Script(NamedTuple):
-    """What a script comes to: arguments of each command, other scripts, those that are lacking."""
-
-    commands: list[list[Argument]]
-    files: tuple[str, ...]
-    missing: tuple[tuple[int, str], ...]
-
 
 _SHELLS = {"bash", "sh", "zsh", "source", ".", "sbatch", "srun", "exec", "env"}
 _MOST_SCRIPTS = 20  # that one leads to: two could read each other forever
@@ -53,24 +36,6 @@ _LEADING = {"then", "else", "do", "{", "}", "export", "local", "declare", "reado
             "exec", "time", "-a", "-x", "-r", "!"}  # fmt: skip
 
 
-def _quotient(a: int, b: int) -> int:
-    """Divide as a shell does, towards zero."""
-    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-
-
-_OPERATORS: dict[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Div: _quotient, ast.Mod: lambda a, b: a - b * _quotient(a, b),
-}  # fmt: skip
-_ORDERS: dict[type, Callable[[int, int], bool]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.Lt: operator.lt,
-    ast.GtE: operator.ge, ast.LtE: operator.le,
-}  # fmt: skip
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-lt": operator.lt,
-    "-ge": operator.ge, "-le": operator.le,
-}  # fmt: skip
-_PATTERNS = re.compile(r"^[ \t]*[\w\"*.-]+([ \t]*\|[ \t]*[\w\"*.-]+)+\)", re.M)
 # $(IFS=', '; echo "${layers[*]}"): an array as text
 _JOINED = re.compile(
     r"""\(\s*(?:(?:local\s+)?IFS=["']?([^"']*?)["']?\s*;\s*)?echo\s+"?\$\{(\w+)\[[*@]\]\}"?\s*\)"""
@@ -78,8 +43,7 @@ _JOINED = re.compile(
 _COUNTED = re.compile(
     r"\(\(\s*(\w+)\s*=\s*([^;]+);\s*\w+\s*(<=?)\s*([^;]+);\s*(?:\+\+\w+|\w+\+\+)\s*\)\)"
 )
-_OPTIONS = re.compile(r"option|args|flags", re.I)
-_UNSET = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
+UNSET = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
 # What a script may come to, far beyond any that launches a training: arrays that double each line
 # would take all memory. Beyond is an error.
 MOST_TURNS = 10_000  # of all loops
@@ -87,126 +51,6 @@ MOST_TEXT = 200_000  # characters of a variable
 MOST_WORK = 5_000_000  # characters of all statements followed and of what they expand to
 MOST_DEPTH = 50  # of `if`, `case`, loops, `bash -c` or ${a:-${b:-...}} inside each other
 _DIGITS = 20  # of a number of 64 bits
-_MOST_FORMULA = 1000  # characters of $((...)), a loop's head or a joined array
-
-
-def plain(text: Text) -> str:
-    """Give the characters alone."""
-    return "".join(c for c, _ in text)
-
-
-def _marked(text: str, line: int) -> Text:
-    return [(c, line) for c in text]
-
-
-_DOCUMENT = re.compile(r"(?<!<)<<-?[ ]*['\"]?(\w+)")
-
-
-def _without_documents(source: str) -> str:
-    """Leave out here-documents that end, the line that begins one from there on."""
-    lines = source.split("\n")
-    ends = defaultdict[str, list[int]](list)
-    for number, line in enumerate(lines):
-        ends[line.strip(" \t")].append(number)
-    out, i = list[str](), 0
-    while i < len(lines):
-        found, end = _DOCUMENT.search(lines[i]), None
-        if found is not None:
-            at = ends.get(found[1], [])
-            k = bisect(at, i)
-            end = at[k] if k < len(at) else None
-        if found is None or end is None:
-            out.append(lines[i])
-            i += 1
-            continue
-        out += [lines[i][: found.start()], *[""] * (end - i)]
-        i = end + 1
-    return "\n".join(out)
-
-
-def _characters(source: str, first: int) -> Text:
-    """Give a script's characters without comments, here-documents and broken lines."""
-    source = _without_documents(source.replace("\r\n", "\n"))
-    # patterns of `case`, so that a bar parts commands everywhere else
-    source = _PATTERNS.sub(lambda m: m[0].replace("|", "\1"), source)
-    out: Text = []
-    line, i, quote = first, 0, ""
-    while i < len(source):
-        c = source[i]
-        if c == "\\" and quote != "'" and source[i + 1 : i + 2] == "\n":
-            i, line = i + 2, line + 1
-            continue
-        if c == "\\" and quote != "'":
-            out += _marked(source[i : i + 2], line)
-            i += 2
-            continue
-        if c in "'\"" and quote in ("", c):
-            quote = "" if quote else c
-        if c == "#" and not quote and (not out or out[-1][0] in " \t\n;("):
-            while i < len(source) and source[i] != "\n":
-                i += 1
-            continue
-        out.append((c, line))
-        line += c == "\n"
-        i += 1
-    return out
-
-
-def _statements(text: Text, inside: bool = False) -> Iterator[list[Text]]:
-    """Split into statements of words, quotes kept; inside an array, newlines part words only."""
-    words: list[Text] = []
-    word: Text = []
-    quote, depth, i = "", 0, 0
-
-    def end() -> None:
-        nonlocal word
-        if word:
-            words.append(word)
-        word = []
-
-    while i < len(text):
-        c = text[i][0]
-        if c == "\\" and quote != "'":
-            word += text[i : i + 2]
-            i += 2
-            continue
-        if c in "'\"`" and quote in ("", c):
-            quote = "" if quote else c
-        opened = bool(word) and word[-1][0] in "$=("
-        if not quote and c in "({" and (depth or opened):
-            depth += 1
-        elif not quote and c in ")}" and depth:
-            depth -= 1
-        elif not quote and not depth and c == ")":  # a pattern of `case`
-            word.append(text[i])
-            end()
-            yield words
-            words = []
-            i += 1
-            continue
-        elif not quote and not depth and (c in " \t" or (inside and c == "\n")):
-            end()
-            i += 1
-            continue
-        elif not quote and not depth and c in "\n;|&" and not inside:
-            if c in "&" and word and word[-1][0] in "><":
-                word.append(text[i])
-                i += 1
-                continue
-            end()
-            if words:
-                yield words
-            words = []
-            if plain(text[i : i + 2]) == ";;":
-                yield [text[i : i + 2]]
-                i += 1
-            i += 1
-            continue
-        word.append(text[i])
-        i += 1
-    end()
-    if words:
-        yield words
 
 
 class Shell:
@@ -217,7 +61,7 @@ class Shell:
         self.turns = self.work = self.depth = 0
         self.missing: list[tuple[int, str]] = []
         self.exported: set[str] = set()
-        self.variables: dict[str, list[Text]] = {k: [_marked(v, 1)] for k, v in given.items()}
+        self.variables: dict[str, list[Text]] = {k: [marked(v, 1)] for k, v in given.items()}
         self.commands: list[list[Text]] = []
         self.branches: list[list[bool]] = []  # of each open `if` or `case`: taken now, taken before
         self.subjects: list[str] = []
@@ -254,7 +98,7 @@ class Shell:
 
     def run(self, source: str) -> None:
         """Follow a script from its first statement to its last."""
-        self._block(list(_statements(_characters(source, len(self.files) * FILE_LINES + 1))))
+        self._block(list(statements(characters(source, len(self.files) * FILE_LINES + 1))))
 
     def _block(self, statements: list[list[Text]]) -> None:
         """Follow statements, those of a counted loop as often as it counts."""
@@ -277,7 +121,7 @@ class Shell:
     def _loop(self, head: list[Text], body: list[list[Text]]) -> None:
         """Follow ``for ((i = 0; i < N; i++))`` and ``for x in a b``."""
         name, values, line = "", list[str](), head[0][0][1]
-        counter = " ".join(map(plain, head[1:]))[:_MOST_FORMULA]
+        counter = " ".join(map(plain, head[1:]))[:MOST_FORMULA]
         if (found := _COUNTED.fullmatch(counter)) is not None:
             name, start, stop = found[1], self._arithmetic(found[2]), self._arithmetic(found[4])
             if start is not None and stop is not None:
@@ -290,7 +134,7 @@ class Shell:
             self.turns += 1
             if self.turns > MOST_TURNS:
                 self._refuse(line, f"loops of more than {MOST_TURNS:,} turns")
-            self.variables[name] = [_marked(value, line)]
+            self.variables[name] = [marked(value, line)]
             with self._inside(line):
                 self._block(body)
 
@@ -302,7 +146,7 @@ class Shell:
                 c for word in command[words.index("-c") + 1 :] for c in (*word, (" ", word[0][1]))
             ]
             with self._inside(command[0][0][1] if command[0] else 0):
-                self._block(list(_statements(inner)))
+                self._block(list(statements(inner)))
             return True
         if words[0] in ("echo", "cat", "mkdir"):
             return True
@@ -336,7 +180,7 @@ class Shell:
     def _assigned(self, names: Iterable[str]) -> list[Text]:
         """Give variables as words NAME=VALUE."""
         known = ((name, self.variables.get(name)) for name in names)
-        return [_marked(f"{name}=", v[0][0][1]) + v[0] for name, v in known if v and v[0]]
+        return [marked(f"{name}=", v[0][0][1]) + v[0] for name, v in known if v and v[0]]
 
     def _found(self, script: str) -> Path | None:
         """Give the file of a script: as written, or by its end where only a machine knows more."""
@@ -396,7 +240,7 @@ class Shell:
         if [plain(word) for word in command[:2]] == ["printf", "-v"] and len(command) > 3:
             rest = iter(map(plain, command[4:]))
             text = re.sub("%[sd]", lambda _: next(rest, ""), plain(command[3]))
-            self._store(plain(command[2]), [_marked(text, line)])
+            self._store(plain(command[2]), [marked(text, line)])
         elif command and not self._delegate(command, given):
             self.commands.append([*self._assigned(filter(understood, given)), *command])
 
@@ -417,20 +261,20 @@ class Shell:
             return not self._test(words[1:])
         if words and words[0] in ("-z", "-n") and len(words) <= 2:
             # a variable of the environment is taken as not set: scripts give its default so
-            empty = len(words) == 1 or not words[1] or _UNSET.fullmatch(words[1]) is not None
+            empty = len(words) == 1 or not words[1] or UNSET.fullmatch(words[1]) is not None
             return empty == (words[0] == "-z")
         if len(words) == 3 and words[1] in ("=", "==", "!="):
             return fnmatch.fnmatchcase(words[0], words[2]) == (words[1] != "!=")
-        if len(words) == 3 and words[1] in _COMPARE:
+        if len(words) == 3 and words[1] in COMPARE:
             try:
-                return _COMPARE[words[1]](int(words[0]), int(words[2]))
+                return COMPARE[words[1]](int(words[0]), int(words[2]))
             except ValueError:
                 return False
         return words == ["true"]
 
     def _assign(self, name: str, more: bool, value: Text) -> None:
         if value[:1] and value[0][0] == "(":
-            inner = [word for words in _statements(value[1:-1], inside=True) for word in words]
+            inner = [word for words in statements(value[1:-1], inside=True) for word in words]
             fields = [field for word in inner for field in self.fields(word)]
             self._store(name, (self.variables.get(name, []) if more else []) + fields)
             return
@@ -474,7 +318,7 @@ class Shell:
                     add(field, bool(quote) or not split)
             elif c == "`" and quote != "'":
                 end = text.find("`", i + 1)
-                add(_marked("$()", line), True)
+                add(marked("$()", line), True)
                 i = end + 1 if end >= 0 else len(word)
             else:
                 add([word[i]], True)
@@ -485,19 +329,19 @@ class Shell:
         """Give what `$...` at i stands for, as fields, and where it ends."""
         line, after = word[i][1], i + 1
         if text.startswith("((", after):
-            end = _closing(text, after, "(", ")")
+            end = closing(text, after, "(", ")")
             inside = text[after + 2 : end].removesuffix("))")
             value = self._arithmetic(inside)
             told = f"$(({inside}))" if value is None else str(value)
-            return [_marked(told, line)], end
+            return [marked(told, line)], end
         if text[after] == "(":
-            end = _closing(text, after, "(", ")")
-            found = _JOINED.fullmatch(text, after, min(end, after + _MOST_FORMULA))
+            end = closing(text, after, "(", ")")
+            found = _JOINED.fullmatch(text, after, min(end, after + MOST_FORMULA))
             fields = self.variables.get(found[2], []) if found else []
             told = (found[1] or " ").join(map(plain, fields)) if found and fields else "$()"
-            return [_marked(told, line)], end
+            return [marked(told, line)], end
         if text[after] == "{":
-            end = _closing(text, after, "{", "}")
+            end = closing(text, after, "{", "}")
             return self._braces(word[after + 1 : end - 1], line), end
         found = _NAME.match(text, after)
         if not found:
@@ -505,20 +349,20 @@ class Shell:
         known = self.variables.get(found[0])
         if known and found[0] in ("@", "*"):
             return known, found.end()
-        value_of = known[0] if known else _marked(f"${found[0]}", line)
+        value_of = known[0] if known else marked(f"${found[0]}", line)
         return [value_of], found.end()
 
     def _braces(self, inside: Text, line: int) -> list[Text]:
         found = re.match(r"(\w+)(\[[^\]]*\])?(:?[-=?+])?", plain(inside))
         if not found:
-            return [_marked(f"${{{plain(inside)}}}", line)]
+            return [marked(f"${{{plain(inside)}}}", line)]
         known = self.variables.get(found[1])
         empty = known is not None and not plain([c for field in known for c in field])
         if found[3] and found[3][-1] in "-=" and (known is None or (empty and ":" in found[3])):
             with self._inside(line):
                 return self.fields(inside[found.end() :], split=False)
         if known is None:
-            return [] if found[2] else [_marked(f"${{{found[1]}}}", line)]
+            return [] if found[2] else [marked(f"${{{found[1]}}}", line)]
         return known if found[2] else known[:1]
 
     def _arithmetic(self, text: str) -> int | None:
@@ -526,122 +370,6 @@ class Shell:
             known = self.variables.get(match[1])
             return plain(known[0]) if known and len(known[0]) <= _DIGITS else "unknown"
 
-        if len(text) > _MOST_FORMULA:
+        if len(text) > MOST_FORMULA:
             return None
-        text = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", value_of, text).strip()
-        try:
-            return _evaluate(ast.parse(text, mode="eval").body)
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-            return None
-
-
-def _evaluate(node: ast.AST) -> int:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_evaluate(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _within(_OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right)))
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return _within(node.value)
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _ORDERS:
-        left, right = _evaluate(node.left), _evaluate(node.comparators[0])
-        return int(_ORDERS[type(node.ops[0])](left, right))
-    raise ValueError("not understood")
-
-
-def _within(number: int) -> int:
-    """Give a number that a shell can hold, of 64 bits."""
-    if not -(2**63) <= number < 2**63:
-        raise ValueError("too large")
-    return number
-
-
-def _closing(text: str, start: int, opens: str, closes: str) -> int:
-    """Give where a bracket that opens at `start` is closed, or one behind the end."""
-    depth = 0
-    for i in range(start, len(text)):
-        depth += (text[i] == opens) - (text[i] == closes)
-        if not depth:
-            return i + 1
-    return len(text) + 1
-
-
-def batch_options(source: str) -> Iterator[Argument]:
-    """Give the options of a Slurm script's ``#SBATCH`` lines."""
-    for number, line in enumerate(source.splitlines(), 1):
-        found = re.match(r"#SBATCH\s+--([\w-]+)[= ]\s*(\S+)", line)
-        if found:
-            yield Argument(found[1], [found[2]], number)
-
-
-def arguments(words: list[Text]) -> Iterator[Argument]:
-    """Give a command's arguments, a command inside quotes (`bash -c "..."`) among them."""
-    flat: list[Text] = []
-    for word in words:
-        text = plain(word)
-        if "--" in text and re.search(r"\s", text):
-            flat += [w for inner in _statements(word, inside=True) for w in inner]
-        else:
-            flat.append(word)
-    name, values, line, left = "", list[str](), 0, list[Argument]()
-    for word in flat:
-        text = plain(word).strip("'\"")
-        found = re.match(r"--([A-Za-z][\w.-]*)(=)?", text) or re.fullmatch(r"-(np)()", text)
-        bare = re.match(r"[+~]*([A-Z_]+|[A-Za-z_]\w*(?:\.\w+)+)=(.+)", text, re.S)
-        if bare and not found:
-            if name:
-                yield Argument(name, values, line)
-            name = ""
-            yield Argument(bare[1], [bare[2].strip("'\"")], word[0][1], True)
-            continue
-        if not found:
-            if text.endswith(".py"):  # the program: what stands before it was the launcher's
-                values = values[:1] if values else values
-                if name:
-                    yield Argument(name, values, line)
-                name = ""
-            elif _UNSET.fullmatch(text) and (values or _OPTIONS.search(text)):
-                # most often not set, and no word then
-                left.append(Argument(text, [], word[0][1], True))
-            elif text and not re.match(r"\d*[<>]|\$\{?[@*]\}?$", text):
-                values.append(text)
-            continue
-        if name:
-            yield Argument(name, values, line)
-        name, line = found[1], word[0][1]
-        values = [text[found.end() :].strip("'\"")] if found[2] else []
-    if name:
-        yield Argument(name, values, line)
-    yield from left
-
-
-def commands_of(source: str, folder: Path | None = None, name: str = "script") -> Script:
-    """Give the arguments of each command of a script, those of Slurm first.
-
-    Parameters
-    ----------
-    source : str
-        A shell script, or a single command.
-    folder : pathlib.Path, optional
-        Where other scripts are looked for.
-    name : str
-        Of the script, in messages.
-
-    Returns
-    -------
-    Script
-        Its first command is what ``#SBATCH`` lines say and the variables that Transformer Engine
-        reads, empty without any; the last, what variables hold.
-    """
-    batch = list(batch_options(source))
-    known = {argument.name: argument.words[0] for argument in batch}
-    nodes = known.get("N", known.get("nodes"))
-    given = {} if nodes is None else {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes}
-    shell = Shell(given, folder, name)
-    shell.run(source)
-    for variable, fields in shell.variables.items():
-        if variable.startswith("NVTE_") and fields and fields[0]:
-            batch.append(Argument(variable, [plain(fields[0])], fields[0][0][1], True))
-    # last a script that another one reads: what its variables hold
-    held = [field for fields in shell.variables.values() for field in fields]
-    commands = [batch, *(list(arguments(command)) for command in (*shell.commands, held))]
-    return Script(commands, tuple(shell.files), tuple(shell.missing))
+        return evaluate(re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", value_of, text).strip())

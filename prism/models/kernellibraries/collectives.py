@@ -29,7 +29,7 @@ from prism.common.errors import PrismError
 from prism.common.text import format_count, format_share
 from prism.distributions.library import Entry
 from prism.distributions.samples import sample_distribution
-from prism.jobs.jobspec.blocks import NVLINK_DOMAIN_GPUS
+from prism.jobs.jobspec.machines import NVLINK_DOMAIN_GPUS
 from prism.models.kernellibraries.pack import make_library
 from prism.traces.formats.nccltests import BandwidthTest, BandwidthTests
 

@@ -19,7 +19,7 @@ from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.simulation.runs.drift import decay_sum, drift_moments, rate_of, wave_sum
 from prism.simulation.runs.parts import STOPS, Array, Cause, Index, Interruptions, RunModel
-from prism.simulation.runs.rates import step_shares
+from prism.simulation.runs.rates import step_shares, waiting_times
 
 CHUNK = 1024  # runs that draw together; the first n runs do not change with their number
 MANY = 1000  # stalls beyond which their sum is as good as normal
@@ -54,12 +54,6 @@ def term_names(model: RunModel) -> tuple[str, ...]:
 def generator(seed: int, first: int, stream: int) -> np.random.Generator:
     """Return one of the random streams of the chunk that begins with a run."""
     return np.random.Generator(np.random.Philox(key=[seed, (first // CHUNK << 8) + stream]))
-
-
-def waiting_times(rng: np.random.Generator, rate: Array) -> Array:
-    """Draw exponential waiting times [s]; never where the rate [1/s] is 0."""
-    z = rng.standard_exponential(rate.size)
-    return np.asarray(np.divide(z, rate, out=np.full(rate.size, _NEVER), where=rate > 0.0))
 
 
 class RunLoop:

@@ -36,3 +36,9 @@ def expected_events(model: RunModel, n_steps: int) -> float:
     if model.regime is not None:
         rate += float(stationary(model.regime) @ model.regime.sum(axis=1))
     return rate * seconds
+
+
+def waiting_times(rng: np.random.Generator, rate: Array) -> Array:
+    """Draw exponential waiting times [s]; never where the rate [1/s] is 0."""
+    z = rng.standard_exponential(rate.size)
+    return np.asarray(np.divide(z, rate, out=np.full(rate.size, np.inf), where=rate > 0.0))
