@@ -15,7 +15,6 @@ from touched import touched
 
 import prism
 from prism import NodeSlowdown, PrismError, load_job, load_library
-from prism.cluster.devices import DEVICES, HOP_S, find_device
 from prism.cluster.groups import Group, Layout
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.linktiers import Tier
@@ -25,6 +24,7 @@ from prism.cluster.nodemap import Placement
 from prism.cluster.power import mix_of, power_state
 from prism.cluster.transports import ALGORITHMS, FULL_BYTES, OVERLAP_DOMAINS, TRANSPORTS
 from prism.distributions.library import Entry, Library
+from prism.jobs.devices import DEVICES, HOP_S, find_device
 from prism.simulation.prepare import prepare
 from prism.workload.build import build_workload
 from prism.workload.kernels import Kernel

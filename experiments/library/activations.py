@@ -3,7 +3,7 @@
     python experiments/library/activations.py
 
 Needs the extra `measure`; no GPU. Counts what autograd saves of the decoder of experiments/one-gpu,
-weights left out, in bytes a token, for the memory fields of `prism.workload.frameworks`. A GPU's
+weights left out, in bytes a token, for the memory fields of `prism.jobs.frameworks`. A GPU's
 fused kernels stand in for the processor's: a norm saves its input, attention queries, keys, values
 and its result head by head. Compiled, the graph is parted as torch.compile does, without
 generating code. Keys are repeated for all heads, which the library takes of eager PyTorch alone:

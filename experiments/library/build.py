@@ -39,10 +39,10 @@ from kernelfits import Carried
 from kernelrows import COLLECTED
 from tables import cast_efficiency, gemm_tables
 
-from prism.cluster.devices import DEVICES
 from prism.distributions.distribution import Distribution, bounded_body_lemons, lognormal, mixture
 from prism.distributions.kerneltables import KernelTable
 from prism.distributions.library import Entry, Library, save_library
+from prism.jobs.devices import DEVICES
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "distributions"

@@ -21,12 +21,12 @@ from kernelrows import COLLECTOR, collected
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from prism.cluster.devices import DEVICES
 from prism.cluster.nccl import STEP_OF_HOP, measured_time, smallest_step, sum_per_byte
 from prism.cluster.nccl import Path as Wires
 from prism.cluster.transports import ALGORITHMS, TRANSPORTS, Algorithms
 from prism.distributions.kerneltables import KernelTable
 from prism.distributions.library import load_library
+from prism.jobs.devices import DEVICES
 
 Array = NDArray[np.float64]
 Links = dict[str, tuple[float, float]]  # latency of a hop [s] and efficiency [1] by transport

@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import lsq_linear
 
-from prism.cluster.devices import DEVICES
 from prism.cluster.dispatch import distinct_parts
+from prism.jobs.devices import DEVICES
 
 TABLES = "{}_sxm__comm__sglang__0.5.12__wideep_deepep_normal_perf.parquet"
 MULTIPROCESSORS = 20  # that DeepEP takes: Megatron-LM's default, moe_deepep_num_sms

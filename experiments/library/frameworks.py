@@ -1,4 +1,4 @@
-"""Measure the passes of eager PyTorch's ops in a profile, as prism/workload/frameworks.py has them.
+"""Measure the passes of eager PyTorch's ops in a profile, as prism/jobs/frameworks.py has them.
 
     python experiments/library/frameworks.py     # needs h100_device of the measured data; 20 s
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from prism.workload.frameworks import FRAMEWORKS
+from prism.jobs.frameworks import FRAMEWORKS
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("PRISM_DATA", HERE.parents[2] / "shared" / "data")) / "h100_device"

@@ -17,7 +17,6 @@ import pandas as pd
 from kernelrows import ATTENTION_SIZES, COLLECTOR
 from tables import gemm_tables
 
-from prism.cluster.devices import DEVICES
 from prism.cluster.power import SILICON
 from prism.distributions.kerneltables import (
     KernelFit,
@@ -27,6 +26,7 @@ from prism.distributions.kerneltables import (
     fit_terms,
     term_values,
 )
+from prism.jobs.devices import DEVICES
 
 CUDNN = "NVIDIA/cudnn-frontend (MIT), short runs near the full clock"
 TURBO = "AMD-AGI/Primus-Turbo 221d75f (MIT)"

@@ -17,8 +17,8 @@ import pandas as pd
 from scipy.optimize import brentq, least_squares
 from scipy.stats import t as student
 
-from prism.cluster.devices import find_device
 from prism.cluster.power import AMPERE, CURVES, SILICON, Mix, PowerCurve, step_joules
+from prism.jobs.devices import find_device
 
 HERE = Path(__file__).resolve().parent
 

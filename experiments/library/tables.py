@@ -12,8 +12,8 @@ import pandas as pd
 from kernelrows import COLLECTED, COLLECTOR, DTYPES, collected
 from numpy.typing import NDArray
 
-from prism.cluster.devices import DEVICES
 from prism.distributions.kerneltables import KernelTable
+from prism.jobs.devices import DEVICES
 from prism.workload.kernelcost import NUMBER_BYTES
 from prism.workload.kernels import SCALE_BYTES
 

@@ -21,8 +21,8 @@ from kernels import Kernel, list_kernels, measure
 from model import MODELS, SMALL, Model, Training
 
 import prism
-from prism.cluster.devices import device_key
 from prism.common.files import atomic_write
+from prism.jobs.devices import device_key
 from prism.jobs.jobspec.blocks import ParallelismBlock
 from prism.measuring.kernels import BACKENDS
 from prism.measuring.machine import choose_device, describe_machine, load_torch, read_state

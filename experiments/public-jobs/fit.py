@@ -25,8 +25,8 @@ from scipy.special import gammaln
 from scipy.stats import norm, spearmanr
 
 from prism.distributions.library import load_library, save_library
+from prism.jobs.frameworks import family
 from prism.simulation.effects.run import error_kind
-from prism.workload.frameworks import family
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("PRISM_DATA", HERE.parents[2] / "shared" / "data"))

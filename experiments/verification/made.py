@@ -32,10 +32,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from pages import read_blocks, read_commands
 
-from prism.cluster.devices import DEVICES
 from prism.distributions.library import library_names
+from prism.jobs.devices import DEVICES, LIBRARIES
 from prism.jobs.job import load_job
-from prism.jobs.jobspec.blocks import DEVICE_LIBRARY
 from prism.jobs.jobspec.yaml import shipped_jobs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,7 +104,7 @@ def made_of(text: str, root: Path = ROOT) -> dict[str, str]:
     jobs = _with_bases(_named(shipped_jobs(), text), root)
     libraries = _named(library_names(), text)
     libraries |= {str(load_job(job).variability.library) for job in jobs}
-    libraries |= {str(DEVICE_LIBRARY.get(device)) for device in _named(DEVICES, text)}
+    libraries |= {str(LIBRARIES.get(device)) for device in _named(DEVICES, text)}
     files = {f"experiments/jobs/{job}.yaml" for job in jobs}
     files |= {f"distributions/{name}.nc" for name in libraries & set(library_names())}
     for name in re.findall(r"\b(?:experiments|prism)/[\w./-]*\w", text):

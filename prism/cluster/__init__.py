@@ -2,7 +2,6 @@
 
 # what rooms above may import, by module
 FACE = {
-    "devices": "DEVICES device_key find_device",
     "groups": "Group count_replicas shard_size",
     "linkcongestion": "congested_links n_own_links",
     "machine": "Cluster MEASURED_HOP build_cluster network_figures",

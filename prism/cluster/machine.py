@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.cluster.devices import DEVICES, Device, device_key, find_device
 from prism.cluster.dispatch import Dispatch, build_dispatch
 from prism.cluster.groups import Group, Layout, layout_of
 from prism.cluster.linktiers import (
@@ -30,6 +29,7 @@ from prism.cluster.linktiers import (
 from prism.cluster.nccl import STEP_OF_HOP, Path, measured_time, smallest_step, sum_per_byte
 from prism.cluster.transports import TRANSPORTS
 from prism.distributions.kerneltables import KernelTable
+from prism.jobs.devices import DEVICES, Device, device_key, find_device
 from prism.jobs.jobspec.machines import Link as LinkBlock
 from prism.jobs.jobspec.machines import NetworkLink
 from prism.jobs.scheduleorders import steady_share

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from prism.cluster.devices import HOP_S
 from prism.cluster.transports import ALGORITHMS, FULL_BYTES, OVERLAP_DOMAINS, Algorithms
 from prism.distributions.kerneltables import KernelTable
+from prism.jobs.devices import HOP_S
 
 _ROUNDS = 30  # of rate and latency in turn
 _LEAST_BYTE_S, _LEAST_HOP_S = 1e-15, 1e-9

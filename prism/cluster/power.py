@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from prism.cluster.devices import Device, find_device
 from prism.common.errors import PrismError
+from prism.jobs.devices import Device, find_device
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job
@@ -132,12 +132,6 @@ for PCIe (228 W at 1.75 TB/s); idle and clock at the cap from stages under Perse
 1.11 and B200 1.125 (400 and 332 shapes within 5 % of the limit, sd .07 and .08). H100's
 attention is stated at the clock of its own steps."""
 
-BOOST_MHZ = {"v100": 1530.0, "mi300x": 2100.0}
-"""Of data sheets; of others with no entry above, B200's."""
-
-CAP_MHZ = {"v100": 1365.0}
-"""Products at the TDP: 392 V100 (arXiv:2208.11035). Others: H100's share of the boost clock."""
-
 
 def silicon(device: Device) -> Silicon:
     """Energy and clocks of a device.
@@ -149,12 +143,12 @@ def silicon(device: Device) -> Silicon:
     found = SILICON.get(device.name)
     if found is not None:
         return found
-    if device.name in BLACKWELL_TABLES:
+    if device.like:
         return _blackwell(device)
     like, idle = SILICON["h100"], 0.2 * device.power_w
     flop = 1e12 * (device.power_w - idle) / (0.7 * device.bf16_flop_per_s)
-    boost = BOOST_MHZ.get(device.name, SILICON["b200"].boost_mhz)
-    cap = CAP_MHZ.get(device.name, like.gemm_mhz / like.boost_mhz * boost)
+    boost = device.boost_mhz
+    cap = device.cap_mhz or like.gemm_mhz / like.boost_mhz * boost
     over = flop / like.bf16_pj
     return Silicon(
         idle, flop, over * like.fp8_pj, over * like.fp8_block_pj, 0.4 * flop,
@@ -163,13 +157,9 @@ def silicon(device: Device) -> Silicon:
     )  # fmt: skip
 
 
-BLACKWELL_TABLES = {"b300": 1.0, "gb200": 1.056, "gb300": 1.056}
-"""Speed of products' tables over those of B200, whose chip these have: 27 shapes of GB200."""
-
-
 def _blackwell(device: Device) -> Silicon:
-    """Energy and clocks of B200's chip under another limit, which products back to back draw."""
-    like, share = SILICON["b200"], device.power_w / find_device("b200").power_w
+    """Energy and clocks of a chip under another limit, which products back to back draw."""
+    like, share = SILICON[device.like], device.power_w / find_device(device.like).power_w
     faster = math.pow(share, 1.0 / _curve(device).exponent)
     over = share / faster
     return replace(
@@ -177,7 +167,7 @@ def _blackwell(device: Device) -> Silicon:
         fp8_block_pj=over * like.fp8_block_pj, fp4_pj=over * like.fp4_pj,
         attention_pj=over * like.attention_pj,
         gemm_mhz=min(faster * like.gemm_mhz, like.boost_mhz),
-        table_phi=BLACKWELL_TABLES[device.name] * like.table_phi / faster,
+        table_phi=device.table_speed * like.table_phi / faster,
         attention_phi=like.attention_phi / faster,
     )  # fmt: skip
 

@@ -2,19 +2,21 @@
 
 # what rooms above may import, by module
 FACE = {
+    "devices": "DEVICES Device HOP_S LIBRARIES device_key find_device",
+    "frameworks": "FRAMEWORKS FUSED_LOSS_BYTES Framework HELPER_PASSES family",
     "hostfiles": "COLUMNS as_ranges host_order launcher_files placement_csv slot_rows",
     "hostlists": "is_number looks_like_list read_hosts_text",
     "importing.imported": "Imported import_job",
     "importing.settings": "FORMATS said_by_name",
     "importing.topology": "Placed Topology place_job read_topology",
     "job": "Job flatten given_values job_from_dict layer_split load_job provenance",
-    "jobspec.blocks": "BLOCKS DEVICE_LIBRARY ModelBlock ParallelismBlock",
+    "jobspec.blocks": "BLOCKS ModelBlock ParallelismBlock",
     "jobspec.effects":
         "Effects FailSlowEffectBlock JitterEffectBlock StallEffectBlock StepEffectBlock WORDS",
     "jobspec.frommodel": "CALIBRATED is_step_model model_attrs",
     "jobspec.hardware": "HardwareScale",
     "jobspec.layers": "merge",
-    "jobspec.machines": "ClusterBlock Link NVLINK_DOMAIN_GPUS NetworkLink",
+    "jobspec.machines": "ClusterBlock Link NetworkLink",
     "jobspec.messages": "dotted_key never_legal",
     "jobspec.presets": "PRESETS SIZES",
     "jobspec.run":

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from prism.common.errors import PrismError
 from prism.common.text import format_count
+from prism.jobs.devices import LIBRARIES
 from prism.jobs.jobspec.blocks import (
     BLOCKS,
-    DEVICE_LIBRARY,
     Blocks,
     ModelBlock,
     ParallelismBlock,
@@ -247,7 +247,7 @@ def _fill_blocks(data: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(v, Mapping) and "library" not in v and isinstance(cluster, Mapping):
         device = cluster.get("device") or "h100"
         # The empty name stands for "no set for this device", which the checks report.
-        library = DEVICE_LIBRARY.get(device, "") if isinstance(device, str) else None
+        library = LIBRARIES.get(device, "") if isinstance(device, str) else None
         out["variability"] = {**v, "library": library}
     return out
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from prism.cluster.devices import DEVICES, device_key
 from prism.cluster.nccl import bus_factor, solve_link
 from prism.common.errors import PrismError
 from prism.common.text import format_count
@@ -28,6 +27,7 @@ from prism.distributions.kerneltables import KernelFit, KernelTable, fit_kernel
 from prism.distributions.library import Entry, Library, library_names, load_library
 from prism.distributions.ranges import TABLE_AXES
 from prism.distributions.samples import sample_distribution
+from prism.jobs.devices import DEVICES, device_key
 from prism.measuring.samples import Array, Case, Samples
 from prism.workload.kernelcost import GEMM_LARGE_S, KINDS, NUMBER_BYTES
 from prism.workload.kernels import MESSAGE_BYTES

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prism.common.errors import PrismError
+from prism.jobs.frameworks import FRAMEWORKS
 from prism.jobs.job import Job, load_job
 from prism.workload.build import Collective, build_workload, nominal_library
-from prism.workload.frameworks import FRAMEWORKS
 from prism.workload.layers import layer_ops, loss_ops, model_layers, share_of, share_sizes
 from prism.workload.ops import Product
 

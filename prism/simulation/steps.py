@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
-from prism.cluster.devices import DEVICES
 from prism.common import sizes
 from prism.common.errors import PrismError, named
 from prism.common.sizes import check_size
 from prism.engine import LANES
+from prism.jobs.devices import DEVICES
 from prism.jobs.job import Job, load_job
 from prism.simulation.estimated import Estimate
 from prism.simulation.execution.tasks import (

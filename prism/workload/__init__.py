@@ -8,7 +8,6 @@ FACE = {
     "described": "framework_figures parameter_figures step_figures",
     "energy": "mean_power",
     "fitting": "ways_to_fit",
-    "frameworks": "FRAMEWORKS family",
     "kernelcost": "BACKENDS GEMM_LARGE_S KINDS KernelCost NUMBER_BYTES kernel_cost",
     "kernels": "COMPUTE_CLASSES Kernel LOGNORMAL MEMORY_CLASSES MESSAGE_BYTES is_compute",
     "layers": "expert_width layer_ops loss_ops model_layers share_of share_sizes",

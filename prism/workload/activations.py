@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from prism.jobs.frameworks import FRAMEWORKS, family
 from prism.workload.expand import expert_imbalance
-from prism.workload.frameworks import FRAMEWORKS, family
 from prism.workload.kernelcost import NUMBER_BYTES
 from prism.workload.kernels import SCALE_BYTES
 from prism.workload.layers import Layer, layer_halves, share_of, share_sizes

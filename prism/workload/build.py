@@ -11,15 +11,15 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
-from prism.cluster.devices import device_key
 from prism.cluster.machine import Cluster, build_cluster
 from prism.cluster.power import gpu_power
 from prism.distributions.library import Library, library_names, load_library
+from prism.jobs.devices import device_key
+from prism.jobs.frameworks import Framework
 from prism.jobs.job import layer_split
 from prism.workload.costs import build_costs
 from prism.workload.energy import under_power
 from prism.workload.expand import Expander, Kernels
-from prism.workload.frameworks import Framework
 from prism.workload.host import Host
 from prism.workload.kernels import (
     LOGNORMAL,

@@ -17,6 +17,7 @@ from prism.cluster.transports import TRANSPORTS
 from prism.common.errors import PrismError
 from prism.common.text import format_share
 from prism.distributions.library import Library
+from prism.jobs.devices import find_device
 from prism.jobs.job import job_from_dict
 from prism.jobs.jobspec.machines import ClusterBlock
 from prism.workload.kernelcost import CARRIED, KernelCost
@@ -32,8 +33,6 @@ OP_NAMES = {kind: name for name, kind in reversed(OPS.items())}
 """As answers name them, nccl-tests' own."""
 
 GIGABIT = 1e9 / 8.0  # byte
-_HOST_GPUS = {"gb200": 4, "gb300": 4}  # NVL72: 18 trays of 4 (NVIDIA data sheets)
-_EACH = 8  # GPUs of other hosts
 
 
 class Hosts(NamedTuple):
@@ -58,7 +57,7 @@ def lay_hosts(
     PrismError
         Neither ranks nor nodes, fewer than 2 ranks, or they do not go evenly into the hosts.
     """
-    each = _HOST_GPUS.get(device, _EACH)
+    each = find_device(device).host_gpus
     if not ranks and not nodes:
         raise PrismError("collective: no ranks; expected ranks or nodes")
     ranks = ranks or nodes * each

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from prism.cluster.devices import DEVICES, device_key
 from prism.common.errors import PrismError
-from prism.workload.frameworks import FRAMEWORKS, HELPER_PASSES, Framework
+from prism.jobs.devices import DEVICES, device_key, find_device
+from prism.jobs.frameworks import FRAMEWORKS, HELPER_PASSES, Framework
 from prism.workload.kernelcost import KINDS, NUMBER_BYTES, KernelCost, kernel_cost
 from prism.workload.kernels import SCALE_BYTES, Kernel
 from prism.workload.ops import Attention, Scan
@@ -15,13 +15,6 @@ from prism.workload.ops import Attention, Scan
 if TYPE_CHECKING:
     from prism.distributions.library import Library
     from prism.jobs.job import Job
-
-ONE_ORDER = frozenset({"h100", "h200"})
-"""Devices whose fp8 products need operands with the summed dimension last, so that an operand of
-two products is stored transposed beside (NVIDIA, Transformer Engine)."""
-
-CASTS_INSIDE = frozenset({"mi300x"})
-"""Devices whose fp8 products were measured with the quantizing of both operands."""
 
 SUM_BYTES = 8.0
 """Traffic of a weight gradient that its product adds to a float32 buffer."""
@@ -179,8 +172,8 @@ def attention_backend(job: Job) -> str:
     """Name what a job's attention runs: its own, or its framework's on its device."""
     if job.parallelism.attention is not None:
         return str(job.parallelism.attention)
-    defaults = FRAMEWORKS[job.parallelism.framework].attention
-    return defaults.get(job.cluster.device, defaults[""])
+    own, device = FRAMEWORKS[job.parallelism.framework].attention, find_device(job.cluster.device)
+    return {"te": device.te_attention, "flash": device.flash_attention}.get(own, own)
 
 
 def build_costs(job: Job, library: Library, tables: Library) -> Costs:
@@ -223,9 +216,9 @@ def build_costs(job: Job, library: Library, tables: Library) -> Costs:
 
 def _copies(device: str, precision: str) -> float:
     """Quantized copies of an operand; none where the products' table holds quantizing."""
-    if device in CASTS_INSIDE:
+    if DEVICES[device].casts_inside:
         return 0.0
-    return 1.0 if precision == "fp8" and device not in ONE_ORDER else 2.0
+    return 1.0 if precision == "fp8" and not DEVICES[device].one_order else 2.0
 
 
 def _optional(library: Library, name: str) -> float:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from prism.cluster.power import gpu_power
 from prism.common.errors import PrismError
 from prism.distributions.library import load_library
+from prism.jobs.frameworks import FRAMEWORKS, family
 from prism.jobs.job import provenance
 from prism.workload.build import build_workload
 from prism.workload.costs import attention_backend
-from prism.workload.frameworks import FRAMEWORKS, family
 from prism.workload.modelsize import count_parameters
 from prism.workload.stepgraph import job_graph
 from prism.workload.work import Workload, busiest_s

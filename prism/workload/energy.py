@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from prism.cluster.devices import find_device
 from prism.cluster.power import (
     Mix,
     gpu_power,
@@ -19,6 +18,7 @@ from prism.cluster.power import (
     step_joules,
     throttled_nodes,
 )
+from prism.jobs.devices import find_device
 from prism.workload.kernels import ChunkWork, Kernel, is_compute
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from prism.cluster.machine import Cluster
-from prism.workload.frameworks import FRAMEWORKS, FUSED_LOSS_BYTES, Framework
+from prism.jobs.frameworks import FRAMEWORKS, FUSED_LOSS_BYTES, Framework
 from prism.workload.host import BLOCKS, blocks
 from prism.workload.kernels import Kernel, collective_distribution, exposed
 from prism.workload.layers import Layer, embedding_ops, layer_halves, loss_ops, share_of

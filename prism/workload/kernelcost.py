@@ -9,11 +9,11 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from prism.cluster.devices import DEVICES, device_key
 from prism.common.errors import PrismError
 from prism.common.text import format_share
 from prism.distributions.kerneltables import KernelFit, KernelTable
 from prism.distributions.library import Library
+from prism.jobs.devices import DEVICES, device_key
 
 NUMBER_BYTES = {
     "bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "mxfp8": 1.0, "nvfp4": 0.5,

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scipy.special import ndtr
 
-from prism.cluster.devices import find_device
 from prism.cluster.groups import shard_size
+from prism.jobs.devices import find_device
+from prism.jobs.frameworks import FRAMEWORKS
 from prism.jobs.job import layer_split
 from prism.jobs.schedule import Schedule, make_schedule
 from prism.workload.activations import (
@@ -35,8 +36,6 @@ from prism.workload.activations import (
     quantizes,
     stored_bytes,
 )
-from prism.workload.costs import ONE_ORDER
-from prism.workload.frameworks import FRAMEWORKS
 from prism.workload.layers import Layer, model_layers, share_of, share_sizes
 from prism.workload.modelsize import DTYPE_BYTES, Slot, Weights, lay_slots, slot_weights
 from prism.workload.ops import BF16_BYTES
@@ -238,7 +237,7 @@ def _weight_bytes(job: Job) -> float:
     p = job.parallelism
     if not quantizes(p):
         return BF16_BYTES
-    copies = 1 if p.precision == "fp8" and job.cluster.device not in ONE_ORDER else 2
+    copies = 1 if p.precision == "fp8" and not find_device(job.cluster.device).one_order else 2
     return copies * stored_bytes(p) + (0.0 if p.precision in PRIMARY else BF16_BYTES)
 
 

@@ -1,6 +1,6 @@
 """What ranks send that share a stage's parameters, and what that takes of the compute beside it.
 
-A framework says which of it is hidden, and in which messages (`prism.workload.frameworks`). Left
+A framework says which of it is hidden, and in which messages (`prism.jobs.frameworks`). Left
 out: that the first bucket has to fill before it is sent beside a backward.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from prism.cluster.machine import Cluster
-from prism.workload.frameworks import FRAMEWORKS, Framework
+from prism.jobs.frameworks import FRAMEWORKS, Framework
 from prism.workload.kernelcost import NUMBER_BYTES
 from prism.workload.kernels import ChunkWork, Kernel, collective_distribution
 from prism.workload.modelsize import DTYPE_BYTES

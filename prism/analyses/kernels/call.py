@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.cluster.devices import DEVICES, device_key
 from prism.cluster.nccl import bus_factor
 from prism.cluster.transports import TRANSPORTS
 from prism.common import sizes as needs
 from prism.common.errors import PrismError
 from prism.distributions.library import Library, library_names, load_library
+from prism.jobs.devices import DEVICES, device_key
 from prism.workload.collectivecost import (
     OP_NAMES,
     OPS,

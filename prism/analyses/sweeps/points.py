@@ -15,9 +15,9 @@ import numpy as np
 
 from prism.analyses.differences import FIRST_BLOCKS, Candidate, Sampler, select
 from prism.analyses.placements.screen import Screen
-from prism.cluster.devices import DEVICES
 from prism.common.errors import PrismError
 from prism.distributions.library import load_library
+from prism.jobs.devices import DEVICES
 from prism.jobs.job import Job
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.program import Program, ideal_program

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from prism.common.errors import PrismError
+from prism.jobs.devices import DEVICES
 from prism.jobs.importing.compute import (
     read_attention,
     read_dispatch,
@@ -19,7 +20,6 @@ from prism.jobs.importing.compute import (
 )
 from prism.jobs.importing.draft import BESIDE, Assumed, Draft, Given, unresolved
 from prism.jobs.importing.layout import (
-    DEVICES,
     read_batch,
     read_device,
     read_pipeline,

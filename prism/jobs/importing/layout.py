@@ -8,15 +8,14 @@ from typing import Any, get_args
 
 from prism.common.errors import PrismError
 from prism.common.text import format_count
+from prism.jobs.devices import DEVICES, LIBRARIES
 from prism.jobs.importing.draft import OFF, Draft
 from prism.jobs.importing.families import MEGATRON
 from prism.jobs.importing.model import n_layers, sequence_of
 from prism.jobs.importing.settings import Setting
-from prism.jobs.jobspec.blocks import DEVICE_LIBRARY, ParallelismBlock
-from prism.jobs.jobspec.machines import NVLINK_DOMAIN_GPUS, ClusterBlock
+from prism.jobs.jobspec.blocks import ParallelismBlock
 from prism.jobs.jobspec.othernames import KEYS, plain
 
-DEVICES: tuple[str, ...] = get_args(ClusterBlock.model_fields["device"].annotation)
 _FSDP = ("fsdp", "fsdp_version", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
 _SHARES = {"2": "stage 2 moves what stage 1 moves", "optim_grads": "it moves what optim moves"}
 
@@ -26,7 +25,7 @@ def read_device(d: Draft, device: str | None) -> None:
     key = "cluster.device"
     _find_device(d, key, device)
     found = d.values.get(key)
-    if found in DEVICES and found not in DEVICE_LIBRARY:
+    if found in DEVICES and found not in LIBRARIES:
         d.assume("variability.library", "none", f"no distributions are shipped for {found}")
 
 
@@ -111,7 +110,7 @@ def _per_node(d: Draft) -> int:
         if count and int(count[1]) > 0:
             d.give("cluster.gpus_per_node", int(count[1]), found)
             return int(count[1])
-    if device in NVLINK_DOMAIN_GPUS:
+    if device in DEVICES and DEVICES[device].rack_gpus:
         d.assume("cluster.gpus_per_node", 4, f"as {device} has")
         return 4
     return 8

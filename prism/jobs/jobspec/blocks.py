@@ -4,10 +4,11 @@ What holds between keys is `prism.jobs.jobspec.check`. Units are in the names; d
 on another key are filled in before validation and described in words.
 """
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, StrictBool
 
+from prism.jobs.frameworks import FRAMEWORKS
 from prism.jobs.jobspec.effects import Effects
 from prism.jobs.jobspec.machines import ClusterBlock
 from prism.jobs.jobspec.presets import PRESETS
@@ -30,10 +31,10 @@ from prism.jobs.jobspec.values import (
 )
 from prism.jobs.pipelineshape import TRAITS, VirtualStages
 
-# Devices with a distribution set of their own; the others must name one (prism.jobspec.check).
-DEVICE_LIBRARY = {
-    d: f"{d}-healthy" for d in ("a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "mi300x")
-}
+if TYPE_CHECKING:
+    FrameworkName = str
+else:
+    FrameworkName = Literal[tuple(FRAMEWORKS)]
 # Legal values that are not modelled yet, by key, with the nearest one that is.
 UNMODELLED = {"data_parallel": {"zero2": "zero1"}}
 
@@ -253,16 +254,7 @@ class ParallelismBlock(Block):
         "32 and 16 numbers (B200 and later). Attention, router and logits stay in bf16.",
         "bf16",
     )
-    framework: Literal[
-        "megatron",
-        "megatron-2022",
-        "compiled",
-        "compiled-2024",
-        "eager",
-        "eager-2023",
-        "nanotron",
-        "transformers",
-    ] = key(
+    framework: FrameworkName = key(
         "What makes kernels of a layer's ops, which are fused and in what precision: megatron "
         "(Megatron Core with Transformer Engine), compiled (torch.compile, as torchtitan), eager "
         "PyTorch, nanotron, or transformers (Hugging Face's modules), each of 2026 or as of the "

@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from prism.common.text import format_count
-from prism.jobs.jobspec.blocks import DEVICE_LIBRARY, UNMODELLED, Blocks
+from prism.jobs.devices import LIBRARIES
+from prism.jobs.jobspec.blocks import UNMODELLED, Blocks
 from prism.jobs.jobspec.clustercheck import check_cluster, check_tiers
 from prism.jobs.jobspec.modelcheck import (
     check_experts,
@@ -179,7 +180,7 @@ def _check_variability(b: Blocks) -> Iterator[Problem]:
         text = "is a what-if of a fitted trace; set variability.model: MODEL.nc, or leave it out"
         yield text, "variability.kernel_scale", "variability.model"
     if v.library == "":
-        sets = ", ".join(DEVICE_LIBRARY.values())
+        sets = ", ".join(LIBRARIES.values())
         text = f"no distribution set is shipped for {b.cluster.device}; name one ({sets}) or none"
         yield text, "variability.library", "cluster.device"
     if residual is not None:

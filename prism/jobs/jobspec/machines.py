@@ -1,9 +1,10 @@
 """The block `cluster` of a job file: machines, the links between them, which are slow."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from prism.jobs.devices import DEVICES
 from prism.jobs.jobspec.hardware import HardwareScale
 from prism.jobs.jobspec.tiers import TierBlock, TierName
 from prism.jobs.jobspec.values import (
@@ -21,8 +22,10 @@ from prism.jobs.jobspec.values import (
     key,
 )
 
-# NVL72: one NVLink domain per rack (NVIDIA data sheets)
-NVLINK_DOMAIN_GPUS = {"gb200": 72, "gb300": 72}
+if TYPE_CHECKING:
+    DeviceName = str
+else:
+    DeviceName = Literal[tuple(DEVICES)]
 SEGMENT_GPUS = 64  # of a rack, 16 nodes of 4 GPUs: segments of Slurm's block topology
 
 
@@ -62,9 +65,7 @@ class ClusterBlock(Block):
 
     nodes: Count | None = key("Nodes; may be left out only where model.durations are given.")
     gpus_per_node: Count = key("GPUs in a node.", 8)
-    device: Literal["v100", "a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "mi300x"] = (
-        key("The GPU.", "h100")
-    )
+    device: DeviceName = key("The GPU.", "h100")
     memory_gib: Positive | None = key(
         "Memory of a card, as its driver shows it [79.1 of 80 GB, and so for the device's; GiB]."
     )
@@ -125,7 +126,9 @@ class ClusterBlock(Block):
     @classmethod
     def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:
         device, gpus = given.get("device"), given.get("gpus_per_node", 8)
-        domain = NVLINK_DOMAIN_GPUS.get(device, gpus) if isinstance(device, str) else gpus
+        domain = gpus
+        if isinstance(device, str) and device in DEVICES:
+            domain = DEVICES[device].rack_gpus or gpus
         nodes, each = integral(given.get("nodes")), integral(gpus)
         if type(nodes) is type(each) is int and each > 0 and domain != gpus:
             # as schedulers place jobs of powers of two, so that no group lies across two racks

@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.special import stdtrit
 
-from prism.cluster.devices import DEVICES, device_key
 from prism.cluster.nccl import solve_link
 from prism.common.errors import PrismError
 from prism.common.text import format_count, format_share
 from prism.distributions.library import Entry
 from prism.distributions.samples import sample_distribution
-from prism.jobs.jobspec.machines import NVLINK_DOMAIN_GPUS
+from prism.jobs.devices import DEVICES, device_key
 from prism.models.kernellibraries.pack import make_library
 from prism.traces.formats.nccltests import BandwidthTest, BandwidthTests
 
@@ -77,7 +76,7 @@ class LinkFit:
         More than twice what the hosts' network cards carry is NVLink.
         """
         key = device_key(self.device)
-        if self.n_hosts < 2 or self.n_gpus > NVLINK_DOMAIN_GPUS.get(key, 0):
+        if self.n_hosts < 2 or self.n_gpus > (DEVICES[key].rack_gpus if key else 0):
             return max(1, self.n_hosts)
         cards = self.n_gpus / self.n_hosts * DEVICES[key].network_bytes_per_s
         return 1 if self.bandwidth > 2.0 * cards else self.n_hosts

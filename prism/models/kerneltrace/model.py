@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.cluster.devices import device_key
 from prism.common.means import finite_mean
 from prism.common.text import format_count, percent_change
 from prism.distributions.distribution import Distribution, constant
 from prism.distributions.library import Library, load_library
 from prism.distributions.samples import sample_distribution
-from prism.jobs.jobspec.blocks import DEVICE_LIBRARY
+from prism.jobs.devices import LIBRARIES, device_key
 from prism.models.kerneltrace.graph import KernelGraph, step_graph
 from prism.models.kerneltrace.steps import HOST, KernelKey, split_steps
 from prism.models.kerneltrace.table import KernelRow, kernel_table
@@ -48,9 +47,9 @@ def fit_kernels(trace: Trace) -> TraceModel:
     warnings = []
     if graph.steps.size == 1:
         device = device_key(trace.meta["device"])
-        library = DEVICE_LIBRARY.get(device, DEVICE_LIBRARY["h100"])
+        library = LIBRARIES.get(device, LIBRARIES["h100"])
         model = with_spread_of(model, load_library(library))
-        why = "" if device in DEVICE_LIBRARY else ", as the trace names no device with a library"
+        why = "" if device in LIBRARIES else ", as the trace names no device with a library"
         warnings.append(
             f"one step: durations are its own, how they vary is that of {library}{why}; profile "
             "more steps (schedule(active=...) of the profiler) to measure it"

@@ -20,8 +20,9 @@ from pydantic.fields import FieldInfo
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.distributions.library import library_names
+from prism.jobs.devices import LIBRARIES
 from prism.jobs.job import Job, load_job, provenance
-from prism.jobs.jobspec.blocks import BLOCKS, DEVICE_LIBRARY
+from prism.jobs.jobspec.blocks import BLOCKS
 from prism.jobs.jobspec.presets import PRESETS, SIZES
 from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.present.answers.job import DURATION_KEYS
@@ -182,9 +183,9 @@ def _moved(base: Job, changed: Values) -> dict[str, Any]:
         sizes = [key for key in given if key.startswith("model.") and key.split(".")[1] in SIZES]
         split = [key for key in given if key == "parallelism.layer_split"]
         out = dict.fromkeys([*sizes, *split]) | out
-    usual = DEVICE_LIBRARY.get(shown["cluster.device"]) == shown["variability.library"]
+    usual = LIBRARIES.get(shown["cluster.device"]) == shown["variability.library"]
     if "cluster.device" in moved and "variability.library" not in moved and usual:
-        out["variability.library"] = DEVICE_LIBRARY.get(moved["cluster.device"], "none")
+        out["variability.library"] = LIBRARIES.get(moved["cluster.device"], "none")
     now = shown | moved
     sizes_of = [now[f"parallelism.{key}"] for key in ("tp", "cp", "pp")]
     n, each = now[GPUS], now["cluster.gpus_per_node"]

@@ -3,11 +3,11 @@
 import math
 from typing import NamedTuple
 
-from prism.cluster.devices import device_key
 from prism.distributions.library import Library
+from prism.jobs.devices import device_key
+from prism.jobs.frameworks import family
 from prism.jobs.job import Job
 from prism.simulation.effects.effect import Pick
-from prism.workload.frameworks import family
 
 UNMEASURED = "unmeasured"
 """Class of the model's error of jobs that nothing like was published."""

@@ -70,7 +70,7 @@ class Framework:
     norm: str  # backend of rms_norm
     loss_bytes: tuple[float, float]  # a logit, forward and backward, at the rate of a copy, where
     # `parallelism.fused_loss` is off, or the framework's own fuses it (see `fuses_loss`)
-    attention: Mapping[str, str]  # backend by device; "" for all others
+    attention: str  # a backend, or which of a device's it takes: te, flash
     cast_bytes: tuple[float, float] = (0.0, 0.0)  # of a logit, to float32 and its gradient back
     embedding_bytes: tuple[float, float] = (4.0, 10.0)  # a value: read, written; added in float32
     fused_products: bool = True  # q, k and v are one product, gate and up another
@@ -93,10 +93,6 @@ class Framework:
     gathers: Gathers = "each"  # parameters (zero1): how after the optimizer
     reduces_whole: bool = False  # all-reduces gradients with zero1 too
 
-
-_FLASH_2 = {"": "fa2", "v100": "efficient"}
-_CUDNN = {"": "cudnn", "a100": "fa2", "v100": "efficient", "mi300x": "fa2"}
-"""Transformer Engine takes cuDNN's attention from Hopper on, flash-attn's before."""
 
 HELPER_PASSES = {"cudnn": 7.6}
 """Of the result's values, in kernels beside attention's backward that its time in the tables holds:
@@ -122,7 +118,7 @@ _EAGER = Framework(
         "repeat": Passes(4.3, 3.8, 2, 2), "attention": Passes(0.0, 0.0, 2, 4),
         "norm": Passes(0.0, 0.0, 1, 2),
     },
-    "eager", (15.0, 16.5), _FLASH_2, (9.9, 11.2), (4.0, 60.0),
+    "eager", (15.0, 16.5), "flash", (9.9, 11.2), (4.0, 60.0),
     fused_products=False, fused_sums=False, stops_early=True, optimizer_rate=0.74,
     product_launches=(1.9, 3.7), saves=(("swiglu", 2.0), ("attention", 2.0)),
     bucket_copies=True, fragmentation=(1.08, FRAGMENTATION[1]),
@@ -133,7 +129,7 @@ FRAMEWORKS = {
     for framework in (
         Framework(
             "megatron", "Megatron Core 0.14 with Transformer Engine 2.8", _FUSED, "te", (16.0, 6.0),
-            _CUDNN, hides_parameters=True, bucket_bytes=160e6, bucket_rank_bytes=4e6,
+            "te", hides_parameters=True, bucket_bytes=160e6, bucket_rank_bytes=4e6,
             gathers="buckets", gathered_inputs=2.0, logit_bytes=(4.0, 10.0, 14.0),
         ),
         Framework(
@@ -144,7 +140,7 @@ FRAMEWORKS = {
                 "norm": Passes(2.4, 4.2, 1, 2), "residual": Passes(1.3, 1.3, 0, 0),
                 "attention": Passes(0.0, 0.0, 2, 4),
             },
-            "compiled", (5.6, 5.7), _FLASH_2, fuses_loss=True,
+            "compiled", (5.6, 5.7), "flash", fuses_loss=True,
             fused_products=False, fused_sums=False, stops_early=True, casts_weights=True,
             optimizer_rate=_EAGER.optimizer_rate, product_launches=_EAGER.product_launches,
             launch_s=(39e-6, 53e-6),
@@ -170,17 +166,17 @@ FRAMEWORKS |= {
     for name, about, changes in (
         (
             "megatron-2022", "Megatron-LM of 2021 to 2023, before Transformer Engine",
-            {"attention": _FLASH_2, "hides_gradients": False, "hides_parameters": False,
+            {"attention": "flash", "hides_gradients": False, "hides_parameters": False,
              "bucket_bytes": inf, "fragmentation": FRAGMENTATION},
         ),
         (
             "eager-2023", "eager PyTorch 1.13 to 2.5, Triton's attention",
-            {"attention": {"": "efficient"}, "saves": (("swiglu", 2.0),),
+            {"attention": "efficient", "saves": (("swiglu", 2.0),),
              "fragmentation": (1.0, 1.0)},
         ),
         (
             "compiled-2024", "torch.compile of PyTorch 2.5 to 2.8",
-            {"attention": _FLASH_2, "fuses_loss": False},
+            {"attention": "flash", "fuses_loss": False},
         ),
     )
 }  # fmt: skip
