@@ -28,7 +28,7 @@ from .measuring.command import measure as measure
 from .models.fit import fit as fit
 from .models.fit import fit_calibrated as fit_calibrated
 from .present.reports.page import report as report
-from .simulation.execution.place import run_on as run_on
+from .simulation.execution.executor import run_on as run_on
 from .simulation.steps import simulate as simulate
 
 __version__: str

@@ -40,7 +40,7 @@ def free_beside(monkeypatch):
 @pytest.fixture
 def small_pools(monkeypatch):
     """Pooled distributions of ops as fine as a few thousand steps need."""
-    monkeypatch.setattr("prism.simulation.independent.POOL_SAMPLES", 1 << 13)
+    monkeypatch.setattr("prism.simulation.no_dependence.POOL_SAMPLES", 1 << 13)
 
 
 @pytest.fixture

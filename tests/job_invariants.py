@@ -24,7 +24,7 @@ SLACK = 1e-3  # by which the mean of something faster may be longer, on the same
 LIBRARY_RANK_CV = 0.03  # of GPUs with their lemons, no shipped library has more
 
 BUDGETS = {
-    "prism.simulation.independent.POOL_SAMPLES": 1 << 12,
+    "prism.simulation.no_dependence.POOL_SAMPLES": 1 << 12,
     "prism.analyses.placements.answer.SAMPLES": 120_000_000,
     "prism.analyses.placements.answer.MOST_BLOCKS": 16,
     "prism.analyses.differences.QUIET_BATCHES": (1, 1),

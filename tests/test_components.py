@@ -18,7 +18,7 @@ from prism.models.variance.factors import split_factor
 from prism.models.variance.lemons import difference_quantile
 from prism.models.variance.memory import step_memory
 from prism.models.variance.strata import _two_way
-from prism.models.variance.strata import take_apart as take_cells_apart
+from prism.models.variance.strata import decompose as take_cells_apart
 
 DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))
 FEW = 50  # draws behind intervals, where nobody looks at these
@@ -29,7 +29,7 @@ def columns_of(n_stages):
     return [Column(kind, stage) for kind in ("forward", "backward") for stage in range(n_stages)]
 
 
-def take_apart(table):
+def decompose(table):
     return take_cells_apart(table, np.isfinite(table).all(axis=0))
 
 
@@ -58,7 +58,7 @@ TRUTH = {
 def test_mean_products_are_the_plain_sums():
     rng = np.random.default_rng(1)
     y = rng.standard_normal((2, 3, 4, 5))
-    found = take_apart(y)
+    found = decompose(y)
     n_r, n_t, n_m = 3, 4, 5
     triples = list(itertools.product(range(n_r), range(n_t), range(n_m)))
 
@@ -88,7 +88,7 @@ def test_mean_products_are_the_plain_sums():
 
 def test_components_are_the_expected_mean_squares():
     table = make_table(np.random.default_rng(2))
-    fit, strata = fit_components(table, columns_of(2), np.arange(12) * 9), take_apart(table)
+    fit, strata = fit_components(table, columns_of(2), np.arange(12) * 9), decompose(table)
     assert fit.step_correlation_steps is None
     rest, cell = np.diag(strata.rest_products), np.diag(strata.cell_products)
     step = np.diag(strata.step_products)
@@ -109,7 +109,7 @@ def test_least_squares_with_missing_cells_are_those_of_the_design_matrix():
     table[0, 1, 2] = np.nan  # a worker left this step out
     table[0, :, 3, 2:] = np.nan  # a step with fewer microbatches
     table[0, 0, 0, 1] = np.nan
-    found = take_apart(table)
+    found = decompose(table)
     index = np.argwhere(np.isfinite(table[0]))
     values = table[0][tuple(index.T)]
     design = np.zeros((len(values), 15 + 4))
@@ -518,7 +518,7 @@ def test_production_traces_have_the_published_components(name, lemons, percent):
     table, columns, steps = read_table(name)
     fit = fit_components(table, columns, steps)
     assert [lemon[:2] for lemon in fit.lemons] == lemons
-    strata = take_apart(table)
+    strata = decompose(table)
     steps_show = np.diag(strata.step_products - strata.per_step * strata.cell_products)
     for component, pair in percent.items():
         for kind, value in zip(("forward", "backward"), pair, strict=True):

@@ -21,7 +21,7 @@ from prism.distributions.distribution import (
     quantile_table,
     uniform,
 )
-from prism.distributions.kerneltables import KernelFit, KernelTable, Term, fit_kernel
+from prism.distributions.kerneltables import FitTerm, KernelFit, KernelTable, fit_kernel
 from prism.distributions.library import load_library, save_library
 from prism.distributions.ranges import check_kernels
 from prism.distributions.samples import sorted_quantiles
@@ -243,7 +243,7 @@ def test_quantiles_of_sorted_values_are_numpys():
 
 # kernels by their sizes
 KERNEL_FIT = KernelFit(
-    (Term(2e-6), Term(1e-12, {"rows": 1.0, "columns": 1.0}), Term(3e-9, {"rows": 0.5})),
+    (FitTerm(2e-6), FitTerm(1e-12, {"rows": 1.0, "columns": 1.0}), FitTerm(3e-9, {"rows": 0.5})),
     {"rows": (4.0, 4096.0), "columns": (16.0, 1024.0)},
     "measured", 7, 0.05,
 )  # fmt: skip
@@ -299,8 +299,8 @@ def test_kernels_come_back_from_a_file(tmp_path):
         {"nothing/bf16": KERNEL_FIT},
         {"gemm/bf16": KERNEL_FIT},
         {"rms_norm/te/forward": replace(KERNEL_FIT, terms=())},
-        {"rms_norm/te/forward": replace(KERNEL_FIT, terms=(Term(-1.0),))},
-        {"rms_norm/te/forward": replace(KERNEL_FIT, terms=(Term(1.0, {"rows": -1.0}),))},
+        {"rms_norm/te/forward": replace(KERNEL_FIT, terms=(FitTerm(-1.0),))},
+        {"rms_norm/te/forward": replace(KERNEL_FIT, terms=(FitTerm(1.0, {"rows": -1.0}),))},
         {"rms_norm/te/forward": replace(KERNEL_FIT, ends={"rows": (5.0, 4.0)})},
         {"gemm/bf16": replace(KERNEL_GRID, rate=-KERNEL_GRID.rate)},
     ],

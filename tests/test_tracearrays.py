@@ -13,7 +13,7 @@ from scipy.stats import ks_2samp
 from prism.distributions.tables import sample_table
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
-from prism.simulation.independent import pool_program
+from prism.simulation.no_dependence import pool_program
 from prism.simulation.program import ideal_program
 from prism.simulation.steps import run_blocks
 from prism.simulation.tracemodel.arrays import (

@@ -19,9 +19,9 @@ from tables import gemm_tables
 
 from prism.cluster.power import SILICON
 from prism.distributions.kerneltables import (
+    FitTerm,
     KernelFit,
     KernelTable,
-    Term,
     fit_kernel,
     fit_terms,
     term_values,
@@ -328,7 +328,7 @@ class Kernels:
             out.append(Group("a100", name, own, _fit_unfused, "seq"))
         return out
 
-    def _fixed(self) -> Term:
+    def _fixed(self) -> FitTerm:
         """Return the fixed time of a memory-bound kernel: a fused norm's on H200."""
         rows = kernelrows.norms(self.folder, "h200")
         own = rows[(rows.norm == "rms_norm") & (rows.backend == "te") & ~rows.backward]
@@ -425,7 +425,7 @@ def _fit_layers(
     least[0] = 1.0 / fastest  # of the flop
     found = fit_terms(np.c_[design, rest], alone, share, least)
     terms = tuple(
-        Term(float(f"{c:.6g}"), dict(p))
+        FitTerm(float(f"{c:.6g}"), dict(p))
         for c, p in zip(found[: len(GROUPED_TERMS)], GROUPED_TERMS, strict=True)
         if c > 0.0
     )
@@ -479,7 +479,7 @@ def _mean_ratio(seconds: pd.Series, of: np.ndarray) -> float:
     return float(np.exp(np.mean(np.log(seconds.to_numpy() / of))))
 
 
-def _turned(fit: KernelFit) -> tuple[Term, ...]:
+def _turned(fit: KernelFit) -> tuple[FitTerm, ...]:
     """Terms of both gradients of a grouped product, as two products of a forward's kind."""
     turns = {"m": "m", "n": "k", "k": "n"}, {"m": "k", "n": "n", "k": "m"}
     out = []
@@ -487,7 +487,7 @@ def _turned(fit: KernelFit) -> tuple[Term, ...]:
         for term in fit.terms:
             powers = {turn.get(name, name): p for name, p in term.powers.items()}
             half = 0.5 if "flop" in powers else 1.0  # flop are those of both
-            out.append(Term(float(f"{half * term.coefficient:.6g}"), powers))
+            out.append(FitTerm(float(f"{half * term.coefficient:.6g}"), powers))
     return tuple(out)
 
 
@@ -644,7 +644,7 @@ class Carried(Kernels):
         note = f"measured: copy of 8,192 x 16,384 on {OWN}; fixed time of a norm on H200"
         if gpu != "h100":
             note = f"{ASSUMED} H100: {100 * share:.0f} % of the memory bandwidth"
-        terms = fixed, Term(float(f"{1.0 / rate:.6g}"), {"bytes": 1.0})
+        terms = fixed, FitTerm(float(f"{1.0 / rate:.6g}"), {"bytes": 1.0})
         return {"memory/copy": KernelFit(terms, a100.ends, note, len(rows))}
 
     # experts, recurrent layers
@@ -705,7 +705,7 @@ class Carried(Kernels):
             powers = dict(term.powers)
             if powers == {"tokens": 1.0, "heads": 1.0, "head_dim": 1.0}:
                 powers["state"] = 1.0
-                term = Term(float(f"{term.coefficient / 128.0:.6g}"), powers)
+                term = FitTerm(float(f"{term.coefficient / 128.0:.6g}"), powers)
             terms.append(term)
         note = "assumption: the scan as the gated delta rule's, per element of the state; "
         return KernelFit(tuple(terms), conv.ends, note + delta.source, len(rows), conv.sd)

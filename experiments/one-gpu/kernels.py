@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from prism.measuring.kernels import BACKENDS, build_call, kernel_cases
-from prism.measuring.samples import Case, Samples
+from prism.measuring.samples import MeasuredCase, Samples
 from prism.measuring.session import Bench, Block, Call, Plan, Timer, run_session
 
 SHORT = {"bfloat16": "bf16", "float32": "fp32"}
@@ -28,7 +28,7 @@ _CYCLES = 3e9  # that the device sleeps for a second of the host: above any cloc
 class Kernel:
     """One kernel of one size."""
 
-    case: Case
+    case: MeasuredCase
     asked: dict[str, Any]  # of prism.kernel: kind, sizes, backend, ...
     build: Callable[[Any, str], Call] | None = None  # by prism.measuring where None
     importance: int = 0  # 0 is measured first
@@ -128,7 +128,7 @@ def _products(dtype: str, cuda: bool) -> Iterator[Kernel]:
         asked = {"kind": "gemm", "m": m, "n": n, "k": k, "dtype": SHORT.get(dtype, "fp8")}
         if fp8:
             traffic = float(m * k + k * n + 2 * m * n)
-            case = Case(f"gemm/{m}x{n}x{k}/fp8", "gemm", case.flop, traffic, asked)
+            case = MeasuredCase(f"gemm/{m}x{n}x{k}/fp8", "gemm", case.flop, traffic, asked)
         yield Kernel(case, asked, _fp8(m, n, k) if fp8 else None, importance + fp8)
 
 
@@ -177,7 +177,7 @@ def _norms(dtype: str, cuda: bool) -> Iterator[Kernel]:
         for mode in ("eager", "compiled"):
             for way, arrays in (("forward", 2.0), ("backward", 3.0)):
                 label = f"rms_norm-{way}/{rows}x{columns}/{dtype}/{mode}"
-                case = Case(label, "rms_norm", 0.0, arrays * size * rows * columns)
+                case = MeasuredCase(label, "rms_norm", 0.0, arrays * size * rows * columns)
                 asked = {"kind": "rms_norm", "rows": rows, "columns": columns, "backend": mode,
                          "backward": way == "backward"}  # fmt: skip
                 build = _norm(rows, columns, dtype, mode, way)
@@ -208,7 +208,7 @@ def _norm(rows: int, columns: int, dtype: str, mode: str, way: str) -> Callable[
 def _adam(dtype: str, cuda: bool) -> Iterator[Kernel]:
     for n, importance in ({2**28: 0, 2**24: 1} if cuda else {2**12: 0}).items():
         n_bytes = ADAM_BYTES * n * (1.0 if dtype == "bfloat16" else 2.0)
-        case = Case(f"adamw-fused/{n}/{dtype}", "adamw", 0.0, n_bytes)
+        case = MeasuredCase(f"adamw-fused/{n}/{dtype}", "adamw", 0.0, n_bytes)
 
         def build(torch: Any, device: str, n: int = n) -> Call:
             weight = torch.randn(n, dtype=getattr(torch, dtype), device=device, requires_grad=True)
@@ -223,7 +223,7 @@ def _losses(dtype: str, cuda: bool) -> Iterator[Kernel]:
     tokens, vocab = (8192, 32000) if cuda else (32, 64)
     for mode, n_bytes in LOSS_BYTES.items():
         label = f"cross_entropy-both/{tokens}x{vocab}/{dtype}/{mode}"
-        case = Case(label, "cross_entropy", 0.0, n_bytes * tokens * vocab)
+        case = MeasuredCase(label, "cross_entropy", 0.0, n_bytes * tokens * vocab)
 
         def build(torch: Any, device: str, mode: str = mode) -> Call:
             made = {"dtype": getattr(torch, dtype), "device": device}

@@ -16,11 +16,11 @@ from scipy.stats import ks_2samp
 from prism.analyses.rankings.shares import Sampler, list_inputs, sample_shares
 from prism.distributions.distribution import normal, quantile_table
 from prism.jobs.job import Job, job_from_dict
-from prism.simulation.causes import measure_residuals
 from prism.simulation.classops import split_classes
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.program import Program
 from prism.simulation.steps import default_threads, run_blocks
+from prism.simulation.variance_inputs import measure_residuals
 
 HOT_GPU = 11
 OFF = {"step": {"cv": 0.0}, "microbatch": {"cv": 0.0}, "call": {"cv": 0.0}}

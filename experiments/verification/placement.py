@@ -13,7 +13,7 @@ from prism.analyses.differences import LEAST_COST, Sampler, pseudo_values
 from prism.analyses.placements import answer
 from prism.analyses.placements.answer import choose, make_case
 from prism.analyses.placements.problem import Problem, make_problem
-from prism.analyses.placements.search import Found, find_placements
+from prism.analyses.placements.search import SearchResult, find_placements
 from prism.cluster.nodemap import NodeSlowdown, slow_node
 from prism.jobs.job import Job, job_from_dict, load_job
 from prism.simulation.prepare import prepare
@@ -65,7 +65,7 @@ def random_job(rng: np.random.Generator, resolution: str) -> tuple[Job, dict[int
 
 def draw_case(
     rng: np.random.Generator, resolution: str, seed: int, near: int
-) -> tuple[Problem, Found]:
+) -> tuple[Problem, SearchResult]:
     """Draw small jobs until one has some placements to choose from, several of them close."""
     while True:
         job, slow = random_job(rng, resolution)
@@ -76,7 +76,9 @@ def draw_case(
             return problem, found
 
 
-def reference(problem: Problem, found: Found, q: float | None, seed: int, n: int) -> np.ndarray:
+def reference(
+    problem: Problem, found: SearchResult, q: float | None, seed: int, n: int
+) -> np.ndarray:
     """Figure of every placement by brute force [placement], in seconds, on the same clusters."""
     out = []
     for pattern in found.patterns:
@@ -86,7 +88,9 @@ def reference(problem: Problem, found: Found, q: float | None, seed: int, n: int
     return np.array(out)
 
 
-def chosen_index(problem: Problem, found: Found, seed: int, objective: str) -> tuple[int, float]:
+def chosen_index(
+    problem: Problem, found: SearchResult, seed: int, objective: str
+) -> tuple[int, float]:
     """Which of all placements is chosen under a seed, and how probably it is good."""
     case = make_case(problem, objective, TOLERANCE, Sampler(seed, default_threads()))
     _, best, p_correct = choose(case, found)

@@ -16,11 +16,11 @@ from prism.analyses.rank import rank
 from prism.analyses.rankings.shares import Sampler, sample_shares
 from prism.common.attribution import Variance
 from prism.jobs.job import job_from_dict, load_job
-from prism.simulation.causes import Residuals, measure_residuals, partition
 from prism.simulation.classops import split_classes
 from prism.simulation.prepare import prepare
 from prism.simulation.program import Program
 from prism.simulation.steps import default_threads, run_blocks, warm_up
+from prism.simulation.variance_inputs import Residuals, measure_residuals, partition
 
 JOBS = ("llama3-405b-16k", "gpt3-175b-512", "llama3-70b-fsdp-512")
 LIMIT = 150.0  # processor seconds: 75 s on two cores

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prism.analyses.validation.hold import Call, hold
+from prism.analyses.validation.against_measured import Call, hold
 from prism.analyses.validation.steps import split_case
 from prism.common.agreement import bootstrap_p_value, effective_n, ks_statistic
 from prism.models.steptimes.fit import fit_step_times

@@ -40,7 +40,7 @@ from prism.analyses.comparisons.quantity import (
     holm,
     shared_variance,
 )
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.resampling import FIGURES, SHIFT_LEVELS
 from prism.common.results import Columns, Field, Result, pack_texts, read_texts
 from prism.common.text import format_count
@@ -131,13 +131,13 @@ def compare(
         raise PrismError(f"effect {effect:g}: expected a share between 0 and 1, such as 1% or 0.01")
     if fail_if_slower is not None and not 0.0 <= fail_if_slower < 1.0:
         raise PrismError(
-            f"{named('fail_if_slower')} {fail_if_slower:g}: expected a share from 0 up to 1, such "
+            f"{option('fail_if_slower')} {fail_if_slower:g}: expected a share from 0 up to 1, such "
             "as 1% or 0.01"
         )
     if not 0.0 < false_alarm < 0.5:
         raise PrismError(
-            f"{named('false_alarm')} {false_alarm:g}: expected a rate above 0 and below 50 %, such "
-            "as 2.5% or 0.025"
+            f"{option('false_alarm')} {false_alarm:g}: expected a rate above 0 and below 50 %, "
+            "such as 2.5% or 0.025"
         )
     one, other = (x.to_xarray() if isinstance(x, Result) else x for x in (a, b))
     profile = read_profile(one, other, step_range)

@@ -13,7 +13,7 @@ import numpy as np
 
 from prism.analyses.estimates.run import DrawnRun, calibration_of, draw_run
 from prism.common import sizes
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.results import pack_texts
 from prism.common.text import format_count
 from prism.engine import LANES
@@ -138,7 +138,7 @@ def refuse_gpus(gpus: int | None) -> None:
     """Refuse GPUs of a job; raises PrismError."""
     if gpus is not None:
         raise PrismError(
-            f"{named('gpus')} {gpus}: is for a model of step times; a job has those of its layout"
+            f"{option('gpus')} {gpus}: is for a model of step times; a job has those of its layout"
         )
 
 
@@ -270,7 +270,7 @@ def _from_step_times(path: str | Path, options: dict[str, Any]) -> "xr.Dataset":
     """Estimate from a model of step times, which knows neither GPUs nor their price."""
     if options.pop("price") is not None:
         raise PrismError(
-            f"{path}: a model of step times knows no GPUs, so no cost; drop {named('price')}"
+            f"{path}: a model of step times knows no GPUs, so no cost; drop {option('price')}"
         )
     given = {"run_replicates": RUN_REPLICATES} | {k: v for k, v in options.items() if v is not None}
     if given.get("completed") is not None:
@@ -303,7 +303,7 @@ def parse_deadline(value: float | str | datetime.datetime) -> float | datetime.d
         if isinstance(value, str) and re.fullmatch(r"[0-9.e+ ]+", value.lower()):
             raise ValueError(f"has no unit; write {value.strip()}d, {value.strip()}h, or a date")
     except ValueError as error:
-        raise PrismError(f"{named('deadline')} {value}: {error}") from error
+        raise PrismError(f"{option('deadline')} {value}: {error}") from error
     return found
 
 
@@ -319,10 +319,10 @@ def seconds_until(
     if start is None and reading is not None:
         begun = reading.begun if deadline.tzinfo else reading.begun.replace(tzinfo=None)
         return max((deadline - begun).total_seconds(), 0.0)
-    place = f"{named('deadline')} {deadline.isoformat()}"
+    place = f"{option('deadline')} {deadline.isoformat()}"
     if start is None:
         raise PrismError(
-            f"{place}: a date needs to know when the run begins; give {named('start')} DATE "
+            f"{place}: a date needs to know when the run begins; give {option('start')} DATE "
             "(run.start in a job), or the time that it may take, such as 60d"
         )
     begin = parse_date(start)
@@ -340,7 +340,7 @@ def _check(call: dict[str, Any]) -> None:
     def check(name: str, value: Any, expected: str, low: float, high: float = np.inf) -> None:
         number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         if not number or not low <= value <= high:
-            problems.append(f"{named(name)} {value!r}: expected {expected}")
+            problems.append(f"{option(name)} {value!r}: expected {expected}")
 
     for name in ("replicates", "run_replicates", "steps", "gpus"):
         try:
@@ -358,11 +358,11 @@ def _check(call: dict[str, Any]) -> None:
         try:
             parse_date(call["start"])
         except ValueError as error:
-            problems.append(f"{named('start')}: {error}")
+            problems.append(f"{option('start')}: {error}")
     if problems:
         raise PrismError(*problems)
     runs = {"runs": (call["run_replicates"] or 0, sizes.RUN)}
-    sizes.check_size(named("run_replicates"), runs, named("run_replicates"))
+    sizes.check_size(option("run_replicates"), runs, option("run_replicates"))
 
 
 def _warnings(step: Prepared, call: dict[str, Any], n_clusters: int) -> list[str]:
@@ -383,14 +383,14 @@ def _warnings(step: Prepared, call: dict[str, Any], n_clusters: int) -> list[str
     if replicates < need:
         out.append(
             f"step time p99: only {format_count(replicates, 'replicate')}, {need:,} needed; "
-            f"raise {named('replicates')}"
+            f"raise {option('replicates')}"
         )
     if run_replicates is None:
         return out
     if run_replicates < need:
         out.append(
             f"time-to-train p99: only {format_count(run_replicates, 'simulated run')}, {need:,} "
-            f"needed: {named('run_replicates')} {need}"
+            f"needed: {option('run_replicates')} {need}"
         )
     # p99 is printed with enough draws alone; a finish date may ask for more than p95
     asked = max(0.95, call["probability"]) if call["start"] else 0.95
@@ -398,6 +398,6 @@ def _warnings(step: Prepared, call: dict[str, Any], n_clusters: int) -> list[str
     if n_clusters < need:
         out.append(
             f"time-to-train p{100.0 * asked:g}: only {format_count(n_clusters, 'cluster draw')}, "
-            f"{need:,} needed: {named('replicates')} {LANES * need}"
+            f"{need:,} needed: {option('replicates')} {LANES * need}"
         )
     return out

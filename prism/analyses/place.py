@@ -17,7 +17,7 @@ from prism.analyses.placements.placing import Placing, make_placing
 from prism.analyses.placements.problem import MOST_PLACED, make_problem
 from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node, slowdown_keys
 from prism.cluster.nodes.inventory import Inventory
-from prism.common.errors import PrismError, is_typed, named
+from prism.common.errors import PrismError, is_typed, option
 from prism.common.text import format_count
 from prism.jobs.job import Job, load_job
 from prism.simulation.prepare import prepare
@@ -136,7 +136,7 @@ def _check(
     if spares < 0:
         raise PrismError(f"spares = {spares}, expected 0 or more nodes")
     if keep_segments is not None and keep_segments < 1:
-        raise PrismError(f"{named('keep_segments')} {keep_segments}: expected 1 or more slots")
+        raise PrismError(f"{option('keep_segments')} {keep_segments}: expected 1 or more slots")
     if spares and job.variability.model is not None:
         raise PrismError("spares: a fitted trace knows its own workers only; leave spares out")
     if job.variability.dependence == "none":
@@ -160,9 +160,9 @@ def _inventory(
     if slow_nodes is None and slowdown is None:
         return placement.slowdowns()
     if slow_nodes is None or slowdown is None:
-        pair = (named("slowdown"), named("slow_nodes") + " 3")
+        pair = (option("slowdown"), option("slow_nodes") + " 3")
         if slowdown is None:
-            pair = (named("slow_nodes"), named("slowdown") + " 1.2")
+            pair = (option("slow_nodes"), option("slowdown") + " 1.2")
         given, missing = pair
         raise PrismError(f"{given} needs its partner: add {missing}")
     if kind not in KINDS:
@@ -207,7 +207,7 @@ def _no_slow_node(inventory: Mapping[int, NodeSlowdown]) -> str:
         )
     found = "all nodes given are as fast as the others" if inventory else "no node is slow"
     return (
-        f"{found}; give {named('slow_nodes')} and {named('slowdown')}, "
+        f"{found}; give {option('slow_nodes')} and {option('slowdown')}, "
         f"{'--measured-nodes' if is_typed() else 'nodes'}, or cluster.node_slowdowns in the job"
     )
 

@@ -23,12 +23,11 @@ from prism.analyses.rankings.shares import (
     sample_shares,
     tracked_variances,
 )
-from prism.analyses.rankings.target import TARGETS, Case, Target, rest_of_runs
+from prism.analyses.rankings.target import TARGETS, RankingCase, Target, rest_of_runs
 from prism.common.attribution import PathShares, path_shares
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.results import Columns, Field, Result, pack_figures, read_figures
 from prism.jobs.job import Job, load_job
-from prism.simulation.causes import class_cvs, measure_residuals, time_shares
 from prism.simulation.classops import split_classes
 from prism.simulation.effects import EFFECTS
 from prism.simulation.estimated import TERMS
@@ -37,6 +36,7 @@ from prism.simulation.results import provenance
 from prism.simulation.runs.parts import OF_STEPS
 from prism.simulation.steps import Progress, run_blocks, settle_call, warm_up
 from prism.simulation.summary import summarize_simulation
+from prism.simulation.variance_inputs import class_cvs, measure_residuals, time_shares
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -177,7 +177,7 @@ def rank(
         raise PrismError(f"target {target}: expected {' or '.join(TARGETS)}")
     if speed_up is not None and not 0.0 < speed_up < 1.0:
         raise PrismError(
-            f"{named('speed_up')} {speed_up:g}: expected a share of the time, above 0 and below 1"
+            f"{option('speed_up')} {speed_up:g}: expected a share of the time, above 0 and below 1"
         )
     case, whole = _prepare(job, target, seed, threads, progress)
     figures = {name: whole[target][name] for name in ("mean", "std", "p95", "within_cluster_std",
@@ -201,7 +201,7 @@ def rank(
 
 def _prepare(
     job: Job, target: str, seed: int, threads: int, progress: Progress | None
-) -> tuple[Case, dict[str, Any]]:
+) -> tuple[RankingCase, dict[str, Any]]:
     """Build what the parts of a ranking share, and the summary of the job's estimate."""
     if job.variability.dependence == "none":
         raise PrismError(
@@ -227,11 +227,13 @@ def _prepare(
         sampler.first = np.asarray(whole["step_time"], np.float64).reshape(-1, engine.LANES)
         sampler.step.a = sampler.first
     per_step = None if rest is None else rest.per_step
-    case = Case(every, residuals, list_inputs(every, residuals, ops), sampler, ranked, per_step)
+    case = RankingCase(
+        every, residuals, list_inputs(every, residuals, ops), sampler, ranked, per_step
+    )
     return case, summarize_simulation(whole)
 
 
-def _follow_path(case: Case) -> PathShares:
+def _follow_path(case: RankingCase) -> PathShares:
     """Shares of the classes on the critical path; bounds of their variance for the sampler."""
     program, sampler = case.step.program, case.sampler
     n_classes = len(program.classes)
@@ -252,7 +254,7 @@ def _terms(whole: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _cause_rows(
-    case: Case, shares: list[Shares], path: PathShares, terms: list[dict[str, Any]]
+    case: RankingCase, shares: list[Shares], path: PathShares, terms: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Shares of every cause, and of the terms of a run that are not of its steps."""
     program = case.step.program

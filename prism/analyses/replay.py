@@ -175,7 +175,7 @@ class Replay(Result):
         return [{"kind": kind, "name": name, "slowdown": value} for kind, name, value in named]
 
 
-class Found(NamedTuple):
+class Replayed(NamedTuple):
     """What replaying a trace of one kind gives."""
 
     steps: NDArray[np.int64]
@@ -244,7 +244,7 @@ def _ratio(mean: dict[Cause, float], cause: Cause) -> float:
     return mean[MEASURED] / mean[cause] if mean[cause] > 0.0 else 1.0
 
 
-def _replay_pipeline(trace: Trace) -> Found:
+def _replay_pipeline(trace: Trace) -> Replayed:
     graph = build_trace_graph(trace)
     ideal, simple = same_work(graph, trace.source)
     causes = _op_kinds(simple) | _places(simple)
@@ -253,10 +253,10 @@ def _replay_pipeline(trace: Trace) -> Found:
         "slowdown": published_slowdown(graph), "p2p": graph.p2p,
         "edges_recorded": graph.edges_recorded, "edges_inferred": graph.edges_inferred,
     }  # fmt: skip
-    return Found(graph.steps, graph.measured, times, figures, graph.notes)
+    return Replayed(graph.steps, graph.measured, times, figures, graph.notes)
 
 
-def _replay_kernels(trace: Trace) -> Found:
+def _replay_kernels(trace: Trace) -> Replayed:
     """Replay every step through the edges that the other steps show.
 
     The step's time is its period, from the end of the device work of the step before, on all ranks,
@@ -284,7 +284,7 @@ def _replay_kernels(trace: Trace) -> Found:
     }  # fmt: skip
     alone = ["one step only: no edge can be inferred from other steps"]
     alone *= len({step for step, _ in steps.views}) == 1
-    return Found(np.array(steps.steps), steps.periods(), joined, figures | counts, alone, rows)
+    return Replayed(np.array(steps.steps), steps.periods(), joined, figures | counts, alone, rows)
 
 
 def _gpu_spans(graph: KernelGraph, steps: KernelSteps) -> list[dict[str, Any]]:

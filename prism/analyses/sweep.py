@@ -41,7 +41,7 @@ from prism.analyses.sweeps.points import (
 from prism.analyses.sweeps.rows import make_rows, ordered
 from prism.analyses.sweeps.swept import CHOICES, MEASURES, Sweep, choose, make_sweep
 from prism.common import sizes
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.text import format_count, format_share
 from prism.distributions.library import load_library
 from prism.jobs.job import Job, given_values, load_job
@@ -111,13 +111,13 @@ def sweep(
     grid = grid_of(vary or {})
     if not grid and not layouts:
         raise PrismError(
-            f"nothing to vary; give {named('vary')} (key and values) or {named('layouts')}"
+            f"nothing to vary; give {option('vary')} (key and values) or {option('layouts')}"
         )
     objective = objective or ("p50" if layouts else "p95")
     if objective not in MEASURES:
         raise PrismError(f"objective {objective}: expected one of {', '.join(MEASURES)}")
     if not 0.0 <= min_p_fits <= 1.0:
-        raise PrismError(f"{named('min_p_fits')} {min_p_fits}: expected a probability, 0 to 1")
+        raise PrismError(f"{option('min_p_fits')} {min_p_fits}: expected a probability, 0 to 1")
     seed, threads = settle_call(replicates, seed, threads)
     _check_size(math.prod(map(len, grid.values())), replicates)
     check_values(grid)
@@ -227,7 +227,7 @@ def _check_size(settings: int, replicates: int) -> None:
     """Refuse more settings than their rows and steps have room for."""
     steps = (8 * settings * replicates, sizes.BYTE)
     counts = {"settings": (settings, sizes.SETTING), "bytes of their steps": steps}
-    sizes.check_size("sweep", counts, f"{named('vary')} or {named('replicates')}")
+    sizes.check_size("sweep", counts, f"{option('vary')} or {option('replicates')}")
 
 
 def _work(job: Job) -> float:

@@ -23,8 +23,8 @@ from prism.analyses.timelines.played import PlayedStep, Row
 from prism.analyses.timelines.table import Sheets
 from prism.analyses.timelines.traces import play_trace
 from prism.cluster.nodemap import Placement
-from prism.common.errors import PrismError, named
-from prism.common.netcdf import told_broken
+from prism.common.errors import PrismError, option
+from prism.common.netcdf import wrap_corrupt_file
 from prism.common.resultfiles import load_dataset
 from prism.common.results import Columns, Field, Result, pack_texts, read_texts
 from prism.common.text import time_unit
@@ -213,7 +213,7 @@ def _refuse(source: str, kind: str, given: dict[str, Any]) -> None:
     for argument, value in given.items():
         if value is not None and value is not False and value != ():  # 0 is a choice
             raise PrismError(
-                f"{source}: is {kind}: {named(argument)} does not apply to it; leave it out"
+                f"{source}: is {kind}: {option(argument)} does not apply to it; leave it out"
             )
 
 
@@ -249,7 +249,7 @@ def _job(
     given = {"replicates": replicates, "seed": seed, "overrides": tuple(overrides)}
     _refuse(str(what), "a result, which has its own call", given)
     result = load_dataset(what)
-    with told_broken(what, "a result.nc that prism estimate JOB -o DIR wrote"):
+    with wrap_corrupt_file(what, "a result.nc that prism estimate JOB -o DIR wrote"):
         call = json.loads(result.attrs.get("call", "{}"))
         steps = {"step_time", "replicate"} <= {*result, *result.dims} and "job" in result.attrs
         if not steps or "seed" not in call:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prism.analyses.validation.hold import (
+from prism.analyses.validation.against_measured import (
     CHANGES,
     ERRORS,
     FIGURES,
@@ -17,13 +17,13 @@ from prism.analyses.validation.hold import (
     TESTED,
     TEXTS,
     Call,
-    Case,
-    hold,
+    ValidationCase,
+    compare_to_measured,
 )
 from prism.analyses.validation.jobs import job_case
 from prism.analyses.validation.steps import model_case, split_case
 from prism.analyses.validation.trace import trace_case
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.results import Result, read_figures, read_texts
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model, model_attrs
@@ -119,10 +119,10 @@ def validate(
     """
     target = job if job is not None else model
     if trace is None and (measured is None or target is None):
-        raise PrismError(f"give {named('trace')}, or a job or a model with {named('measured')}")
+        raise PrismError(f"give {option('trace')}, or a job or a model with {option('measured')}")
     if trace is not None and (measured is not None or target is not None):
         raise PrismError(
-            f"{named('trace')} excludes a job, a model and {named('measured')}: its one part "
+            f"{option('trace')} excludes a job, a model and {option('measured')}: its one part "
             "predicts the other"
         )
     if dependence not in (None, "full", "none"):
@@ -136,14 +136,14 @@ def validate(
     if trace is not None:
         if quantity != "step_time" or totals is not None:
             raise PrismError(
-                f"{named('trace')} holds steps, not runs: {named('quantity')} time_to_train and "
-                f"{named('totals')} need a job or a model with {named('measured')}"
+                f"{option('trace')} holds steps, not runs: {option('quantity')} time_to_train and "
+                f"{option('totals')} need a job or a model with {option('measured')}"
             )
         chosen = {"column": column, "unit": unit, "pattern": pattern, "where": where}
         case = _split(trace, str(train or "first-half"), chosen, skip, steps, call)
-        return Validation(hold(case, call))
+        return Validation(compare_to_measured(case, call))
     if train is not None:
-        raise PrismError(f"{named('train')} belongs to {named('trace')}: nothing is fitted here")
+        raise PrismError(f"{option('train')} belongs to {option('trace')}: nothing is fitted here")
     assert measured is not None
     target = _with_model(job, model)
     per_step = target.work_per_step if isinstance(target, Job) else None
@@ -159,7 +159,9 @@ def validate(
         else model_case(target, times, known, call)
     )  # fmt: skip
     warnings = [*map(warn, changes), *case.facts.get("warnings", ())]
-    return Validation(hold(case, call, source=str(measured), changes=changes, warnings=warnings))
+    return Validation(
+        compare_to_measured(case, call, source=str(measured), changes=changes, warnings=warnings)
+    )
 
 
 def _settled(times: StepTimes, target: Job | str | Path) -> tuple[StepTimes, list[Row]]:
@@ -177,14 +179,14 @@ def _settled(times: StepTimes, target: Job | str | Path) -> tuple[StepTimes, lis
 def _split(
     trace: str | Path | Sequence[str | Path], train: str, chosen: Mapping[str, Any],
     skip: int | None, steps: str | None, call: Call,
-) -> Case:  # fmt: skip
+) -> ValidationCase:  # fmt: skip
     """Fit one part of a recording and predict the other."""
     found = find_recording(trace, chosen["pattern"])
     if found.has_steps(chosen["column"]):
         times = choose_steps(read_step_times(found, **chosen), skip, steps)
         return split_case(times, str(trace), train, call)
     if any(chosen.values()):
-        names = f"{named('column')}, {named('unit')} and {named('where')}"
+        names = f"{option('column')}, {option('unit')} and {option('where')}"
         raise PrismError(f"{names} choose among step times; a trace of ops has none")
     return trace_case(choose_steps(read_trace(found), skip, steps), train, call)
 

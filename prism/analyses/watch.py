@@ -28,7 +28,7 @@ from prism.analyses.estimate import (
     simulate_job,
 )
 from prism.analyses.estimates.run import CLUSTERS_IN_PROGRESS
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.results import Result, read_texts
 from prism.common.text import format_count
 from prism.jobs.job import Job, load_job
@@ -107,7 +107,7 @@ class Watch:
         threads: int | None = None, progress: Progress | None = None, **options: Any,
     ) -> None:  # fmt: skip
         if steps is not None and steps < 1:
-            raise PrismError(f"{named('steps')} {steps}: expected at least 1")
+            raise PrismError(f"{option('steps')} {steps}: expected at least 1")
         seed = fresh_seed() if seed is None else seed
         self._options = options | {"steps": steps, "seed": seed}
         self._simulated: Simulated | None = None
@@ -153,7 +153,7 @@ class Watch:
         if done > total:
             raise PrismError(
                 f"{reading.times.source}: {format_count(done, 'step')} done of {total}; "
-                f"{named('steps')} N "
+                f"{option('steps')} N "
                 "says how many the run has"
             )
         if done == total:

@@ -4,7 +4,7 @@ Two views. Pick-freeze: runs that share some inputs and not others give each inp
 share (alone) and total-order share (with all its interactions). Covariance: the parts of a sum
 share its variance and its tail so that the shares sum to one. Clusters are the independent units:
 every statistic is a mean over them, and intervals resample them. Left out: how inputs are redrawn
-(`prism.simulation.causes`), and anything a model knows.
+(`prism.simulation.variance_inputs`), and anything a model knows.
 
 References
 ----------

@@ -45,15 +45,15 @@ def is_typed() -> bool:
     return _TYPED.get()
 
 
-def named(argument: str) -> str:
+def option(argument: str) -> str:
     """Name an argument as the caller gave it.
 
     Examples
     --------
-    >>> named("run_replicates")
+    >>> option("run_replicates")
     'run_replicates'
     >>> with as_typed():
-    ...     named("run_replicates"), named("completed")
+    ...     option("run_replicates"), option("completed")
     ('--run-replicates', '--completed')
     """
     if not _TYPED.get():

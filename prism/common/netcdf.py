@@ -29,7 +29,7 @@ _PIECE = 1 << 16  # bytes hashed at a time
 
 
 @contextmanager
-def told_broken(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
+def wrap_corrupt_file(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
     """Say of whatever fails while a netCDF file is read or understood that the file is broken."""
     try:
         with warnings.catch_warnings():
@@ -63,7 +63,7 @@ def check_sealed(path: str | os.PathLike[str], expected: str) -> int:
         It is no regular file, or its hash is not the one behind it.
     """
     size = check_file(Path(path), str(path))
-    with told_broken(path, expected), open(path, "rb") as file:
+    with wrap_corrupt_file(path, expected), open(path, "rb") as file:
         end = max(size - len(SEAL) - 64, 0)
         file.seek(end)
         seal, digest = file.read(len(SEAL)), file.read()
@@ -98,7 +98,7 @@ def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
     import xarray as xr
 
     most = min(MOST_ARRAYS, _DEFLATE * check_sealed(path, expected))
-    with told_broken(path, expected), h5py.File(path) as file:
+    with wrap_corrupt_file(path, expected), h5py.File(path) as file:
         held = {name: _find_in(file, name) for name in file}
         arrays = {name: of for name, of in held.items() if isinstance(of, h5py.Dataset)}
         declared = sum(array.nbytes for array in arrays.values())

@@ -87,7 +87,7 @@ def _inside(ends: Mapping[str, tuple[float, float]], sizes: Mapping[str, float])
 
 
 @dataclass(frozen=True)
-class Term:
+class FitTerm:
     """One part of a kernel's duration: a coefficient times powers of its sizes."""
 
     coefficient: float  # 0 or more [s]
@@ -98,7 +98,7 @@ class Term:
 class KernelFit:
     """Duration of one kind of kernel by size, for one device: a sum of terms that never fall."""
 
-    terms: tuple[Term, ...]
+    terms: tuple[FitTerm, ...]
     ends: Mapping[str, tuple[float, float]]  # lowest and highest measured of each size
     source: str = ""
     n: int = 0  # kernels behind it
@@ -140,7 +140,7 @@ def fit_kernel(
     measured = np.asarray(seconds, np.float64)
     found = fit_terms(term_values(powers, columns, measured.size), measured, share)
     terms = tuple(
-        Term(_rounded(float(c)), dict(term))
+        FitTerm(_rounded(float(c)), dict(term))
         for c, term in zip(found, powers, strict=True)
         if c > 0.0
     )
@@ -283,7 +283,7 @@ def read_kernels(dataset: xr.Dataset) -> dict[str, KernelTable | KernelFit]:
     sizes = [str(name) for name in dataset[f"{_FITS}_size"].values]
     for i, name in enumerate(map(str, dataset[_FITS].values)):
         terms = tuple(
-            Term(float(get["coefficient"][j]),
+            FitTerm(float(get["coefficient"][j]),
                  {size: float(p) for size, p in zip(sizes, get["power"][j], strict=True) if p})
             for j in np.flatnonzero(get["term"] == i)
         )  # fmt: skip

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.common.netcdf import read_netcdf, told_broken, write_netcdf
+from prism.common.netcdf import read_netcdf, wrap_corrupt_file, write_netcdf
 from prism.common.shipped import data_path
 from prism.distributions.distribution import (
     CONSTRUCTORS,
@@ -177,7 +177,7 @@ def _read_library(path: Path, version: tuple[int, int, int]) -> Library:
             f"{path}: expected a prism library (schema library-{SCHEMA}), got schema {found}; "
             f"shipped sets: {names}"
         )
-    with told_broken(path, _EXPECTED):
+    with wrap_corrupt_file(path, _EXPECTED):
         return from_dataset(dataset, path.stem)
 
 

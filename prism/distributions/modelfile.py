@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from prism.common.errors import PrismError
-from prism.common.netcdf import read_netcdf, told_broken
+from prism.common.netcdf import read_netcdf, wrap_corrupt_file
 from prism.distributions.distribution import Distribution
 from prism.distributions.library import Entry, Library, from_dataset, to_dataset
 from prism.distributions.ranges import NON_NEGATIVE, Range
@@ -126,7 +126,7 @@ class ModelFile:
         if not Path(path).is_file():
             raise PrismError(f"{path}: no such model; {self.command} makes one")
         expected = f"{self.what}: {self.command}"
-        with told_broken(path, expected):
+        with wrap_corrupt_file(path, expected):
             return rebuild(read_netcdf(path, expected), str(path))
 
 

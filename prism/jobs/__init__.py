@@ -24,7 +24,7 @@ FACE = {
     "jobspec.tiers": "SECONDS_PER_KM TierBlock",
     "jobspec.values":
         "MAX_CV MAX_SLOWDOWN Slowness duration_or_date hosts_problem parse_date parse_duration",
-    "jobspec.yaml": "Layer override_layer shipped_jobs",
+    "jobspec.yaml": "ConfigLayer override_layer shipped_jobs",
     "layersplit": "is_even",
     "pipelineshape": "Action Schedule TRAITS VirtualStages play_rows",
     "schedule":

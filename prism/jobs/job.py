@@ -45,7 +45,7 @@ from prism.jobs.jobspec.run import (
     CheckpointBlock,
     FailuresBlock,
 )
-from prism.jobs.jobspec.yaml import KeyPath, Layer, as_text, display_path, is_override
+from prism.jobs.jobspec.yaml import ConfigLayer, KeyPath, as_text, display_path, is_override
 from prism.jobs.layersplit import cost_split, even_split
 
 # Defaults that follow from another key; the description says how, the schema gives no value.
@@ -125,7 +125,7 @@ class Job(BaseModel):
         # one that does not know what it was given gives all, also when it is replaced again
         known = self._places or dict.fromkeys(provenance(self), "given")
         places = {tuple(key.split(".")): place for key, place in known.items()}
-        layer = Layer(given_values(self), places)
+        layer = ConfigLayer(given_values(self), places)
         for upper in overrides:
             layer = put_over(layer, upper)
         return _build(layer, self.name, Path(self.source or self.name))
@@ -293,15 +293,15 @@ def load_job(job: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
 
 def job_from_dict(values: Mapping[str, Any], name: str = "job") -> Job:
     """Build a job from blocks by name (without `base`); `name` is the place in messages too."""
-    return _build(Layer(values=dict(values)), name, Path(name))
+    return _build(ConfigLayer(values=dict(values)), name, Path(name))
 
 
-def job_of_layer(layer: Layer, name: str, source: str) -> Job:
+def job_of_layer(layer: ConfigLayer, name: str, source: str) -> Job:
     """Build a job from values that know their places."""
     return _build(layer, name, Path(source))
 
 
-def _build(layer: Layer, name: str, path: Path) -> Job:
+def _build(layer: ConfigLayer, name: str, path: Path) -> Job:
     """Validate each block by itself, then what holds between them; report all errors."""
     tree, source = _fill_blocks(layer.values), display_path(path)
     messages = list(layer.problems)

@@ -16,7 +16,7 @@ import numpy as np
 
 from prism.common.errors import PrismError
 from prism.measuring.machine import DTYPES
-from prism.measuring.samples import Case, Samples
+from prism.measuring.samples import MeasuredCase, Samples
 from prism.measuring.session import (
     Bench,
     Block,
@@ -53,12 +53,12 @@ def parse_size(text: str) -> int:
 
 def collective_cases(
     messages: Sequence[tuple[str, int]], ranks: int, backend: str, dtype: str, tier: str
-) -> list[Case]:
+) -> list[MeasuredCase]:
     """One case for each op and message size; sizes are cut to what divides over the ranks.
 
     Over the network torchrun says how many ranks a node has, else each has its own.
     """
-    cases: dict[str, Case] = {}
+    cases: dict[str, MeasuredCase] = {}
     nodes = ranks // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if tier == "network" else 1
     for op, wanted in messages:
         step = DTYPES[dtype] * (ranks if op != "p2p" else 1)
@@ -68,14 +68,14 @@ def collective_cases(
             "op": op, "bytes": n_bytes, "ranks": ranks, "backend": backend, "dtype": dtype,
             "tier": tier, "nodes": nodes,
         }  # fmt: skip
-        cases.setdefault(label, Case(label, op, 0.0, float(n_bytes), settings))
+        cases.setdefault(label, MeasuredCase(label, op, 0.0, float(n_bytes), settings))
     return list(cases.values())
 
 
 class RankBench(Bench):
     """Runs collectives as one of their ranks."""
 
-    def __init__(self, cases: Sequence[Case], rank: int, torch: Any, device: str) -> None:
+    def __init__(self, cases: Sequence[MeasuredCase], rank: int, torch: Any, device: str) -> None:
         self.torch, self.dist = torch, torch.distributed
         # figures travel apart from what is measured, and on the processor
         self.side = self.dist.new_group(backend="gloo") if device == "cuda" else None
@@ -109,7 +109,7 @@ class RankBench(Bench):
         return float(shared[0])
 
 
-def build_collective(case: Case, rank: int, torch: Any, device: str) -> Call:
+def build_collective(case: MeasuredCase, rank: int, torch: Any, device: str) -> Call:
     """Make a case's buffers and return the call that is timed."""
     s, dist, ranks = case.settings, torch.distributed, int(case.settings["ranks"])
     made = {"dtype": getattr(torch, s["dtype"]), "device": device}

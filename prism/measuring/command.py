@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.results import Columns, Field, Result
 from prism.common.text import format_count, format_duration
 from prism.measuring.collectives import OPS, SIZES, collective_cases, parse_size
@@ -27,7 +27,7 @@ from prism.measuring.kernels import KERNELS, build_call, expect_seconds, kernel_
 from prism.measuring.machine import choose_device, describe_machine, load_torch
 from prism.measuring.ranks import choose_backend, measure_ranks, world_size
 from prism.measuring.samples import (
-    Case,
+    MeasuredCase,
     Samples,
     from_dataset,
     load_samples,
@@ -144,11 +144,11 @@ def measure(
     from prism.simulation.steps import fresh_seed
 
     if backend is not None and kind != "attention":
-        raise PrismError(f"{named('backend')} {backend}: is of attention, not of {kind}")
+        raise PrismError(f"{option('backend')} {backend}: is of attention, not of {kind}")
     if sustained and kind == "collective":
-        raise PrismError(f"{named('sustained')}: is of kernels of one device; leave it out")
+        raise PrismError(f"{option('sustained')}: is of kernels of one device; leave it out")
     if threads is not None and threads < 1:
-        raise PrismError(f"{named('threads')} {threads}: expected 1 or more")
+        raise PrismError(f"{option('threads')} {threads}: expected 1 or more")
     if kind == "collective":
         world, network = world_size(ranks), choose_backend(where, ranks)
         cases = collective_cases(_messages(sizes, ops, job, where), world, network, number, tier)
@@ -240,7 +240,7 @@ def _messages(
     """List the collectives and message sizes that were asked for."""
     for op in ops:
         if op not in OPS:
-            raise PrismError(f"{named('ops')} {op}: expected one of {', '.join(OPS)}")
+            raise PrismError(f"{option('ops')} {op}: expected one of {', '.join(OPS)}")
     if job is not None:
         from prism.measuring.jobsizes import job_messages
 
@@ -252,7 +252,7 @@ def _messages(
 def _resumed(samples: Samples, file: Path | None) -> Samples:
     """Return the samples to go on with: those of the file, if they are of the same cases."""
     if file is None:
-        raise PrismError(f"{named('resume')} goes on with NAME.samples.nc; give -o NAME.nc")
+        raise PrismError(f"{option('resume')} goes on with NAME.samples.nc; give -o NAME.nc")
     if not file.is_file():
         return samples
     found = load_samples(file)
@@ -261,12 +261,12 @@ def _resumed(samples: Samples, file: Path | None) -> Samples:
     if [case.label for case in found.cases] != asked:
         raise PrismError(
             f"{file}: holds {len(found.cases)} other cases ({found.cases[0].label}, ...); expected "
-            f"those of this command; give the same options, or leave {named('resume')} out"
+            f"those of this command; give the same options, or leave {option('resume')} out"
         )
     if found.attrs["machine"]["device"] != samples.attrs["machine"]["device"]:
         raise PrismError(
             f"{file}: was measured on {found.attrs['machine']['device']}, not on "
-            f"{samples.attrs['machine']['device']}; leave {named('resume')} out, or choose "
+            f"{samples.attrs['machine']['device']}; leave {option('resume')} out, or choose "
             "another -o"
         )
     found.attrs.pop("stopped", None)
@@ -305,7 +305,7 @@ def _flush(torch: Any) -> Callable[[], Any]:
     return flush
 
 
-def check_time(cases: Sequence[Case], seconds: Sequence[float], plan: Plan) -> str:
+def check_time(cases: Sequence[MeasuredCase], seconds: Sequence[float], plan: Plan) -> str:
     """Say how long a measurement will take where that is long, empty where it is not.
 
     Parameters
@@ -325,21 +325,21 @@ def check_time(cases: Sequence[Case], seconds: Sequence[float], plan: Plan) -> s
     )
     if plan.limit_s is not None and once > plan.limit_s:
         raise PrismError(
-            f"{named('limit_s')} {plan.limit_s:g}s: {what}, of each of {sizes} "
+            f"{option('limit_s')} {plan.limit_s:g}s: {what}, of each of {sizes} "
             f"{_about_s(once)}; give "
-            f"{named('limit_s')} {20 * max(1, round(once))}s or more for a distribution of each, "
+            f"{option('limit_s')} {20 * max(1, round(once))}s or more for a distribution of each, "
             "or smaller sizes with --shape"
         )
     if plan.limit_s is not None and FEWEST * once > plan.limit_s:
         return (
-            f"{what}: {named('limit_s')} {plan.limit_s:g}s ends before every size has the "
+            f"{what}: {option('limit_s')} {plan.limit_s:g}s ends before every size has the "
             f"{FEWEST} calls of a distribution, which take {_about_s(FEWEST * once)}"
         )
     whole = plan.repetitions * once
     if plan.limit_s is None and whole > _LONG_S:
         return (
             f"{plan.repetitions:,} calls of each of {sizes} are expected to take "
-            f"{_about_s(whole)}; {named('limit_s')} 5m ends earlier with what there is"
+            f"{_about_s(whole)}; {option('limit_s')} 5m ends earlier with what there is"
         )
     return ""
 

@@ -28,7 +28,7 @@ from prism.distributions.library import Entry, Library, library_names, load_libr
 from prism.distributions.ranges import TABLE_AXES
 from prism.distributions.samples import sample_distribution
 from prism.jobs.devices import DEVICES, device_key
-from prism.measuring.samples import Array, Case, Samples
+from prism.measuring.samples import Array, MeasuredCase, Samples
 from prism.workload.kernelcost import GEMM_LARGE_S, KINDS, NUMBER_BYTES
 from prism.workload.kernels import MESSAGE_BYTES
 
@@ -48,7 +48,7 @@ FEWEST = 20
 class _Row:
     """One case with what was measured of it."""
 
-    case: Case
+    case: MeasuredCase
     seconds: Array
 
     @property
@@ -201,7 +201,7 @@ def _class_entries(rows: Sequence[_Row], story: str, device: str) -> dict[str, E
     return found
 
 
-def entry_name(case: Case, seconds: float) -> str:
+def entry_name(case: MeasuredCase, seconds: float) -> str:
     """Library entry of a case's residual, as `prism.workload.kernels` asks for it."""
     if case.family == "gemm":
         return "residual/gemm_large" if seconds >= GEMM_LARGE_S else "residual/gemm_small"

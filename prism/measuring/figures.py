@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from prism.cluster.nccl import bus_factor
 from prism.common.agreement import effective_n
 from prism.common.text import percent_change
-from prism.measuring.samples import Array, Case, Samples
+from prism.measuring.samples import Array, MeasuredCase, Samples
 
 ENOUGH = 1_000
 """Calls from which a p99 rests on ten values or more."""
@@ -50,7 +50,7 @@ def summarize_samples(samples: Samples) -> dict[str, Any]:
 
 
 def case_figures(
-    case: Case, seconds: Array, slowest: Array, block: NDArray[np.int64]
+    case: MeasuredCase, seconds: Array, slowest: Array, block: NDArray[np.int64]
 ) -> dict[str, Any]:
     """Figures of one case: its calls' durations [s], the slowest rank's [s], and their blocks.
 

@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.measuring.machine import DTYPES, load_torch
-from prism.measuring.samples import Case
+from prism.measuring.samples import MeasuredCase
 from prism.measuring.session import Call, Timer
 from prism.workload.kernelcost import KINDS
 
@@ -41,17 +41,19 @@ class Kernel(NamedTuple):
 
     form: str  # of its sizes
     shapes: dict[str, tuple[str, ...]]  # by device, where none are asked for
-    cases: Callable[[Sizes, str, str], Iterator[Case]]  # of sizes, number format and backend
+    cases: Callable[
+        [Sizes, str, str], Iterator[MeasuredCase]
+    ]  # of sizes, number format and backend
     build: Callable[[dict[str, Any], Any, dict[str, Any]], Call]  # of a case's settings
 
 
 def kernel_cases(
     kind: str, shapes: Iterable[str], dtype: str, device: str = "cpu", backend: str | None = None
-) -> list[Case]:
+) -> list[MeasuredCase]:
     """Cases of a kind of kernel; attention by a backend of `BACKENDS`, else by torch's choice."""
     if backend not in (None, *BACKENDS):
-        raise PrismError(f"{named('backend')} {backend}: expected one of {', '.join(BACKENDS)}")
-    found: list[Case] = []
+        raise PrismError(f"{option('backend')} {backend}: expected one of {', '.join(BACKENDS)}")
+    found: list[MeasuredCase] = []
     for text in shapes:
         sizes = parse_sizes(text, KERNELS[kind].form)
         by = backend or (choose_attention(sizes, dtype, device) if kind == "attention" else "")
@@ -90,11 +92,11 @@ def choose_attention(sizes: Sizes, dtype: str, device: str) -> str:
             return own
     raise PrismError(
         f"attention of {'x'.join(map(str, sizes))} in {dtype}: torch picks {name}, which "
-        f"has no name here; give {named('backend')} {', '.join(BACKENDS)}"
+        f"has no name here; give {option('backend')} {', '.join(BACKENDS)}"
     )
 
 
-def build_call(case: Case, torch: Any, device: str) -> Call:
+def build_call(case: MeasuredCase, torch: Any, device: str) -> Call:
     """Make a case's operands and return the call that is timed."""
     try:
         made = {"dtype": getattr(torch, case.settings["dtype"]), "device": device}
@@ -111,7 +113,9 @@ def build_call(case: Case, torch: Any, device: str) -> Call:
     return call
 
 
-def expect_seconds(cases: Sequence[Case], torch: Any, device: str, timer: Timer) -> list[float]:
+def expect_seconds(
+    cases: Sequence[MeasuredCase], torch: Any, device: str, timer: Timer
+) -> list[float]:
     """How long one call of each case may take [s], by two small kernels run before.
 
     Notes
@@ -130,15 +134,15 @@ def expect_seconds(cases: Sequence[Case], torch: Any, device: str, timer: Timer)
     return [max(case.flop * flop_s, case.bytes * byte_s) for case in cases]
 
 
-def _gemm_cases(sizes: Sizes, dtype: str, _: str) -> Iterator[Case]:
+def _gemm_cases(sizes: Sizes, dtype: str, _: str) -> Iterator[MeasuredCase]:
     """Product of an [M, K] and a [K, N] matrix."""
     m, n, k = sizes
     traffic = float(DTYPES[dtype] * (m * k + k * n + m * n))
     settings = {"m": m, "n": n, "k": k, "dtype": dtype}
-    yield Case(f"gemm/{m}x{n}x{k}/{dtype}", "gemm", 2.0 * m * n * k, traffic, settings)
+    yield MeasuredCase(f"gemm/{m}x{n}x{k}/{dtype}", "gemm", 2.0 * m * n * k, traffic, settings)
 
 
-def _attention_cases(sizes: Sizes, dtype: str, backend: str) -> Iterator[Case]:
+def _attention_cases(sizes: Sizes, dtype: str, backend: str) -> Iterator[MeasuredCase]:
     """Causal attention, forward and backward."""
     b, h, s, d = sizes
     flop = 2.0 * b * h * s * s * d  # two products of 2 s^2 d, of which causality needs half
@@ -149,16 +153,16 @@ def _attention_cases(sizes: Sizes, dtype: str, backend: str) -> Iterator[Case]:
         ("backward", KINDS["attention"].backward_flop * flop, _BACKWARD_ARRAYS),
     ):
         label = f"attention-{way}/{b}x{h}x{s}x{d}/{dtype}/{backend}"
-        yield Case(label, "attention", work, arrays * array, settings | {"way": way})
+        yield MeasuredCase(label, "attention", work, arrays * array, settings | {"way": way})
 
 
-def _memory_cases(sizes: Sizes, dtype: str, _: str) -> Iterator[Case]:
+def _memory_cases(sizes: Sizes, dtype: str, _: str) -> Iterator[MeasuredCase]:
     """Layer norm, sum, softmax and copy of a [rows, width] array."""
     rows, width = sizes
     for op, arrays in MEMORY_OPS.items():
         traffic = arrays * DTYPES[dtype] * rows * width
         settings = {"op": op, "rows": rows, "width": width, "dtype": dtype}
-        yield Case(f"{op}/{rows}x{width}/{dtype}", "memory", 0.0, traffic, settings)
+        yield MeasuredCase(f"{op}/{rows}x{width}/{dtype}", "memory", 0.0, traffic, settings)
 
 
 def _gemm(s: dict[str, Any], torch: Any, made: dict[str, Any]) -> Call:

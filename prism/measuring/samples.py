@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.common.netcdf import read_netcdf, told_broken, write_netcdf
+from prism.common.netcdf import read_netcdf, wrap_corrupt_file, write_netcdf
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -28,7 +28,7 @@ KIND = "measurement"
 
 
 @dataclass(frozen=True)
-class Case:
+class MeasuredCase:
     """One thing to measure.
 
     Attributes
@@ -55,7 +55,7 @@ class Samples:
     """Durations of every case's calls, in the order of the calls."""
 
     kind: str
-    cases: tuple[Case, ...]
+    cases: tuple[MeasuredCase, ...]
     seconds: list[Array]
     at: list[Array]
     block: list[NDArray[np.int64]]
@@ -63,7 +63,7 @@ class Samples:
     attrs: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, kind: str, cases: tuple[Case, ...], attrs: Mapping[str, Any]) -> Samples:
+    def empty(cls, kind: str, cases: tuple[MeasuredCase, ...], attrs: Mapping[str, Any]) -> Samples:
         """Return samples without a call."""
         none: list[Array] = [np.zeros(0) for _ in cases]
         blocks = [np.zeros(0, np.int64) for _ in cases]
@@ -119,7 +119,7 @@ def from_dataset(dataset: xr.Dataset) -> Samples:
     rows = json.loads(dataset.attrs["cases"])
     flop, traffic = dataset["flop"].values, dataset["bytes"].values
     cases = tuple(
-        Case(label, family, float(flop[i]), float(traffic[i]), settings)
+        MeasuredCase(label, family, float(flop[i]), float(traffic[i]), settings)
         for i, (label, family, settings) in enumerate(rows)
     )
     idx = dataset["case_idx"].values
@@ -145,5 +145,5 @@ def load_samples(path: str | os.PathLike[str]) -> Samples:
     dataset = read_netcdf(path, expected)
     if dataset.attrs.get("kind") != KIND:
         raise PrismError(f"{path}: holds no samples of prism measure; expected NAME.samples.nc")
-    with told_broken(path, expected):
+    with wrap_corrupt_file(path, expected):
         return from_dataset(dataset)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism import plots
 from prism.common.errors import PrismError
-from prism.common.netcdf import read_netcdf, told_broken
+from prism.common.netcdf import read_netcdf, wrap_corrupt_file
 from prism.common.resultfiles import KINDS, kind_of
 from prism.common.text import format_count
 from prism.distributions.kerneltables import KernelFit, KernelTable
@@ -192,7 +192,7 @@ def _describe_netcdf(what: str) -> Answer:
     expected = "what a command of prism wrote; write it again"
     dataset = read_netcdf(path, expected)
     kind = kind_of(dataset)
-    with told_broken(path, expected):
+    with wrap_corrupt_file(path, expected):
         if kind is not None:
             return _describe_result(path, kind, dataset)
         if "family" in dataset:

@@ -2,19 +2,16 @@
 
 # what rooms above may import, by module
 FACE = {
-    "causes":
-        "Input Residuals class_cvs measure_residuals nominal_seconds partition stall_bound "
-        "swap_keys time_shares",
     "classops": "ClassOps split_classes",
     "draws": "Lowered cluster_times end_blocks lower quiet_step run_lanes",
     "effects": "EFFECTS HeldTables Treatment hold_effect",
     "effects.run": "UNMEASURED model_error_entry",
     "estimated": "Estimate TERMS",
-    "execution.place": "run_on",
+    "execution.executor": "run_on",
     "execution.remote": "TIMEOUT_S",
-    "independent": "pool_program",
     "jobwarnings": "job_doubts mean_doubts replica_doubts",
     "labels": "TARGETS label short_label",
+    "no_dependence": "pool_program",
     "othernodes": "relocate",
     "prepare": "Prepared prepare prepare_again treat_classes",
     "program": "Program global_ops ideal_program make_keys",
@@ -44,4 +41,7 @@ FACE = {
         "OpGroup SCORE_STD TraceModel conditioned figures ideal_graph independent_graph "
         "score_distribution settled steady synthetic_graph",
     "variability": "is_communication",
+    "variance_inputs":
+        "Input Residuals class_cvs measure_residuals nominal_seconds partition stall_bound "
+        "swap_keys time_shares",
 }  # fmt: skip

@@ -19,8 +19,8 @@ from prism.cluster.wiring import Wiring
 from prism.distributions.distribution import Distribution
 from prism.jobs.job import Job
 from prism.simulation.effects import congestion, jitter, rank, stall
-from prism.simulation.independent import pool_program
 from prism.simulation.lowering import LoweredOp, Lowerer, Term, lowering_arrays, residual_of
+from prism.simulation.no_dependence import pool_program
 from prism.simulation.placednodes import needs_memory, site_nodes
 from prism.simulation.program import (
     Bank,

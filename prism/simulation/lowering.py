@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.distributions.distribution import Distribution
 from prism.distributions.sums import Draws, largest_of, sum_of
-from prism.simulation.program import Part
+from prism.simulation.program import FixedPart
 from prism.simulation.variability import Variability
 from prism.workload.build import Collective, Kernel
 from prism.workload.kernels import MEMORY_CLASSES, is_compute
@@ -85,7 +85,7 @@ class LoweredOp:
     fixed: tuple[float, ...]  # seconds per term
     noise: tuple[Noise, ...]  # of its collectives
     shares: tuple[tuple[str, float], ...]  # nominal share of each kernel class
-    parts: tuple[Part, ...] = ()  # of the fixed time
+    parts: tuple[FixedPart, ...] = ()  # of the fixed time
 
 
 def residual_of(op: LoweredOp, n_members: int, call: Distribution | None) -> Distribution:
@@ -155,7 +155,7 @@ class Lowerer:
         term = Term(0.0, is_compute(c.kernel_class))
         var = (duration * distribution.std) ** 2
         role = "memory" if c.kernel_class in MEMORY_CLASSES else _link_role(c.distribution)
-        part = Part(role, c.group or "stage", c.bytes, 0, duration, var, c.op_kind)
+        part = FixedPart(role, c.group or "stage", c.bytes, 0, duration, var, c.op_kind)
         return LoweredOp(
             (), (term,), (duration,), (Noise(c.kernel_class, Draws(distribution, duration)),),
             ((c.kernel_class, 1.0),), (part,),
@@ -200,7 +200,7 @@ class Lowerer:
                 stretched[part] = mean + duration, spread + own.variance
         terms = tuple(dict.fromkeys([t for s in counts for t, _ in s.split] + list(fixed)))
         parts = tuple(
-            Part(role, group, n_bytes, terms.index(term), *seconds, op_kind)
+            FixedPart(role, group, n_bytes, terms.index(term), *seconds, op_kind)
             for (role, group, n_bytes, term, op_kind), seconds in stretched.items()
         )
         return LoweredOp(

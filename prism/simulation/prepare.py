@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from prism.common import sizes
 from prism.common.compiled import finish_compiling, is_compiling
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.sizes import check_size
 from prism.common.text import format_count
 from prism.distributions.distribution import lognormal
@@ -18,7 +18,7 @@ from prism.simulation.effects.residual import Treatment
 from prism.simulation.effects.run import RunSpread
 from prism.simulation.effects.step import StepSpread
 from prism.simulation.execution.tasks import is_remote
-from prism.simulation.independent import pool_program
+from prism.simulation.no_dependence import pool_program
 from prism.simulation.program import Program, join_idle, thread_bytes
 from prism.simulation.sampledreplicas import (
     ENGINES,
@@ -176,7 +176,7 @@ def check_threads(step: Prepared, threads: int) -> None:
         ),
         "op-samples of a block": (count_draws(step.program) * LANES, sizes.OP_SAMPLE),
     }  # fmt: skip
-    way_out = f"parallelism.dp or microbatches, or {named('threads')}"
+    way_out = f"parallelism.dp or microbatches, or {option('threads')}"
     check_size(step.job.source, counts, way_out)
 
 

@@ -20,7 +20,7 @@ from prism.simulation.execution.tasks import Arrays
 from prism.workload.opgraph import StepGraph
 
 
-class Part(NamedTuple):
+class FixedPart(NamedTuple):
     """Fixed time of an op that is as slow as the slowest node of those that take part."""
 
     role: str  # what of a node it follows: network, other (NVLink) or memory
@@ -33,10 +33,10 @@ class Part(NamedTuple):
 
 
 class PlacedPart(NamedTuple):
-    """A part of an op's fixed time (`Part`), and whose nodes it waits for."""
+    """A part of an op's fixed time (`FixedPart`), and whose nodes it waits for."""
 
     coef: int
-    part: Part
+    part: FixedPart
     shared: bool  # the groups of all replicas, else of its own
     stage: int  # -1: all stages
     peer: int  # a second stage, or the same

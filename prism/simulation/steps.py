@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.common import sizes
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.sizes import check_size
 from prism.engine import LANES
 from prism.jobs.devices import DEVICES
@@ -162,7 +162,7 @@ def settle_call(replicates: int, seed: int | None, threads: int | None) -> tuple
     check_whole("replicates", replicates, 1)
     check_whole("seed", seed, 0, MAX_SEED - 1)
     check_whole("threads", threads, 1)
-    name = named("replicates")
+    name = option("replicates")
     check_size(name, {"replicates": (replicates, sizes.REPLICATE)}, name)
     return seed, threads
 
@@ -171,9 +171,9 @@ def check_whole(name: str, value: Any, low: int, high: int | None = None) -> Non
     """Refuse an argument that is no whole number within its bounds."""
     text = f"at least {low}" if high is None else f"between {low} and {high:.0e}"
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise PrismError(f"{named(name)} = {value!r}: expected a whole number, {text}")
+        raise PrismError(f"{option(name)} = {value!r}: expected a whole number, {text}")
     if value < low or (high is not None and value > high):
-        raise PrismError(f"{named(name)} = {value}: expected {text}")
+        raise PrismError(f"{option(name)} = {value}: expected {text}")
 
 
 def simulate(

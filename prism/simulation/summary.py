@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import fdtri, stdtrit
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.results import read_texts
 from prism.simulation.results import ENGINE, PARTS, TAIL_SAMPLES, read_group, read_memory
 
@@ -433,8 +433,8 @@ def run_end(
             end = start + datetime.timedelta(seconds=seconds)
         except OverflowError as error:
             raise PrismError(
-                f"{named('start')} {begin}: the run ends {seconds / 86400.0:.3g} days "
-                f"later, beyond the year 9999; leave the start out, or lower {named('steps')}"
+                f"{option('start')} {begin}: the run ends {seconds / 86400.0:.3g} days "
+                f"later, beyond the year 9999; leave the start out, or lower {option('steps')}"
             ) from error
         out["finish_date"] = {
             "probability": probability,

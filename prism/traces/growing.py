@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.files import GZIP, check_file
 from prism.traces.file import HEAD, RecordedFile
 from prism.traces.logs import say_skipped, settings_in
@@ -55,7 +55,7 @@ class Reading(NamedTuple):
         found = given or self.total or usual
         if found is None:
             raise PrismError(
-                f"{self.times.source}: names no number of steps; {named('steps')} N says how many "
+                f"{self.times.source}: names no number of steps; {option('steps')} N says how many "
                 "the run has"
             )
         return found

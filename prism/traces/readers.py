@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.traces.file import RecordedFile
 from prism.traces.formats.chakra import is_chakra, read_chakra
 from prism.traces.formats.hta import is_hta, is_nsys_sum, read_hta, read_nsys_sum
@@ -125,8 +125,8 @@ class Recording:
             if name not in self.reader.options:
                 of = " or ".join(r.what for r in READERS if name in r.options)
                 raise PrismError(
-                    f"{self.source}: is {self.reader.what}, and {named(name)} is of {of}; leave it "
-                    "out"
+                    f"{self.source}: is {self.reader.what}, and {option(name)} is of {of}; leave "
+                    "it out"
                 )
         found = self.reader.read(self.files, **given)
         return replace(found, notes=(*found.notes, *self.notes)) if self.notes else found
@@ -139,7 +139,7 @@ def find_reader(file: RecordedFile, pattern: str | None = None) -> Reader | None
     read = partial(read_log, own=pattern_tool(pattern))
     if file.kind not in ("text", "json"):
         raise PrismError(
-            f"{file.source}: {named('pattern')} reads lines, and this is {what_is(file)}"
+            f"{file.source}: {option('pattern')} reads lines, and this is {what_is(file)}"
         )
     return Reader(
         "log", "a log of step times", "step_times", lambda _: True, read, options=("where",)
@@ -153,7 +153,7 @@ def unknown_format(what: RecordedFile | PathLike) -> PrismError:
     others = ", ".join(reader.what for reader in READERS if reader.name != "log")
     return PrismError(
         f"{file.source}: is {what_is(file)}: no format that prism knows. Step times are read from "
-        f"lines by {named('pattern')} {EXAMPLE}, or from a table with the columns step, step_s. "
+        f"lines by {option('pattern')} {EXAMPLE}, or from a table with the columns step, step_s. "
         f"Known are logs of {tools}; {others}"
     )
 
@@ -182,7 +182,7 @@ def find_recording(what: PathLike | Sequence[PathLike], pattern: str | None = No
         files += _files_in(path) if path.is_dir() else [RecordedFile(path)]
     if pattern is not None:
         if len(files) != 1:
-            raise PrismError(f"{source}: {named('pattern')} reads one file; name one")
+            raise PrismError(f"{source}: {option('pattern')} reads one file; name one")
         return Recording(source, (files[0],), find_reader(files[0], pattern))
     readers: dict[RecordedFile, Reader | None] = {}
     notes = []

@@ -30,7 +30,7 @@ from prism.workload.kernels import (
 from prism.workload.layers import Layer, model_layers
 from prism.workload.modelsize import (
     DTYPE_BYTES,
-    Slot,
+    Chunk,
     count_parameters,
     count_tensors,
     lay_slots,
@@ -76,20 +76,20 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     held = {slot: (w.others, w.routed) for slot, w in weights.items()}
     of_stage = [[sum(n) for n in zip(*(held[slot] for slot in row), strict=True)] for row in slots]
 
-    def per_chunk(make: Callable[[Slot, bool], T]) -> tuple[tuple[T, ...], ...]:
+    def per_chunk(make: Callable[[Chunk, bool], T]) -> tuple[tuple[T, ...], ...]:
         """Make something for each chunk, once of those alike; apart for a stage's first."""
         made = cache(make)
         return tuple(tuple(made(slot, i == 0) for i, slot in enumerate(row)) for row in slots)
 
-    def gathers(slot: Slot) -> tuple[Collective, ...]:
+    def gathers(slot: Chunk) -> tuple[Collective, ...]:
         others, routed = held[slot]
         return dense.gathers(others) + experts.gathers(routed)
 
-    def reduces(slot: Slot) -> tuple[Collective, ...]:
+    def reduces(slot: Chunk) -> tuple[Collective, ...]:
         others, routed = held[slot]
         return dense.reduces(others) + experts.reduces(routed)
 
-    def chunk(slot: Slot, first: bool) -> ChunkWork:
+    def chunk(slot: Chunk, first: bool) -> ChunkWork:
         """Give a chunk's kernels, longer by what is sent beside them."""
         work = _chunk(expander, layers, slot)
         if layout.overlap:
@@ -105,7 +105,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
             work = contended(costs.overlap_cost, False, group, work, both, both)
         return work
 
-    def update(row: list[Slot], a: float, b: float) -> Collective:
+    def update(row: list[Chunk], a: float, b: float) -> Collective:
         matrices = orthogonal_matrices(
             layout, lambda: (op for slot in row for op in slot_ops(job, slot))
         )
@@ -189,7 +189,7 @@ def _sequences(job: Job) -> int:
     return int(layout.dp * layout.microbatches * layout.microbatch_size)
 
 
-def _slots(job: Job) -> list[list[Slot]]:
+def _slots(job: Job) -> list[list[Chunk]]:
     """Lay out chunks [stage][chunk]; without a pipeline they are units or buckets of layers."""
     layout, n_layers = job.parallelism, job.model.n_layers
     if layout.pp > 1:
@@ -199,7 +199,7 @@ def _slots(job: Job) -> list[list[Slot]]:
 
 
 def _chunk(
-    expander: Expander, layers: dict[Layer, tuple[Kernels, Kernels]], slot: Slot
+    expander: Expander, layers: dict[Layer, tuple[Kernels, Kernels]], slot: Chunk
 ) -> ChunkWork:
     """Kernels of one chunk."""
     of = [layers[layer] for layer in slot.layers]

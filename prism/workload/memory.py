@@ -37,7 +37,7 @@ from prism.workload.activations import (
     stored_bytes,
 )
 from prism.workload.layers import Layer, model_layers, share_of, share_sizes
-from prism.workload.modelsize import DTYPE_BYTES, Slot, Weights, lay_slots, slot_weights
+from prism.workload.modelsize import DTYPE_BYTES, Chunk, Weights, lay_slots, slot_weights
 from prism.workload.ops import BF16_BYTES
 from prism.workload.optimizers import master_bytes, moment_bytes
 
@@ -209,7 +209,7 @@ def _chunks(job: Job) -> list[list[_Chunk]]:
     return [[chunks[slot] for slot in row] for row in slots]
 
 
-def _chunk(job: Job, slot: Slot, held: Weights, kinds: dict[Layer, LayerBytes]) -> _Chunk:
+def _chunk(job: Job, slot: Chunk, held: Weights, kinds: dict[Layer, LayerBytes]) -> _Chunk:
     """Add up what a chunk has."""
     p, s = job.parallelism, share_sizes(job.model, share_of(job.parallelism))
     layers = [kinds[layer] for layer in slot.layers]

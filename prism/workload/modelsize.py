@@ -26,7 +26,7 @@ DTYPE_BYTES = {"fp32": 4.0, "bf16": 2.0}
 """Bytes of a number of gradients and optimizer states."""
 
 
-class Slot(NamedTuple):
+class Chunk(NamedTuple):
     """What one chunk holds: layers, and the model's ends."""
 
     layers: tuple[Layer, ...]
@@ -90,17 +90,17 @@ def mixing_flop(model: ModelBlock, n_sequences: float) -> float:
     )
 
 
-def lay_slots(job: Job, counts: Sequence[int]) -> list[list[Slot]]:
+def lay_slots(job: Job, counts: Sequence[int]) -> list[list[Chunk]]:
     """Lay out chunks by their numbers of layers, as a microbatch passes them, [stage][chunk]."""
     layout = job.parallelism
     last, layers, slots, done = len(counts) - 1, model_layers(job.model), [], 0
     for i, n in enumerate(counts):
-        slots.append(Slot(layers[done : done + n], embedding=i == 0, loss=i == last))
+        slots.append(Chunk(layers[done : done + n], embedding=i == 0, loss=i == last))
         done += n
     return layout.virtual_stages(len(slots) // layout.pp).rows(slots)
 
 
-def slot_ops(job: Job, slot: Slot) -> tuple[Op, ...]:
+def slot_ops(job: Job, slot: Chunk) -> tuple[Op, ...]:
     """All ops of one chunk on one GPU."""
     model, share = job.model, share_of(job.parallelism)
     each = {layer: layer_ops(model, share, layer) for layer in set(slot.layers)}
@@ -122,7 +122,7 @@ def count_tensors(ops: Iterable[Op], fused_products: bool) -> list[float]:
     return counts
 
 
-def slot_weights(job: Job, slots: Sequence[Sequence[Slot]]) -> dict[Slot, Weights]:
+def slot_weights(job: Job, slots: Sequence[Sequence[Chunk]]) -> dict[Chunk, Weights]:
     """Parameters of each kind of chunk on one GPU; a tied matrix counts once per stage.
 
     Routed experts count as such where ep ranks hold them between them, else among the others.
@@ -133,7 +133,7 @@ def slot_weights(job: Job, slots: Sequence[Sequence[Slot]]) -> dict[Slot, Weight
     loss = weigh([op for op in loss_ops(model, share) if not met or op.name != "logits"])
     embedding = weigh(embedding_ops(model, share))
 
-    def add_up(slot: Slot) -> Weights:
+    def add_up(slot: Chunk) -> Weights:
         found = [kinds[layer] for layer in slot.layers]
         found += [embedding] * slot.embedding + [loss] * slot.loss
         others, routed, resident = (sum(part[i] for part in found) for i in range(3))

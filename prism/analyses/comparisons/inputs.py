@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.common.errors import PrismError, named
-from prism.common.netcdf import read_netcdf, told_broken
+from prism.common.errors import PrismError, option
+from prism.common.netcdf import read_netcdf, wrap_corrupt_file
 from prism.common.resampling import LEAST_STEPS, Pairing, Sample
 from prism.common.text import format_count
 from prism.jobs.job import flatten
@@ -65,7 +65,7 @@ def read_input(source: Any, options: Mapping[str, Any], steps: str | None, seed:
                 "DIR wrote, its result.nc, or a file of step times"
             )
     if path.suffix == ".nc":
-        with told_broken(path, _EXPECTED):
+        with wrap_corrupt_file(path, _EXPECTED):
             return _simulated(_open_result(path), str(source))
     if not path.exists() and path.suffix in ("", ".yaml", ".yml") and "[" not in str(source):
         raise PrismError(
@@ -196,7 +196,7 @@ def brought_together(
                 if left_out == 1
                 else f"{format_count(left_out, 'step')} of each run are"
             )
-            notes.append(f"the first {what} left out ({why}); {named('skip')} N sets it")
+            notes.append(f"the first {what} left out ({why}); {option('skip')} N sets it")
     elif skip is not None:
         a, b = (_without_start(x, skip) if x.source == "measured" else x for x in (a, b))
     if not a.samples.keys() & b.samples.keys():
@@ -242,7 +242,7 @@ def _without_start(side: Input, skip: int) -> Input:
     kept = sample.place_in_unit() >= skip
     if kept.sum() < LEAST_STEPS:
         raise PrismError(
-            f"{named('skip')} {skip}: leaves {format_count(int(kept.sum()), 'step')} of "
+            f"{option('skip')} {skip}: leaves {format_count(int(kept.sum()), 'step')} of "
             f"{side.name}; "
             f"expected at least {LEAST_STEPS}"
         )

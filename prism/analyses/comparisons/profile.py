@@ -22,7 +22,7 @@ from prism.analyses.comparisons.classes import (
     merged,
     predicted_times,
 )
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.results import (
     Columns,
     Field,
@@ -68,7 +68,7 @@ def read_profile(a: Any, b: Any, step_range: str | None) -> tuple[Trace, Job] | 
     if _is_job(b) and not _is_job(a):
         raise PrismError(f"{_name(a)}: {_what(a, first)}, but {_name(b)} is a job; {_TAKES}")
     if step_range is not None:
-        raise PrismError(f"{named('step_range')}: is of a profile, and {_name(a)} is none")
+        raise PrismError(f"{option('step_range')}: is of a profile, and {_name(a)} is none")
     return None
 
 
@@ -123,7 +123,7 @@ def refuse(given: Mapping[str, Any]) -> None:
     for argument, value in given.items():
         if value is not None and value != {}:
             raise PrismError(
-                f"{named(argument)}: is of results and step times, not of a profile and a job; "
+                f"{option(argument)}: is of results and step times, not of a profile and a job; "
                 "leave it out"
             )
 

@@ -56,7 +56,7 @@ class Quantity(NamedTuple):
     gate: Gate
 
 
-class Part(NamedTuple):
+class ComparedPart(NamedTuple):
     """What one side adds to the error of B less A; or what all pairs do."""
 
     deviations: Array  # [resample, column]
@@ -107,7 +107,7 @@ def _gate(
 def _parts(
     a: Sample, b: Sample, of_a: Resampled, of_b: Resampled, pairing: Pairing,
     by: tuple[Array | float, Array | float] = (1.0, 1.0),
-) -> tuple[list[Part], list[Part]]:  # fmt: skip
+) -> tuple[list[ComparedPart], list[ComparedPart]]:  # fmt: skip
     """Take apart the error of B less A, each divided by its scale; and what a plan rests on.
 
     One run against several is taken to vary as those do, or as its blocks do where that is more;
@@ -117,10 +117,10 @@ def _parts(
     n_a, n_b = (x.values.size if x.kind == "steps" else x.n_units for x in (a, b))
     error = np.maximum(of_a.share_error, of_b.share_error)
     if pairing:
-        parts = [Part(first + second, error, a.n_units, n_a)]
+        parts = [ComparedPart(first + second, error, a.n_units, n_a)]
         return parts, parts
-    parts = [Part(first, of_a.share_error, a.n_units, n_a),
-             Part(second, of_b.share_error, b.n_units, n_b)]  # fmt: skip
+    parts = [ComparedPart(first, of_a.share_error, a.n_units, n_a),
+             ComparedPart(second, of_b.share_error, b.n_units, n_b)]  # fmt: skip
     if a.kind == b.kind:
         return parts, parts
     if "clusters" in (a.kind, b.kind):
@@ -129,7 +129,7 @@ def _parts(
     wide = np.sqrt(many.units) * np.roll(many.deviations, 1, axis=0)  # other draws than theirs
     more = wide.var(axis=0) > one.deviations.var(axis=0)
     both = many.deviations + np.where(more, wide, one.deviations)
-    return [Part(both, error, many.units, many.n)], [many, many]
+    return [ComparedPart(both, error, many.units, many.n)], [many, many]
 
 
 def compare_figures(
@@ -165,7 +165,7 @@ def compare_figures(
     return {"value": np.stack([value_a, value_b], axis=1), "difference": difference, **tested}
 
 
-def _error(parts: list[Part]) -> tuple[Array, Array]:
+def _error(parts: list[ComparedPart]) -> tuple[Array, Array]:
     """Variance of the difference, and its degrees of freedom (Welch) [column]."""
     of_parts = np.array([part.deviations.var(axis=0) for part in parts])
     dofs = np.array([[part.units - 1.0] for part in parts])
@@ -175,13 +175,13 @@ def _error(parts: list[Part]) -> tuple[Array, Array]:
     return variance, dof
 
 
-def _reached(parts: list[Part]) -> NDArray[np.bool_]:
+def _reached(parts: list[ComparedPart]) -> NDArray[np.bool_]:
     """Say which quantiles have an interval within the samples [level]."""
     room = np.minimum(LEVELS, 1.0 - LEVELS)
     return np.asarray(FAR * np.max([part.share_error for part in parts], axis=0) <= room)
 
 
-def _needed(plan: list[Part], least: float, extra: Array, effect: float) -> Array:
+def _needed(plan: list[ComparedPart], least: float, extra: Array, effect: float) -> Array:
     """Fewest runs, clusters or steps a side that see an effect [figure, power].
 
     Standard errors shrink as one over the square root of their number, and of a percentile the
@@ -210,7 +210,7 @@ def _needed(plan: list[Part], least: float, extra: Array, effect: float) -> Arra
     return np.where(n < _MOST, n, np.inf)
 
 
-def _shift(own_a: Array, own_b: Array, parts: list[Part], seed: int) -> dict[str, Array]:
+def _shift(own_a: Array, own_b: Array, parts: list[ComparedPart], seed: int) -> dict[str, Array]:
     """Difference of quantiles with a band that holds all of it in 95 % of cases.
 
     Its half width is the 95 % quantile of the largest deviation over the levels in standard errors,

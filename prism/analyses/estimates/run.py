@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.text import format_count, format_share
 from prism.distributions.library import load_library
 from prism.jobs.job import Job
@@ -73,7 +73,7 @@ def draw_run(
             notes = (*notes, (
                 f"model error: nothing was fitted to a job of this class ({about['class']}), so "
                 f"that run times may be off by {format_share(about['spread'])} (standard "
-                f"deviation); calibrate it by measured steps ({named('calibrate')} of prism fit), "
+                f"deviation); calibrate it by measured steps ({option('calibrate')} of prism fit), "
                 "or set variability.model_error"
             ))  # fmt: skip
     if reading is not None:
@@ -181,7 +181,7 @@ def _past(
         raise PrismError(
             f"{reading.times.source}: {format_count(past.done, 'step')} done, and the run has "
             f"{call['steps']}; "
-            f"nothing is left to estimate, or {named('steps')} (run.steps) is too small"
+            f"nothing is left to estimate, or {option('steps')} (run.steps) is too small"
         )
     return past
 

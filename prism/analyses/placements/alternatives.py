@@ -12,7 +12,7 @@ from prism.analyses.placements.problem import Problem, slowness, worst_factor
 from prism.analyses.placements.search import find_placements
 from prism.cluster.groups import count_replicas, shard_size
 from prism.cluster.nodemap import Placement, slowdown_keys
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.text import format_count, format_share
 from prism.jobs.job import Job, job_from_dict, layer_split
 from prism.simulation.othernodes import relocate
@@ -250,7 +250,7 @@ def use_spares(problem: Problem) -> Alternative:
             name, "spare nodes in their places", impossible="no spare node in a slow node's rack"
         )
     if not pairs:
-        text = f"no spare nodes; {named('spares')} N says what they would bring"
+        text = f"no spare nodes; {option('spares')} N says what they would bring"
         return Alternative(name, "spare nodes in their places", impossible=text)
     slowest = [n for n, _ in pairs]
     hosts = problem.hosts.copy()

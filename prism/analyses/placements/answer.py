@@ -25,7 +25,7 @@ from prism.analyses.differences import (
 )
 from prism.analyses.placements.alternatives import list_alternatives
 from prism.analyses.placements.problem import Problem, slowest_of, slowness, worst_factor
-from prism.analyses.placements.search import Found, exchange, find_placements, random_hosts
+from prism.analyses.placements.search import SearchResult, exchange, find_placements, random_hosts
 from prism.analyses.placements.slack import level, slot_cost, stage_slack
 from prism.analyses.placements.slots import Pattern
 from prism.analyses.rankings.target import Target
@@ -52,7 +52,7 @@ class Placed(Candidate):
 
 
 @dataclass
-class Case:
+class PlacementCase:
     """A question and what answering it shares."""
 
     problem: Problem
@@ -75,7 +75,9 @@ class Case:
         return Candidate(program=program, work=work, runs=self.target.times, slope=self.slope)
 
 
-def make_case(problem: Problem, objective: str, tolerance: float, sampler: Sampler) -> Case:
+def make_case(
+    problem: Problem, objective: str, tolerance: float, sampler: Sampler
+) -> PlacementCase:
     """Pose a question of placement with what answering it shares."""
     job = problem.step.job
     v = problem.step.effects
@@ -86,10 +88,10 @@ def make_case(problem: Problem, objective: str, tolerance: float, sampler: Sampl
         v.step.correlation_time_s,
         sampler.seed,
     )
-    return Case(problem, objective, tolerance, sampler, target)
+    return PlacementCase(problem, objective, tolerance, sampler, target)
 
 
-def answer(case: Case) -> dict[str, Any]:
+def answer(case: PlacementCase) -> dict[str, Any]:
     """Find the best placement and compare it with everything else; times in seconds."""
     problem, sampler = case.problem, case.sampler
     found = find_placements(problem, sampler.seed)
@@ -143,7 +145,7 @@ def _block_cost(problem: Problem) -> int:
     return max(LEAST_COST, problem.step.program.n_draws * engine.LANES)
 
 
-def choose(case: Case, found: Found) -> tuple[list[Placed], Placed, float]:
+def choose(case: PlacementCase, found: SearchResult) -> tuple[list[Placed], Placed, float]:
     """Simulate what may be best until one is left; the current placement is the first.
 
     The longest deterministic step is among them: it tells how unequally noise adds to steps.
@@ -170,7 +172,7 @@ def choose(case: Case, found: Found) -> tuple[list[Placed], Placed, float]:
         margin, more = spread, []
 
 
-def _choose(case: Case, candidates: Sequence[Placed]) -> tuple[Placed, float]:
+def _choose(case: PlacementCase, candidates: Sequence[Placed]) -> tuple[Placed, float]:
     """Select the best; nodes stay where they are where moving them gains next to nothing."""
     measure = case.objective
     budget = SAMPLES - sum(c.n * c.cost for c in candidates)
@@ -181,7 +183,7 @@ def _choose(case: Case, candidates: Sequence[Placed]) -> tuple[Placed, float]:
     return best, probability_best(best, candidates, measure, case.tolerance)
 
 
-def promising(found: Found, margin: float, most: int, seen: set[Pattern]) -> list[Pattern]:
+def promising(found: SearchResult, margin: float, most: int, seen: set[Pattern]) -> list[Pattern]:
     """Patterns within a margin of the shortest deterministic step, at most `most`.
 
     Where there are more, those come first that differ in what noise sees: how many blocks have slow
@@ -200,7 +202,7 @@ def promising(found: Found, margin: float, most: int, seen: set[Pattern]) -> lis
     return list(dict.fromkeys([*first, *patterns]))[: max(0, most)]
 
 
-def _known(case: Case, candidates: Sequence[Placed], hosts: Int) -> Placed:
+def _known(case: PlacementCase, candidates: Sequence[Placed], hosts: Int) -> Placed:
     """Return the candidate of that pattern, or a new one."""
     pattern = case.problem.pattern(hosts)
     same = (c for c in candidates if case.problem.pattern(c.hosts) == pattern)
@@ -252,7 +254,9 @@ def _names(named: dict[str, Placed], candidates: list[Placed]) -> dict[str, Plac
     return out
 
 
-def _at_random(case: Case, known: Sequence[Placed], comparison: Comparison) -> dict[str, Any]:
+def _at_random(
+    case: PlacementCase, known: Sequence[Placed], comparison: Comparison
+) -> dict[str, Any]:
     """Figures of slow nodes at random, by the deterministic times of the simulated placements."""
     rng, problem = np.random.default_rng([case.sampler.seed, 9]), case.problem
     drawn = [problem.pattern(random_hosts(problem, rng)) for _ in range(RANDOM_PLACEMENTS)]
@@ -271,7 +275,9 @@ def _at_random(case: Case, known: Sequence[Placed], comparison: Comparison) -> d
     return out | {"run_saved": comparison.n_steps * (now["mean"] - out["mean"])}
 
 
-def _alternatives(case: Case, comparison: Comparison, found: Found, n: int) -> dict[str, Any]:
+def _alternatives(
+    case: PlacementCase, comparison: Comparison, found: SearchResult, n: int
+) -> dict[str, Any]:
     """Figures of what else could be done, or why it cannot."""
     problem, out = case.problem, {}
     at_one = (p for p in found.patterns if len({at for _, held in p for at, _ in held}) == 1)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from prism.analyses.placements.screen import Screen
 from prism.analyses.placements.slots import Layout, Pattern, make_layout
 from prism.cluster.nodemap import NodeSlowdown, Placement
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
@@ -89,7 +89,7 @@ class Problem:
             first = int(torn[0]) * self.segment
             last = min(first + self.segment, hosts.size) - 1
             raise PrismError(
-                f"{named('keep_segments')}: slots {first} to {last} would be on nodes of several "
+                f"{option('keep_segments')}: slots {first} to {last} would be on nodes of several "
                 "racks; give a size that divides those that the job has"
             )
 

@@ -26,7 +26,7 @@ PAIRS = 256  # exchanges of two nodes that are looked at at a time
 GAIN = 1e-6  # relative; less is rounding
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """Placements that were looked at, by increasing step time."""
 
     patterns: list[Pattern]
@@ -34,7 +34,7 @@ class Found(NamedTuple):
     complete: bool  # whether these are all of them up to symmetry
 
 
-def find_placements(problem: Problem, seed: int, limit: int | None = None) -> Found:
+def find_placements(problem: Problem, seed: int, limit: int | None = None) -> SearchResult:
     """Look at all placements of the slow nodes, or search among them."""
     if limit is None:
         limit = LIMIT_GPUS // max(1, problem.step.program.low.member.size)
@@ -51,13 +51,13 @@ def find_placements(problem: Problem, seed: int, limit: int | None = None) -> Fo
     return _sorted(patterns, np.array([search.seen[p] for p in patterns]), False)
 
 
-def _sorted(patterns: list[Pattern], times: Array, complete: bool) -> Found:
+def _sorted(patterns: list[Pattern], times: Array, complete: bool) -> SearchResult:
     order = np.argsort(times, kind="stable")
     order = order[np.isfinite(times[order])]
-    return Found([patterns[i] for i in order], times[order], complete)
+    return SearchResult([patterns[i] for i in order], times[order], complete)
 
 
-def _whole_segments(problem: Problem, limit: int) -> Found:
+def _whole_segments(problem: Problem, limit: int) -> SearchResult:
     """Go from placement to placement, the shortest step first, by exchanges that tear no segment.
 
     A slow node takes another slot of its segment, or a segment with slow nodes all of another

@@ -7,10 +7,10 @@ with others is an effect's. The graph and the keys stay.
 from dataclasses import replace
 
 from prism import engine
-from prism.simulation.causes import Input
 from prism.simulation.effects import HeldTables, Treatment, hold_effect
 from prism.simulation.prepare import Prepared, treat_classes
 from prism.simulation.program import Program
+from prism.simulation.variance_inputs import Input
 
 
 def freeze(step: Prepared, entry: Input, seed: int) -> Program:

@@ -25,13 +25,13 @@ from prism.analyses.differences import (
 )
 from prism.analyses.rankings.freezing import freeze
 from prism.analyses.rankings.shares import NEGLIGIBLE, stall_moments
-from prism.analyses.rankings.target import Case
+from prism.analyses.rankings.target import RankingCase
 from prism.common.attribution import Array
-from prism.simulation.causes import Input
 from prism.simulation.draws import cluster_times
 from prism.simulation.effects import Treatment, hold_effect
 from prism.simulation.prepare import treat_classes
 from prism.simulation.program import Program
+from prism.simulation.variance_inputs import Input
 
 COMPARED = ("mean", "std", "p50", "p95", "p99")
 MOST_BLOCKS = 32  # clusters of an intervention
@@ -44,7 +44,7 @@ SELDOM = 5e-5  # share of the critical path below which the answer shows no gain
 class Change(Candidate):
     """An intervention on one cause, and its target."""
 
-    case: Case
+    case: RankingCase
     entry: Input | None = None  # None: as it is
     what: str = ""
     _samples: dict[tuple[int, float], Array] = field(default_factory=dict, repr=False)
@@ -83,7 +83,11 @@ class _Runner(Sampler):
 
 
 def compare_interventions(
-    case: Case, asked: Sequence[str], on_path: Array, figures: dict[str, float], speed_up: float
+    case: RankingCase,
+    asked: Sequence[str],
+    on_path: Array,
+    figures: dict[str, float],
+    speed_up: float,
 ) -> dict[str, dict[str, Any]]:
     """Figures by cause of the target with it at its median, or faster, and what that gains.
 
@@ -122,7 +126,7 @@ def compare_interventions(
     return out
 
 
-def _program(case: Case, entry: Input, what: str, speed_up: float) -> Program | None:
+def _program(case: RankingCase, entry: Input, what: str, speed_up: float) -> Program | None:
     """Return the program with one input treated; None where an effect is to be made faster."""
     if what == "freeze":
         program = freeze(case.step, entry, case.sampler.seed)
@@ -134,7 +138,7 @@ def _program(case: Case, entry: Input, what: str, speed_up: float) -> Program | 
     return program if case.sampler.stall_delays is None else hold_effect(program, "stall")
 
 
-def _run_until_clear(case: Case, changes: Sequence[Change]) -> None:
+def _run_until_clear(case: RankingCase, changes: Sequence[Change]) -> None:
     """Run changes, the first of which changes nothing, until the order of their p95 is clear."""
     sampler, control = case.sampler, case.sampler.control
     has_ranks = control is not None and control.variance > 0.0
@@ -199,7 +203,7 @@ def _squares(samples: Array) -> Array:
 
 
 def _with_rare_stalls(
-    case: Case, change: Change, gains: dict[str, tuple[float, float]]
+    case: RankingCase, change: Change, gains: dict[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
     """Gains in mean and spread, of steps with stalls that no run meets.
 

@@ -26,7 +26,13 @@ from prism.common.attribution import (
     run_variance,
     share_interval,
 )
-from prism.simulation.causes import (
+from prism.simulation.classops import ClassOps
+from prism.simulation.draws import cluster_times
+from prism.simulation.effects import hold_effect
+from prism.simulation.prepare import Prepared
+from prism.simulation.program import Program
+from prism.simulation.steps import Progress, Run, run_each
+from prism.simulation.variance_inputs import (
     Input,
     Residuals,
     nominal_seconds,
@@ -34,12 +40,6 @@ from prism.simulation.causes import (
     stall_bound,
     swap_keys,
 )
-from prism.simulation.classops import ClassOps
-from prism.simulation.draws import cluster_times
-from prism.simulation.effects import hold_effect
-from prism.simulation.prepare import Prepared
-from prism.simulation.program import Program
-from prism.simulation.steps import Progress, Run, run_each
 
 PILOT_BLOCKS = 4
 NEGLIGIBLE = 5e-4  # share of the variance below which the answer names no number
@@ -56,7 +56,7 @@ def _none() -> Array:
 
 
 @dataclass
-class Pair:
+class RunPair:
     """Two independent runs of a program, which runs with single inputs swapped are compared to."""
 
     program: Program
@@ -69,7 +69,7 @@ class Shares:
     """Runs and shares of one input."""
 
     entry: Input
-    pair: Pair
+    pair: RunPair
     ab: Array = field(default_factory=_none)
     ba: Array = field(default_factory=_none)
     first: Estimate = Estimate(0.0, 0.0, 0.0)
@@ -125,8 +125,8 @@ class Sampler:
         if self.often is not None:
             self.stall_delays, self.first = _none(), _none()
             programs = [hold_effect(program, "stall") for program in programs]
-        self.step = Pair(programs[0], self.first)
-        self.classes = Pair(programs[1]) if self.split is not self.program else self.step
+        self.step = RunPair(programs[0], self.first)
+        self.classes = RunPair(programs[1]) if self.split is not self.program else self.step
 
     def run(self, runs: Sequence[Run]) -> list[Array]:
         """Return step times [block, lane] of each run [s]."""
@@ -148,7 +148,7 @@ class Sampler:
         rare = [s for s in inputs if self.is_rare(s.entry)]
         swapped = [s for s in inputs if not self.is_rare(s.entry)]
         seeds = (self.seed, self.other), (self.other, self.seed)
-        runs: list[tuple[Pair | Shares, str, Run]] = []
+        runs: list[tuple[RunPair | Shares, str, Run]] = []
         for pair in {id(pair): pair for pair in (self.step, *(s.pair for s in swapped))}.values():
             for name, (seed, _) in list(zip("ab", seeds, strict=True))[: 1 + both]:
                 have = len(getattr(pair, name))
@@ -175,7 +175,7 @@ class Sampler:
         program, owner = split([s.entry.name for s in left])
         if self.often is not None:
             program = hold_effect(program, "stall")
-        pair = Pair(program)
+        pair = RunPair(program)
         for s in left:
             names = self.program.classes  # the call effect stands behind them
             index = names.index(s.entry.name) if s.entry.name in names else len(names)

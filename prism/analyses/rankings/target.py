@@ -13,12 +13,12 @@ import numpy as np
 from prism import engine
 from prism.analyses.rankings.shares import Sampler
 from prism.common.attribution import Array, Variance
-from prism.simulation.causes import Input, Residuals
 from prism.simulation.effects import EFFECTS
 from prism.simulation.prepare import Prepared
 from prism.simulation.runs.build import model_of_steps
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import OF_STEPS, PER_TIME, Drift
+from prism.simulation.variance_inputs import Input, Residuals
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -135,7 +135,7 @@ class Target:
 
 
 @dataclass
-class Case:
+class RankingCase:
     """Everything that the parts of a ranking share."""
 
     step: Prepared

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.text import format_count
 from prism.jobs.job import Job, job_from_dict
 from prism.jobs.jobspec.layers import merge
 from prism.jobs.jobspec.messages import never_legal
-from prism.jobs.jobspec.yaml import Layer, override_layer
+from prism.jobs.jobspec.yaml import ConfigLayer, override_layer
 from prism.jobs.pipelineshape import TRAITS
 
 MOST_POINTS = 20_000
@@ -60,12 +60,12 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
         key, equals, values = (part.strip() for part in text.partition("="))
         if not (key and equals and values):
             raise PrismError(
-                f"{named('vary')} {text}: expected key=value,value,..., for example "
+                f"{option('vary')} {text}: expected key=value,value,..., for example "
                 "parallelism.dp=64,128"
             )
         if key in grid:
             raise PrismError(
-                f"{named('vary')} {text}: {key} is varied twice; put its values together"
+                f"{option('vary')} {text}: {key} is varied twice; put its values together"
             )
         grid[key] = [each for value in _split(values) for each in _expand(value, text)]
     return _checked(grid)
@@ -84,13 +84,13 @@ def grid_of(vary: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
 def _checked(grid: dict[str, list[str]]) -> dict[str, list[str]]:
     for key, values in grid.items():
         if not values:
-            raise PrismError(f"{named('vary')} {key}: no values; expected one or more")
+            raise PrismError(f"{option('vary')} {key}: no values; expected one or more")
         twice = next((v for v, times in Counter(values).items() if times > 1), None)
         if twice is not None:
-            raise PrismError(f"{named('vary')} {key}: the value {twice} is there twice; keep one")
+            raise PrismError(f"{option('vary')} {key}: the value {twice} is there twice; keep one")
     if (n := math.prod(map(len, grid.values()))) > MOST_POINTS:
         raise PrismError(
-            f"{named('vary')}: {format_count(n, 'setting')}, at most {MOST_POINTS:,}; vary fewer "
+            f"{option('vary')}: {format_count(n, 'setting')}, at most {MOST_POINTS:,}; vary fewer "
             "keys"
         )
     return grid
@@ -115,23 +115,23 @@ def _expand(value: str, text: str) -> list[str]:
     found = _RANGE.fullmatch(value)
     if found is None:
         if not value:
-            raise PrismError(f"{named('vary')} {text}: an empty value; take a comma out")
+            raise PrismError(f"{option('vary')} {text}: an empty value; take a comma out")
         return [value]
     first, last = int(found[1]), int(found[2])
     step = int(found[3]) if found[3] else 1
     if step < 1 or last < first:
         raise PrismError(
-            f"{named('vary')} {text}: {value} has no end; expected first:last:step, upwards"
+            f"{option('vary')} {text}: {value} has no end; expected first:last:step, upwards"
         )
     if (last - first) // step >= MOST_POINTS:
-        raise PrismError(f"{named('vary')} {text}: {value} has more than {MOST_POINTS:,} values")
+        raise PrismError(f"{option('vary')} {text}: {value} has more than {MOST_POINTS:,} values")
     return [str(n) for n in range(first, last + 1, step)]
 
 
 def check_values(grid: Mapping[str, Sequence[str]]) -> None:
     """Refuse values that no setting could have, whatever the other keys say."""
     wrong = [
-        f"{named('vary')} {key}={value}: {text}"
+        f"{option('vary')} {key}={value}: {text}"
         for key, values in grid.items() for value in values
         for text in never_legal(override_layer(f"{key}={value}"))
     ]  # fmt: skip
@@ -159,7 +159,7 @@ def merged(
     values: Mapping[str, Any], setting: Mapping[str, str], drop: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Put a setting over what a job is given; see `job_at`."""
-    layer = Layer(copy.deepcopy(dict(values)))
+    layer = ConfigLayer(copy.deepcopy(dict(values)))
     for key in drop:
         block, _, last = key.partition(".")
         if isinstance(layer.values.get(block), dict):

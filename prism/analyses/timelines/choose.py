@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.analyses.timelines.played import PlayedStep, Row, Stream, durations
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 
 MOST_ROWS = 64
 """Rows that are all shown; of more, those of some replicas."""
@@ -44,8 +44,8 @@ def choose_rows(step: PlayedStep, wanted: Wanted, of_rank: dict[int, Row] | None
     if wanted.ranks is not None:
         if of_rank is None:
             raise PrismError(
-                f"a trace without numbers of ranks; choose with {named('replicas')} and "
-                f"{named('stages')}"
+                f"a trace without numbers of ranks; choose with {option('replicas')} and "
+                f"{option('stages')}"
             )
         _check("ranks", wanted.ranks, of_rank)
         asked = {of_rank[rank] for rank in wanted.ranks}
@@ -63,8 +63,8 @@ def choose_rows(step: PlayedStep, wanted: Wanted, of_rank: dict[int, Row] | None
     rows = sorted(rows, key=lambda row: (place.get(row.replica, len(place)), row))
     if not rows:
         raise PrismError(
-            f"no rank is in all of {named('ranks')}, {named('replicas')} and "
-            f"{named('stages')}; widen one of them"
+            f"no rank is in all of {option('ranks')}, {option('replicas')} and "
+            f"{option('stages')}; widen one of them"
         )
     left, of = len(everyone) - len(rows), "ranks" if step.ranks else "rows"
     note = f"{left:,} of {len(everyone):,} {of} are left out" if left else ""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from prism.analyses.replay import same_work
 from prism.analyses.timelines.jobs import describe_node, gaps_by_row
 from prism.analyses.timelines.played import PlayedOp, PlayedStep, Stream
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.means import finite_mean
 from prism.models.kerneltrace.graph import KernelGraph, step_graph
 from prism.models.kerneltrace.steps import split_steps
@@ -34,7 +34,7 @@ def play_trace(trace: Trace, step: int | None) -> list[PlayedStep]:
 def _choose(source: str, steps: list[int], step: int) -> int:
     if step not in steps:
         shown = ", ".join(map(str, steps[:8])) + (f", ... {steps[-1]}" if len(steps) > 8 else "")
-        raise PrismError(f"{source}: no step {step}; {named('step')} takes one of {shown}")
+        raise PrismError(f"{source}: no step {step}; {option('step')} takes one of {shown}")
     return steps.index(step)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import f
 
 from prism.analyses.estimate import estimate
-from prism.analyses.validation.hold import Array, Call, Case, Repetitions
+from prism.analyses.validation.against_measured import Array, Call, Repetitions, ValidationCase
 from prism.common import agreement as measures
 from prism.common.text import format_count, percent_change
 from prism.jobs.job import Job
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 _ALIKE = 0.9  # of the steps: below, the effective sample size is worth a word
 
 
-def job_case(job: Job, times: StepTimes, totals: Mapping[str, float] | None, call: Call) -> Case:
+def job_case(
+    job: Job, times: StepTimes, totals: Mapping[str, float] | None, call: Call
+) -> ValidationCase:
     """Hold a job against steps, or totals [s] of runs by name; their steps' sums where None."""
     job = job if call.dependence is None else _with_dependence(job, call.dependence)
     library = job.variability.library
@@ -48,7 +50,7 @@ def job_case(job: Job, times: StepTimes, totals: Mapping[str, float] | None, cal
         drawn, alone = (_runs(each, n_steps, call) for each in jobs)
         predicted = np.asarray(drawn.time_to_train)
         null = draws_anew(predicted, values.size, call.seed, _mean_error(calibration, drawn))
-        return Case(
+        return ValidationCase(
             values, np.arange(values.size), predicted, np.asarray(alone.time_to_train), null,
             facts | {"notes": notes + said}, refit=False,
         )  # fmt: skip
@@ -69,7 +71,7 @@ def job_case(job: Job, times: StepTimes, totals: Mapping[str, float] | None, cal
         training = nearest.steps_s
         line = {"line": training * (median_s / float(np.median(training)))}
         notes += _calibrated(calibration, nearest.label, times)
-    return Case(
+    return ValidationCase(
         np.asarray(times.seconds), np.asarray(times.step), np.asarray(drawn.step_time),
         np.asarray(alone.step_time), null, facts | {"notes": notes}, times.run, training, line,
         refit=False, open_mean=float(np.hypot(error, _between(drawn, times))),

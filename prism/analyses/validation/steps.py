@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.analyses.validation.hold import Array, Call, Case, Repetitions
-from prism.common.errors import PrismError, named
+from prism.analyses.validation.against_measured import Array, Call, Repetitions, ValidationCase
+from prism.common.errors import PrismError, option
 from prism.common.text import format_count, format_duration
 from prism.models.changes.find import find_changes
 from prism.models.changes.fit import fit_steps
@@ -35,7 +35,7 @@ _Redraw = Callable[[StepModel, int], tuple[StepTimes, Mapping[str, float] | None
 
 def model_case(
     path: str | Path, times: StepTimes, totals: Mapping[str, float] | None, call: Call
-) -> Case:
+) -> ValidationCase:
     """Hold a model of step times against measured steps, or totals [s] of runs by name."""
     model, notes = load_step_model(path), list(times.notes)
     facts = {"job": Path(path).stem, "taken": times.taken, "notes": notes}
@@ -49,13 +49,13 @@ def model_case(
     return _case(model, times, facts | {"n_train": model.n_runs}, call, runs)
 
 
-def split_case(times: StepTimes, source: str, train: str, call: Call) -> Case:
+def split_case(times: StepTimes, source: str, train: str, call: Call) -> ValidationCase:
     """Fit the first steps of every run of a file and predict the others."""
     steps = np.unique(times.step)
     if train == "even":
         raise PrismError(
-            f"{named('train')} even: steps of one run remember each other; of step times {source}, "
-            "take first-half or a number of steps"
+            f"{option('train')} even: steps of one run remember each other; of step times "
+            f"{source}, take first-half or a number of steps"
         )
     part = split_steps(steps.size, train, source, MIN_VALUES)
     early = times.step < steps[part.size]
@@ -79,11 +79,11 @@ def split_steps(n: int, train: str, source: str, least: int = MIN_TRAIN) -> NDAr
         part = np.arange(min(int(train), n))
     else:
         raise PrismError(
-            f"{named('train')} {train}: expected first-half, even, or a number of steps"
+            f"{option('train')} {train}: expected first-half, even, or a number of steps"
         )
     if part.size < least or n - part.size < 1:
         raise PrismError(
-            f"{source}: {named('train')} {train} takes {part.size} of {format_count(n, 'step')}; "
+            f"{source}: {option('train')} {train} takes {part.size} of {format_count(n, 'step')}; "
             f"at least {least} "
             "are needed to fit, and 1 to predict"
         )
@@ -97,7 +97,7 @@ def _part(times: StepTimes, rows: NDArray[np.bool_]) -> StepTimes:
 def _case(
     model: StepModel, times: StepTimes, facts: dict[str, Any], call: Call,
     runs: "_Totals | None" = None, redraw: _Redraw | None = None,
-) -> Case:  # fmt: skip
+) -> ValidationCase:  # fmt: skip
     """Predict steps at the places of the measured ones, or totals of runs where these are given."""
     if times.mean_over != model.mean_over:
         raise PrismError(
@@ -120,8 +120,10 @@ def _case(
             "p-value may be chance: where the prediction is right, about 20 % are at most 0.1"
         )
     if runs is not None:
-        return Case(runs.measured, np.arange(runs.measured.size), predicted, other, null, facts)
-    return Case(times.seconds, times.step, predicted, other, null, facts, times.run)
+        return ValidationCase(
+            runs.measured, np.arange(runs.measured.size), predicted, other, null, facts
+        )
+    return ValidationCase(times.seconds, times.step, predicted, other, null, facts, times.run)
 
 
 def _totals(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.analyses.validation.hold import Call, Case, Repetitions
+from prism.analyses.validation.against_measured import Call, Repetitions, ValidationCase
 from prism.analyses.validation.steps import split_steps
 from prism.engine import LANES
 from prism.models.changes.find import changes_of_trace, without_steps
@@ -21,7 +21,7 @@ from prism.models.kerneltrace.model import fit_kernel_graph, fit_kernels, redraw
 from prism.models.kerneltrace.steps import split_steps as split_kernel_steps
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph, fit_with_components
-from prism.simulation.independent import pool_program
+from prism.simulation.no_dependence import pool_program
 from prism.simulation.program import Program
 from prism.simulation.steps import run_blocks, settle_call
 from prism.simulation.tracemodel.arrays import build_trace_graph_arrays, build_trace_program
@@ -38,7 +38,7 @@ REPEAT_SAMPLES = 2048  # predicted steps behind the p-value's statistic: KS to 0
 Int = NDArray[np.int64]
 
 
-def trace_case(trace: Trace, train: str, call: Call) -> Case:
+def trace_case(trace: Trace, train: str, call: Call) -> ValidationCase:
     """Fit one part of a trace's steps and predict the other."""
     split = (_split_kernels if trace.has_kernels else _split_pipeline)(trace, train)
     part, held = split.part, split.held
@@ -52,7 +52,7 @@ def trace_case(trace: Trace, train: str, call: Call) -> Case:
         "changes": split.changes, "warnings": [*map(warn, split.changes), *split.warnings],
     }  # fmt: skip
     null = _anew(split, call._replace(threads=threads))
-    return Case(
+    return ValidationCase(
         split.measured[held], split.steps[held], predicted, alone, null, facts,
         training=split.measured[part],
     )  # fmt: skip

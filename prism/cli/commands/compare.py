@@ -6,7 +6,7 @@ import click
 
 from prism.cli.commands.options import (
     NO_EFFECT,
-    Share,
+    ShareType,
     choose_options,
     common_options,
     details_option,
@@ -27,7 +27,7 @@ ALARM = 1
 @choose_options("both")
 @click.option(
     "--effect",
-    type=Share(),
+    type=ShareType(),
     default="1%",
     show_default=True,
     metavar="SHARE",
@@ -43,13 +43,13 @@ ALARM = 1
 @steps_option
 @click.option(
     "--fail-if-slower",
-    type=Share(least=0.0),
+    type=ShareType(least=0.0),
     metavar="SHARE",
     help=f"Exit with status {ALARM} if a mean of B is slower than A's by more than this.",
 )
 @click.option(
     "--false-alarm",
-    type=Share(),
+    type=ShareType(),
     metavar="RATE",
     help="How often that may be where B is no slower than allowed.  [default: 2.5%, so that an "
     "alarm is where all of a 95 % interval lies beyond]",

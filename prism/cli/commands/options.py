@@ -85,7 +85,7 @@ class Percentiles(_Figures):
         return 0.0 <= figure <= 100.0
 
 
-class Share(click.ParamType):  # type: ignore[type-arg]
+class ShareType(click.ParamType):  # type: ignore[type-arg]
     """A share above 0, or from `least` on, and below 1, such as ``0.1%`` or ``0.001``."""
 
     name = "share"
@@ -306,7 +306,7 @@ def _run_placed(command: Callable[..., Any], where: dict[str, Any], options: dic
     """Run a command at a place."""
     from pathlib import Path
 
-    from prism.simulation.execution.place import run_on
+    from prism.simulation.execution.executor import run_on
     from prism.simulation.execution.remote import TIMEOUT_S
     from prism.simulation.steps import fresh_seed
 

@@ -13,7 +13,7 @@ from prism.cli.commands.nodes import (
     read_measured_nodes,
 )
 from prism.cli.commands.options import (
-    Share,
+    ShareType,
     choose_options,
     common_options,
     details_option,
@@ -56,7 +56,7 @@ OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
 )
 @click.option(
     "--tolerance",
-    type=Share(),
+    type=ShareType(),
     default="0.1%",
     show_default=True,
     help="Indifference zone: differences of the objective below it are ignored.",

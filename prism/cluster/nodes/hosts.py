@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.text import format_count
 from prism.jobs.hostlists import is_number, looks_like_list, read_hosts_text
 from prism.traces.file import RecordedFile
@@ -66,7 +66,7 @@ def read_host_list(path: str, n_nodes: int, spares: int = 0) -> list[str]:
     names = read_hosts_text(text, path)
     if len(names) not in (n_nodes, n_nodes + spares):
         more = len(names) - n_nodes
-        way_out = f", or add {named('spares')} {more} for those beyond" if more > 0 else ""
+        way_out = f", or add {option('spares')} {more} for those beyond" if more > 0 else ""
         raise PrismError(
             f"{path}: {format_count(len(names), 'host')}, but the job has "
             f"{format_count(n_nodes, 'node')}; list every node "
@@ -125,14 +125,14 @@ def _in_order(labels: Sequence[str], n_nodes: int, locate: Callable[[str], str])
             f"{locate(labels[0])}: names {format_count(len(labels), 'host')} ({shown}) of a "
             f"cluster of {format_count(n_nodes, 'node')}, so their places in the rank order are "
             "unknown; give "
-            f"{named('hosts')} LIST, one name per line in rank order, or write node numbers, 0 to "
+            f"{option('hosts')} LIST, one name per line in rank order, or write node numbers, 0 to "
             f"{n_nodes - 1}"
         )
     return Nodes(
         {label: node for node, label in enumerate(labels)},
         dict(enumerate(labels)),
         f"nodes 0 to {n_nodes - 1} are the hosts in the order in which they appear: {shown}; "
-        f"{named('hosts')} LIST gives another order",
+        f"{option('hosts')} LIST gives another order",
     )
 
 

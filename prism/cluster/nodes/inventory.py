@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from prism.cluster.nodemap import KINDS, NodeSlowdown, slow_by_kind
 from prism.cluster.nodes.burnin import NODE_COLUMNS, UNKNOWN, find_column, read_burn_in
 from prism.cluster.nodes.hosts import Measured, find_nodes, known_labels, read_host_list
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.text import format_count
 from prism.traces import find_recording
 from prism.traces.choose import check_column, chosen_rows
@@ -121,7 +121,7 @@ def _read(
         if column is not None or where or kind not in (None, "network"):
             raise PrismError(
                 f"{source}: is output of nccl-tests, which has no columns and measures the "
-                f"network; leave {named('column')}, {named('where')} and {named('kind')} out"
+                f"network; leave {option('column')}, {option('where')} and {option('kind')} out"
             )
         measured = _solve(found.read(), source)
     else:

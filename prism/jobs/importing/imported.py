@@ -34,7 +34,7 @@ from prism.jobs.jobspec.blocks import BLOCKS
 from prism.jobs.jobspec.layers import put_over
 from prism.jobs.jobspec.othernames import key_of, no_effect
 from prism.jobs.jobspec.presets import SIZES
-from prism.jobs.jobspec.yaml import Layer
+from prism.jobs.jobspec.yaml import ConfigLayer
 
 _SIZES = frozenset(
     [f"model.{key}" for key in SIZES]
@@ -194,9 +194,9 @@ def _overrides(overrides: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _layer(draft: Draft) -> Layer:
+def _layer(draft: Draft) -> ConfigLayer:
     """Lay out a draft as blocks whose places are the lines that they come from."""
-    layer = Layer()
+    layer = ConfigLayer()
     for key, value in draft.values.items():
         block, _, name = key.partition(".")
         layer.values.setdefault(block, {})[name] = value

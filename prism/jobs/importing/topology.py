@@ -26,7 +26,7 @@ from prism.jobs.job import Job
 from prism.jobs.jobspec.messages import by_line, message, validate_block
 from prism.jobs.jobspec.values import Block, Count
 from prism.jobs.jobspec.yaml import MAX_BYTES as YAML_BYTES
-from prism.jobs.jobspec.yaml import Layer, parse_yaml
+from prism.jobs.jobspec.yaml import ConfigLayer, parse_yaml
 
 MAX_BYTES = 64 << 20
 MOST_LEVELS = 20
@@ -231,7 +231,7 @@ def _from_yaml(text: str, source: str) -> Topology:
 
 
 def _checked(
-    kind: type[BaseModel], data: Any, layer: Layer, source: str, top: tuple[str, ...] = ()
+    kind: type[BaseModel], data: Any, layer: ConfigLayer, source: str, top: tuple[str, ...] = ()
 ) -> Any:
     """Check a table; `top` is the path that its values have, without it in the file."""
     found = validate_block(kind, data)
@@ -247,7 +247,7 @@ def _from_labels(text: str, source: str) -> Topology:
     data = parsed(json.loads, text, source, "JSON")
     if "items" not in data:
         data = {"items": [data]}
-    nodes: _Nodes = _checked(_Nodes, data, Layer(), source)
+    nodes: _Nodes = _checked(_Nodes, data, ConfigLayer(), source)
     labels = {node.metadata.name: node.metadata.labels for node in nodes.items}
     units = {
         name: tuple(next((own[k] for k in keys if own.get(k)), "") for keys in _LABELS.values())

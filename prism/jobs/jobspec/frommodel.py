@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from prism.common.errors import PrismError
-from prism.common.netcdf import check_sealed, told_broken
-from prism.jobs.jobspec.yaml import Layer, display_path, key_paths
+from prism.common.netcdf import check_sealed, wrap_corrupt_file
+from prism.jobs.jobspec.yaml import ConfigLayer, display_path, key_paths
 
 CALIBRATED = "calibrated"
 STEPS = "steps"
@@ -36,12 +36,12 @@ def _read_attrs(path: str | Path) -> dict[str, str]:
     import h5py
 
     check_sealed(path, _EXPECTED)
-    with told_broken(path, _EXPECTED), h5py.File(path) as file:
+    with wrap_corrupt_file(path, _EXPECTED), h5py.File(path) as file:
         found = {k: file.attrs[k] for k in _ATTRS if k in file.attrs}
         return {k: v.decode() if isinstance(v, bytes) else str(v) for k, v in found.items()}
 
 
-def job_of_model(path: Path) -> Layer:
+def job_of_model(path: Path) -> ConfigLayer:
     """Return the job that a fitted model describes, with the model itself as its variability."""
     shown = display_path(path)
     attrs = _read_attrs(path)
@@ -59,16 +59,16 @@ def job_of_model(path: Path) -> Layer:
         raise PrismError(
             f"{shown}: neither a job nor a fitted model; expected a YAML job, or {_EXPECTED}"
         )
-    with told_broken(path, _EXPECTED):
+    with wrap_corrupt_file(path, _EXPECTED):
         values: dict[str, Any] = json.loads(attrs["job"])
         own = values.get("variability", {})
         calibrated = {**own, "library": str(path)}
         traced = {"library": None, **own, "model": str(path)}
         values["variability"] = calibrated if attrs["kind"] == CALIBRATED else traced
-        return Layer(values, dict.fromkeys(key_paths(values), shown))
+        return ConfigLayer(values, dict.fromkeys(key_paths(values), shown))
 
 
-def settle_calibrated(layer: Layer) -> None:
+def settle_calibrated(layer: ConfigLayer) -> None:
     """Put a calibrated model that is named as the variability's model in the library's place."""
     tree = layer.values.get("variability")
     name = tree.get("model") if isinstance(tree, dict) else None

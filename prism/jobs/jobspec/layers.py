@@ -14,8 +14,8 @@ from prism.jobs.jobspec.blocks import BLOCKS
 from prism.jobs.jobspec.clustercheck import DISTANCE, UPLINK
 from prism.jobs.jobspec.frommodel import job_of_model, settle_calibrated
 from prism.jobs.jobspec.yaml import (
+    ConfigLayer,
     KeyPath,
-    Layer,
     display_path,
     drop,
     key_paths,
@@ -83,7 +83,7 @@ def _way_out(path: Path) -> str:
     return f"give a YAML file or a shipped job: {', '.join(shipped) or 'none is installed'}"
 
 
-def _drop(layer: Layer, path: KeyPath) -> None:
+def _drop(layer: ConfigLayer, path: KeyPath) -> None:
     """Forget a key and everything below it."""
     drop(layer.values, path)
     layer.places = {p: place for p, place in layer.places.items() if p[: len(path)] != path}
@@ -95,7 +95,7 @@ def _value(tree: Any, path: KeyPath) -> Any:
     return tree
 
 
-def merge(lower: Layer, upper: Layer) -> Layer:
+def merge(lower: ConfigLayer, upper: ConfigLayer) -> ConfigLayer:
     """Put `upper` over `lower`: blocks merge key by key, anything else is replaced."""
     tiers = _value(upper.values, ("cluster", "tiers"))
     pairs = [
@@ -139,10 +139,10 @@ def _find_base(name: str, child: Path) -> Path:
     return resolve_path(name)
 
 
-def _read_job(path: Path) -> Layer:
+def _read_job(path: Path) -> ConfigLayer:
     """Read one job file; a recording is refused with what can be done with it."""
     shown = display_path(path)
-    layer, wrong = Layer(), None
+    layer, wrong = ConfigLayer(), None
     try:
         layer = parse_yaml(read_text(path), shown)
     except PrismError as error:
@@ -163,20 +163,22 @@ def _read_job(path: Path) -> Layer:
     return layer
 
 
-def load_chain(path: Path, above: Sequence[Path] = ()) -> Layer:
+def load_chain(path: Path, above: Sequence[Path] = ()) -> ConfigLayer:
     """Read a job file and the jobs its `base:` names, the file itself on top."""
     if is_hdf5(path):
         return job_of_model(path)
     return _on_base(_read_job(path), path, above)
 
 
-def layer_of(values: Mapping[str, Any]) -> Layer:
+def layer_of(values: Mapping[str, Any]) -> ConfigLayer:
     """Make a layer of a job's blocks by name, on the job that their `base` names."""
     copied = copy.deepcopy(dict(values))
-    return _on_base(Layer(copied, dict.fromkeys(key_paths(copied), MAPPING)), Path(MAPPING), ())
+    return _on_base(
+        ConfigLayer(copied, dict.fromkeys(key_paths(copied), MAPPING)), Path(MAPPING), ()
+    )
 
 
-def _on_base(layer: Layer, path: Path, above: Sequence[Path]) -> Layer:
+def _on_base(layer: ConfigLayer, path: Path, above: Sequence[Path]) -> ConfigLayer:
     """Put a layer on the job that its `base:` names."""
     for block, key, suffix in _FILE_KEYS:
         # A library given by file is meant relative to the file that names it.
@@ -206,7 +208,7 @@ def _on_base(layer: Layer, path: Path, above: Sequence[Path]) -> Layer:
     return merge(load_chain(base, chain), layer)
 
 
-def put_over(layer: Layer, overrides: Overrides) -> Layer:
+def put_over(layer: ConfigLayer, overrides: Overrides) -> ConfigLayer:
     """Put overrides on top, in order, and settle what they leave open."""
     if isinstance(overrides, Mapping):
         uppers = [set_layer(str(key), value) for key, value in overrides.items()]

@@ -16,7 +16,7 @@ from prism.jobs.jobspec.blocks import BLOCKS, UNMODELLED
 from prism.jobs.jobspec.effects import Effects
 from prism.jobs.jobspec.othernames import key_of, note_of, value_of
 from prism.jobs.jobspec.values import MAX_COUNT
-from prism.jobs.jobspec.yaml import KeyPath, Layer, drop, is_override, near
+from prism.jobs.jobspec.yaml import ConfigLayer, KeyPath, drop, is_override, near
 
 
 class Checked(NamedTuple):
@@ -63,7 +63,7 @@ def validate_block(kind: type[BaseModel], data: Any) -> Checked:
         return Checked(kind.model_validate({}), found, {()})
 
 
-def never_legal(layer: Layer) -> list[str]:
+def never_legal(layer: ConfigLayer) -> list[str]:
     """Say what is wrong with the keys that a layer sets, whatever else a job says."""
     if layer.problems:
         return layer.problems
@@ -194,7 +194,7 @@ def _words(kind: type[BaseModel], path: KeyPath, detail: ErrorDetails) -> str:
     return f"{expected}, got {got}; {way_out}"
 
 
-def message(layer: Layer, source: str, keys: Sequence[KeyPath], text: str) -> str:
+def message(layer: ConfigLayer, source: str, keys: Sequence[KeyPath], text: str) -> str:
     """Write "place: key: text", the place being an override if one had a hand in it."""
     first, places = keys[0], layer.places
     given = [places[key] for key in keys if key in places]

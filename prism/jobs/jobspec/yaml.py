@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.files import read_bytes
 from prism.common.shipped import data_path
 
@@ -32,7 +32,7 @@ MAX_DEPTH = 40
 
 
 @dataclass
-class Layer:
+class ConfigLayer:
     """A tree of keys, the place of each, and the errors seen so far (one line each)."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -126,10 +126,10 @@ def _scalar(node: Node) -> Any:
 
 
 class _Walker:
-    """Turns nodes into a Layer, one visit per node, collecting errors with their lines."""
+    """Turns nodes into a ConfigLayer, one visit per node, collecting errors with their lines."""
 
     def __init__(self, shown: str) -> None:
-        self.shown, self.layer, self.nodes = shown, Layer(), 0
+        self.shown, self.layer, self.nodes = shown, ConfigLayer(), 0
 
     def walk(self, node: Node, path: KeyPath) -> Any:
         """Return the value of a node and note the place of everything below it."""
@@ -171,8 +171,8 @@ class _Walker:
         return out
 
 
-def parse_yaml(text: str, shown: str, start: str = "", items: str = "") -> Layer:
-    """Parse one YAML mapping into a Layer whose places are "shown:line"; `start`: what to do.
+def parse_yaml(text: str, shown: str, start: str = "", items: str = "") -> ConfigLayer:
+    """Parse one YAML mapping into a ConfigLayer whose places are "shown:line"; `start`: what to do.
 
     A list, where it may be one, is that of the key `items`.
     """
@@ -191,10 +191,10 @@ def parse_yaml(text: str, shown: str, start: str = "", items: str = "") -> Layer
     return walker.layer
 
 
-def override_layer(text: str) -> Layer:
-    """Turn one `key=value` of `--set` into a Layer; errors are in its `problems`."""
+def override_layer(text: str) -> ConfigLayer:
+    """Turn one `key=value` of `--set` into a ConfigLayer; errors are in its `problems`."""
     if not isinstance(text, str):
-        raise PrismError(f"{named('overrides')} {text!r}: expected text such as parallelism.dp=64")
+        raise PrismError(f"{option('overrides')} {text!r}: expected text such as parallelism.dp=64")
     key, equals, value = text.partition("=")
     walker = _Walker(_shown(text))
     try:
@@ -202,17 +202,17 @@ def override_layer(text: str) -> Layer:
         path = _key_path(key if equals else "", walker.shown)
         inner = None if node is None else walker.walk(node, path)
     except PrismError as error:
-        return Layer(problems=list(error.args))
+        return ConfigLayer(problems=list(error.args))
     return _at(path, inner, walker.shown, walker.layer.problems)
 
 
-def set_layer(key: str, value: Any) -> Layer:
-    """Turn a dotted key and its value into a Layer; errors are in its `problems`."""
+def set_layer(key: str, value: Any) -> ConfigLayer:
+    """Turn a dotted key and its value into a ConfigLayer; errors are in its `problems`."""
     shown = _shown(f"{key}={value}")
     try:
         return _at(_key_path(key, shown), copy.deepcopy(value), shown, [])
     except PrismError as error:
-        return Layer(problems=list(error.args))
+        return ConfigLayer(problems=list(error.args))
 
 
 def key_paths(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
@@ -236,7 +236,7 @@ def drop(tree: Any, path: KeyPath) -> None:
 
 
 def _shown(text: str) -> str:
-    return f"{named('overrides')} {text if len(text) <= 100 else text[:97] + '...'}"
+    return f"{option('overrides')} {text if len(text) <= 100 else text[:97] + '...'}"
 
 
 def _key_path(key: str, shown: str) -> KeyPath:
@@ -250,9 +250,9 @@ def _key_path(key: str, shown: str) -> KeyPath:
     return path
 
 
-def _at(path: KeyPath, value: Any, shown: str, problems: list[str]) -> Layer:
+def _at(path: KeyPath, value: Any, shown: str, problems: list[str]) -> ConfigLayer:
     """Make a layer of the value of a key: the place of all keys but the block's is `shown`."""
     for part in reversed(path):
         value = {part: value}
     own = key_paths(value) if len(path) == 1 else islice(key_paths(value), 1, None)
-    return Layer(value, dict.fromkeys(own, shown), problems)
+    return ConfigLayer(value, dict.fromkeys(own, shown), problems)

@@ -25,7 +25,7 @@ from prism.models.calibration.model import (
     with_steps,
 )
 from prism.models.calibration.predict import Predicted, draw_steps, predict_size, prepare_quiet
-from prism.models.calibration.report import Found, report_of
+from prism.models.calibration.report import Calibrated, report_of
 from prism.models.calibration.scales import RATIOS, fit_scales
 from prism.models.calibration.sizes import Size, measure_size
 from prism.models.calibration.spreads import fit_between, fit_within, memory_s
@@ -119,7 +119,9 @@ def _base_library(jobs: Sequence[Job]) -> Library:
     return library
 
 
-def _fit(sizes: Sequence[Size], base: Library, seed: int, threads: int, count: _Count) -> Found:
+def _fit(
+    sizes: Sequence[Size], base: Library, seed: int, threads: int, count: _Count
+) -> Calibrated:
     """Fit the spread between runs, means over it, and the spread within runs."""
     steps = [prepare_quiet(s.job, base, seed) for s in sizes]
 
@@ -150,7 +152,7 @@ def _fit(sizes: Sequence[Size], base: Library, seed: int, threads: int, count: _
         pooled_shape(sizes), spread.relative, spread.fixed_s * float(nominal),
         memory_s(sizes, spread), *stall_rates(sizes), np.concatenate([s.stall_s for s in sizes]),
     )  # fmt: skip
-    return Found(scales, between, spread, setting, with_steps(library, setting))
+    return Calibrated(scales, between, spread, setting, with_steps(library, setting))
 
 
 def pooled_shape(sizes: Sequence[Size]) -> Array:

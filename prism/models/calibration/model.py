@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.common.netcdf import read_netcdf, told_broken
+from prism.common.netcdf import read_netcdf, wrap_corrupt_file
 from prism.distributions.distribution import Distribution, constant, empirical
 from prism.distributions.library import Entry, Library, to_dataset
 from prism.jobs.jobspec.frommodel import CALIBRATED as KIND
@@ -234,7 +234,7 @@ def load_calibration(path: str | Path) -> Calibration | None:
     if not is_calibrated(path):
         return None
     expected = "a calibrated model, which prism fit --calibrate JOB=STEPS -o MODEL.nc makes"
-    with told_broken(path, expected):
+    with wrap_corrupt_file(path, expected):
         dataset = read_netcdf(path, expected)
         steps = np.asarray(dataset["measured_steps"].values, np.float64)
         gpus, microbatches, n = (

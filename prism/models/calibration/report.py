@@ -24,7 +24,7 @@ _FAR = 3.0  # prior standard deviations
 
 
 @dataclass(frozen=True)
-class Found:
+class Calibrated:
     """What a calibration found."""
 
     scales: Scales
@@ -35,7 +35,7 @@ class Found:
 
 
 def report_of(
-    sizes: Sequence[Size], drawn: Sequence[Array], found: Found, base: Library
+    sizes: Sequence[Size], drawn: Sequence[Array], found: Calibrated, base: Library
 ) -> dict[str, Any]:
     """Collect what a calibration found, as plain values.
 
@@ -104,7 +104,7 @@ def _size(size: Size, drawn: Array) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _not_identifiable(sizes: Sequence[Size], found: Found) -> list[str]:
+def _not_identifiable(sizes: Sequence[Size], found: Calibrated) -> list[str]:
     """Say what these sizes cannot tell."""
     out = []
     b = found.scales.communication
@@ -150,7 +150,7 @@ def _sensitivity(scales: Scales) -> float:
     return 0.1 * min(scales.communication.log_std, COMMUNICATION_PRIOR)
 
 
-def _unlikely(found: Found) -> list[str]:
+def _unlikely(found: Calibrated) -> list[str]:
     """Say which factor is so far from the library's that something else is wrong."""
     priors = {"kernels": (found.scales.compute, COMPUTE_PRIOR),
               "messages": (found.scales.communication, COMMUNICATION_PRIOR)}  # fmt: skip
@@ -163,7 +163,7 @@ def _unlikely(found: Found) -> list[str]:
     ]
 
 
-def _warnings(sizes: Sequence[Size], drawn: Sequence[Array], found: Found) -> list[str]:
+def _warnings(sizes: Sequence[Size], drawn: Sequence[Array], found: Calibrated) -> list[str]:
     """Say what rests on little, and what does not fit together."""
     out = []
     for size, steps in zip(sizes, drawn, strict=True):

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.means import median
 from prism.common.text import format_count
 from prism.models.changes.pauses import Pause, find_pauses
@@ -277,7 +277,7 @@ def _numbered(recording: Any, steps: str) -> Any:
     found = re.fullmatch(r"(\d*):(\d*)", steps.strip())
     if found is None or steps.strip() == ":":
         raise PrismError(
-            f"{named('steps')} {steps}: expected A:B, the numbers of the first and the last step, "
+            f"{option('steps')} {steps}: expected A:B, the numbers of the first and the last step, "
             "such as 100:500"
         )
     is_trace = isinstance(recording, Trace)
@@ -288,7 +288,7 @@ def _numbered(recording: Any, steps: str) -> Any:
     keep &= number <= int(found[2] or number.max(initial=0))
     if not keep.any():
         raise PrismError(
-            f"{recording.source}: {named('steps')} {steps}: no such step; found "
+            f"{recording.source}: {option('steps')} {steps}: no such step; found "
             f"{number.min()} to {number.max()}"
         )
     return without_steps(recording, number[~keep]) if is_trace else select_steps(recording, keep)
@@ -309,7 +309,7 @@ def _skip(recording: Any, n: int | None) -> Any:
         left = select_steps(recording, (place >= n).to_numpy())
     if n >= whole:
         raise PrismError(
-            f"{recording.source}: {named('skip')} {n} leaves nothing of "
+            f"{recording.source}: {option('skip')} {n} leaves nothing of "
             f"{format_count(whole, 'step')}; expected "
             "fewer"
         )

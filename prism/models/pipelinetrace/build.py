@@ -18,7 +18,7 @@ from prism.common.means import median
 from prism.common.text import format_share
 from prism.models.pipelinetrace.meetings import (
     EXPECTED,
-    Pair,
+    TransferPair,
     coincide,
     consumers,
     do_block,
@@ -98,7 +98,7 @@ class _Laying:
 
     times: Times
     chains: list[Index]
-    pairs: list[Pair]
+    pairs: list[TransferPair]
     blocking: bool
     notes: list[str]
     recorded: int = 0  # edges that the trace names
@@ -149,7 +149,7 @@ class _Laying:
         what = o.op_kind, o.kernel_class, o.name
         return self._add(duration, [], stages, scope, "op", what, o.chunk, o.microbatch)
 
-    def _lay_message(self, pair: Pair) -> None:
+    def _lay_message(self, pair: TransferPair) -> None:
         """Lay what passes from the later of two posts on."""
         t, (send, receive) = self.times, pair[:2]
         # what blocks is recorded until its batch ends, of one side or the other; else as received

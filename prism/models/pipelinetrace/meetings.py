@@ -39,7 +39,7 @@ EXPECTED = {
 
 
 # -------------------------------------------------------------------------- sends and receives
-class Pair(NamedTuple):
+class TransferPair(NamedTuple):
     """Two sides of a transfer: ops of two stages, the first of which sends (if one only)."""
 
     send: int
@@ -47,7 +47,7 @@ class Pair(NamedTuple):
     way: str  # forward, backward, or "" where the trace does not say
 
 
-def pair_transfers(times: Times, chains: list[Index]) -> list[Pair]:
+def pair_transfers(times: Times, chains: list[Index]) -> list[TransferPair]:
     """Pair sends with receives: in order, of one pass and sender, or of one named group."""
     found: dict[tuple[str | int, ...], dict[int, list[int]]] = {}
     kinds, names, n_stages = times.ops["op_kind"], times.ops["name"], times.n_stages
@@ -64,11 +64,11 @@ def pair_transfers(times: Times, chains: list[Index]) -> list[Pair]:
     for key, sides in found.items():
         if len(sides) == 2 and n_stages > 1:  # else the other sides are not in the trace
             first, second = (sides[side] for side in sorted(sides))
-            pairs += [Pair(a, b, str(key[0])) for a, b in zip(first, second, strict=False)]
+            pairs += [TransferPair(a, b, str(key[0])) for a, b in zip(first, second, strict=False)]
     return pairs
 
 
-def do_block(times: Times, chains: list[Index], pairs: list[Pair]) -> bool:
+def do_block(times: Times, chains: list[Index], pairs: list[TransferPair]) -> bool:
     """Tell whether workers do nothing else during a transfer, so that both sides wait."""
     start, end, sides = times.start, times.end, [k for pair in pairs for k in pair[:2]]
     beside = []
@@ -85,7 +85,7 @@ def do_block(times: Times, chains: list[Index], pairs: list[Pair]) -> bool:
 
 
 def consumers(
-    times: Times, chain: Index, pairs: list[Pair], sides: Container[int]
+    times: Times, chain: Index, pairs: list[TransferPair], sides: Container[int]
 ) -> dict[int, list[int]]:
     """Say which messages each op of a chain waits for: op -> receives.
 

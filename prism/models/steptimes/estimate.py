@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import prism
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.results import pack_texts, read_texts
 from prism.common.text import format_count
 from prism.jobs.jobspec.run import FAILURES_SOURCE
@@ -102,7 +102,7 @@ def estimate_steps(
     n_steps = model.n_steps * model.mean_over if steps is None else steps
     if n_steps < 1:
         raise PrismError(
-            f"{named('steps')} {n_steps}: expected at least 1; leave it out for as many as seen"
+            f"{option('steps')} {n_steps}: expected at least 1; leave it out for as many as seen"
         )
     if reading is None:
         drawn, past = draw_runs(model, n_steps, run_replicates, seed, None, gpus), None

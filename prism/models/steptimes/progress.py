@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.text import format_count
 from prism.models.changes.find import select_steps
 from prism.models.steptimes.model import StepModel
@@ -40,7 +40,7 @@ def progress(
     if done >= n_steps:
         raise PrismError(
             f"{format_count(done, 'step')} done of {n_steps}; nothing is left; set "
-            f"{named('steps')} higher"
+            f"{option('steps')} higher"
         )
     first = min(max(done, model.offset_skips * k), n_steps)
     ahead = run_model(model, n_steps, first)

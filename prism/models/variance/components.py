@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from prism.common.errors import PrismError
 from prism.common.text import format_count, format_share
 from prism.models.variance.draws import N_DRAWS
-from prism.models.variance.effects import Column, Component, Spread, share_of
+from prism.models.variance.effects import Column, Component, EffectSpread, share_of
 from prism.models.variance.estimates import Estimates, Parts
 from prism.models.variance.lemons import Lemon, Mask, find_lemons
-from prism.models.variance.strata import pool_negative_step, separable, take_apart
+from prism.models.variance.strata import decompose, pool_negative_step, separable
 
 Array = NDArray[np.float64]
 
 EXPLAINED_ENOUGH = 0.8
 """Share of a stratum that one shared draw should carry."""
-__all__ = ["Column", "Component", "Components", "Lemon", "Spread", "fit_components"]
+__all__ = ["Column", "Component", "Components", "Lemon", "EffectSpread", "fit_components"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Components:
     residual_std: Array
     residual: Array
     """[column, replica, step, microbatch] standardised; nan where missing."""
-    by_op_kind: dict[str, dict[str, Spread]]
+    by_op_kind: dict[str, dict[str, EffectSpread]]
     step_correlation_steps: float | None
     step_correlation_share: float
     warnings: tuple[str, ...]
@@ -91,7 +91,7 @@ def fit_components(
     numbers = np.asarray(steps, dtype=np.int64)
     _check(table, columns, numbers)
     lemons, body = find_lemons(table, columns)
-    strata, notes = separable(take_apart(table, _common_cells(table, body)))
+    strata, notes = separable(decompose(table, _common_cells(table, body)))
     if min(strata.rest_df, strata.cell_df) <= 0.0:
         raise PrismError(
             "variance components: too few microbatches are complete to separate effects; "
@@ -181,7 +181,7 @@ def _drifts_apart(columns: Sequence[Column], covariance: Array, effect: Componen
 
 
 def _warn(
-    by_op_kind: dict[str, dict[str, Spread]], effects: Sequence[Component], table: Array
+    by_op_kind: dict[str, dict[str, EffectSpread]], effects: Sequence[Component], table: Array
 ) -> tuple[str, ...]:
     """Say what the table cannot tell."""
     out = []

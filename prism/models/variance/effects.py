@@ -28,7 +28,7 @@ class Column(NamedTuple):
     name: str = ""  # where several ops of this kind make up a microbatch
 
 
-class Spread(NamedTuple):
+class EffectSpread(NamedTuple):
     """A component over the columns of one op_kind, as standard deviations of log duration."""
 
     std: float

@@ -22,7 +22,7 @@ from prism.models.variance.draws import (
 from prism.models.variance.effects import (
     Column,
     Component,
-    Spread,
+    EffectSpread,
     build_effect,
     content_scores,
     excess_kurtosis,
@@ -155,16 +155,16 @@ class Estimates:
         effect = make_component("content", signed, scores, explained_share(products))
         return effect, content, residual, Parts(own, wide * drawn_own @ self.means.T)
 
-    def spreads(self, parts: dict[str, Parts]) -> dict[str, dict[str, Spread]]:
+    def spreads(self, parts: dict[str, Parts]) -> dict[str, dict[str, EffectSpread]]:
         """Tabulate standard deviations, limits and shares of every op_kind."""
         std = {n: np.sqrt(np.maximum(self.means @ p.value, 0.0)) for n, p in parts.items()}
         ends = {n: np.sqrt(interval(p.draws)) for n, p in parts.items()}
         total = sum((values**2 for values in std.values()), np.zeros(len(self.kinds)))
-        out: dict[str, dict[str, Spread]] = {}
+        out: dict[str, dict[str, EffectSpread]] = {}
         for k, kind in enumerate(self.kinds):
             out[kind] = {}
             for name in ("position", "rank", "step", "rank_step", "content", "residual"):
                 share = float(share_of(std[name] ** 2, total)[k])
                 low, high = ends[name][:, k]
-                out[kind][name] = Spread(float(std[name][k]), float(low), float(high), share)
+                out[kind][name] = EffectSpread(float(std[name][k]), float(low), float(high), share)
         return out

@@ -46,7 +46,7 @@ class Strata(NamedTuple):
     per_step: float
 
 
-def take_apart(table: Array, seen: Mask) -> Strata:
+def decompose(table: Array, seen: Mask) -> Strata:
     """Take a table apart.
 
     Parameters

@@ -7,7 +7,7 @@ from typing import Any
 
 from prism import plots
 from prism.analyses.validate import Validation
-from prism.common.errors import named
+from prism.common.errors import option
 from prism.common.text import format_count, format_share, percent_change
 from prism.present.answer import Answer, Errors, Picture
 from prism.present.cells import Cell, Column, Figure, Json, Table, change, duration
@@ -102,7 +102,7 @@ def _tested(numbers: Json) -> dict[str, Cell]:
     """Write the figures of the test, and how many repetitions it had."""
     return {
         "ks": f"{numbers['ks']:.3f}", "p": f"{numbers['ks_p_value']:.3g}",
-        "n": str(int(numbers.get("bootstrap") or 0)), "option": named("bootstrap"),
+        "n": str(int(numbers.get("bootstrap") or 0)), "option": option("bootstrap"),
     }  # fmt: skip
 
 

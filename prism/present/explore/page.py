@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.present.explore import controls
@@ -62,7 +62,7 @@ def serve(base: Job, port: int, seed: int, threads: int | None, show: bool) -> N
             probe.bind((HOST, port))
         except OSError as error:
             raise PrismError(
-                f"{named('port')} {port}: {error.strerror}; is another page there? give another"
+                f"{option('port')} {port}: {error.strerror}; is another page there? give another"
             ) from error
     app.add_middleware(SameOrigin)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import prism
 from prism.common.errors import PrismError
 from prism.common.files import atomic_write
-from prism.common.netcdf import told_broken
+from prism.common.netcdf import wrap_corrupt_file
 from prism.common.resultfiles import KINDS, dataset_of, kind_of, load_dataset
 from prism.common.results import Result
 from prism.common.text import visible
@@ -38,7 +38,7 @@ SHORT_ANSWERS = 2
 
 
 @dataclass
-class Part:
+class Section:
     """A result on the page: where it was read or how it is called, its kind, and what it says."""
 
     name: str  # of its place on the page
@@ -58,9 +58,9 @@ class Subject:
 
     name: str
     title: str
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Section] = field(default_factory=list)
     inputs: Inputs | None = None
-    first: Part | None = None
+    first: Section | None = None
 
 
 def report(
@@ -102,7 +102,7 @@ def report(
     return make_page(read_parts(results), path, title)
 
 
-def read_parts(results: object) -> list[Part]:
+def read_parts(results: object) -> list[Section]:
     """Read results and make their answers; PrismError names one that is none, broken or twice."""
     import xarray as xr
 
@@ -126,13 +126,13 @@ def read_parts(results: object) -> list[Part]:
     return parts
 
 
-def _part(number: int, file: str, result: xr.Dataset) -> Part:
+def _part(number: int, file: str, result: xr.Dataset) -> Section:
     kind = kind_of(result)
     if kind is None:
         raise PrismError(f"{file}: no result of prism; expected what a command writes by -o")
-    with told_broken(file, f"a result; write it again by prism {KINDS[kind].command}"):
+    with wrap_corrupt_file(file, f"a result; write it again by prism {KINDS[kind].command}"):
         try:
-            return Part(f"r{number}", file, kind, result, KINDS[kind].answer(result))
+            return Section(f"r{number}", file, kind, result, KINDS[kind].answer(result))
         except PrismError as error:
             raise PrismError(f"{file}: {error}") from error
 
@@ -147,7 +147,7 @@ def check_page(path: str | os.PathLike[str]) -> None:
 
 
 def make_page(
-    parts: Sequence[Part],
+    parts: Sequence[Section],
     path: str | os.PathLike[str] | None = None,
     title: str | None = None,
 ) -> str:
@@ -155,7 +155,7 @@ def make_page(
     for part in parts:
         command = f"prism {KINDS[part.kind].command}"
         part.label = _label(part, parts)
-        with told_broken(part.file, "a whole result, with what it was made by"):
+        with wrap_corrupt_file(part.file, "a whole result, with what it was made by"):
             part.made_by = made_by(part.result, part.answer.figures, part.file, command)
         part.pictures = _drawn(part.answer.pictures, part.file)
     subjects = _subjects(parts)
@@ -187,7 +187,7 @@ def render_answer(answer: Answer) -> str:
     return visible(template("answer.html.jinja").render(answer=answer, pictures=drawn))
 
 
-def _label(part: Part, parts: Sequence[Part]) -> str:
+def _label(part: Section, parts: Sequence[Section]) -> str:
     """Name a result by its subject; with its file where several estimates are about that."""
     name = str(part.answer.subject)
     files = [p.file for p in parts if p.answer.subject == name and p.kind in ESTIMATES]
@@ -210,7 +210,10 @@ def _drawn(pictures: Sequence[Picture], file: str) -> list[dict[str, Any]]:
     out = []
     for picture in pictures:
         buffer = BytesIO()
-        with told_broken(file, f"a whole result: {picture.title.lower()} cannot be drawn"), style():
+        with (
+            wrap_corrupt_file(file, f"a whole result: {picture.title.lower()} cannot be drawn"),
+            style(),
+        ):
             figure = picture.draw().get_figure(root=True)
             assert figure is not None
             # nothing but the picture, so that the same result gives the same bytes
@@ -221,7 +224,7 @@ def _drawn(pictures: Sequence[Picture], file: str) -> list[dict[str, Any]]:
     return out
 
 
-def _subjects(parts: Sequence[Part]) -> list[Subject]:
+def _subjects(parts: Sequence[Section]) -> list[Subject]:
     """Put results of one subject together, in the order given."""
     known: dict[str, Subject] = {}
     for part in parts:
@@ -230,7 +233,7 @@ def _subjects(parts: Sequence[Part]) -> list[Subject]:
         subject.parts.append(part)
     for subject in known.values():
         for part in subject.parts:
-            with told_broken(part.file, "a whole result, with its job"):
+            with wrap_corrupt_file(part.file, "a whole result, with its job"):
                 if job_values(part.result) is None:
                     continue
                 if subject.first is None:
@@ -241,7 +244,7 @@ def _subjects(parts: Sequence[Part]) -> list[Subject]:
     return list(known.values())
 
 
-def _title(subjects: Sequence[Subject], parts: Sequence[Part]) -> str:
+def _title(subjects: Sequence[Subject], parts: Sequence[Section]) -> str:
     """Name a page by what it is about."""
     names = [subject.title for subject in subjects]
     if len(parts) == 1:

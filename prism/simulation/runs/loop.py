@@ -35,7 +35,7 @@ _FAR = 1e15  # seconds that no run takes
 _NONE = Interruptions(0.0, 0)  # nothing fails, and a planned replacement takes no time
 
 
-class Chunk(NamedTuple):
+class RunChunk(NamedTuple):
     """What the runs of one chunk come to; arrays as in `prism.simulation.runs.parts.Runs`."""
 
     total: Array
@@ -128,7 +128,7 @@ class RunLoop:
         self.ratio = np.ones((1, n))  # [slot, run] of the episodes in progress
         self.found = np.zeros((1, n), bool)  # the node is replaced when it ends
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Chunk:
+    def run(self, progress: Callable[[float], None] | None = None) -> RunChunk:
         """Advance until all runs are done; tell ``progress`` what share is."""
         rounds = 0
         while (self.done < self.n_steps).any():
@@ -143,7 +143,7 @@ class RunLoop:
                     "events; lower the rates of failures, fail_slow or regime, or make checkpoints "
                     "more frequent"
                 )
-        return Chunk(self.time, self.began, self._terms(), self.at_mark, self.failures)
+        return RunChunk(self.time, self.began, self._terms(), self.at_mark, self.failures)
 
     def _terms(self) -> Array:
         """Return the seconds by term, which add up to the total [term, run].

@@ -11,9 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.simulation.execution.tasks import Arrays, Shared, Task, run_tasks
-from prism.simulation.runs.loop import CHUNK, Chunk, RunLoop, term_names
+from prism.simulation.runs.loop import CHUNK, RunChunk, RunLoop, term_names
 from prism.simulation.runs.parts import RunModel, Runs
 from prism.simulation.runs.rates import expected_events, stationary, step_shares
 
@@ -90,7 +90,7 @@ def simulate_runs(
 def draw_chunk(
     model: RunModel, n_steps: int, first: int, seed: int, start_s: float, marks: Sequence[int],
     tell: Callable[[float], None] | None = None,
-) -> Chunk:  # fmt: skip
+) -> RunChunk:  # fmt: skip
     """Draw `CHUNK` runs."""
     short = is_short(model, n_steps)
     return RunLoop(model, n_steps, first, seed, start_s, marks, short).run(tell)
@@ -125,7 +125,7 @@ def _check_end(model: RunModel, n_steps: int) -> None:
         raise PrismError(
             f"a run of {n_steps} steps has about {events:.2g} failures and fail-slow episodes, "
             f"above the {MAX_EVENTS:.0e} that can be followed; lower their rates, or "
-            f"{named('steps')}"
+            f"{option('steps')}"
         )
 
 

@@ -9,7 +9,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.jobs.job import Job
 from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks
@@ -34,7 +34,7 @@ def step_work(
         return None, ()
     if n_steps > MOST_STEPS:
         raise PrismError(
-            f"{named('steps')} {n_steps:,}: run.batch_ramp takes at most {MOST_STEPS:,} steps; "
+            f"{option('steps')} {n_steps:,}: run.batch_ramp takes at most {MOST_STEPS:,} steps; "
             "leave it out, or lower the steps"
         )
     work, notes, own, first = np.ones(n_steps), [], 0.0, 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.common.text import format_count
 
 Floats = NDArray[np.float64]
@@ -46,7 +46,7 @@ def compile_pattern(pattern: str | None) -> re.Pattern[str] | None:
         return re.compile(pattern)
     except re.error as error:
         raise PrismError(
-            f"{named('step_range')} {pattern}: is no regular expression ({error}); give the "
+            f"{option('step_range')} {pattern}: is no regular expression ({error}); give the "
             "name of the range that is one step, such as 'train_step', or 'step (\\d+)' with its "
             "number"
         ) from error
@@ -156,6 +156,6 @@ def no_such_step(
     """Error for a pattern that no range is called by."""
     there = candidates(ranges) or "none"
     return PrismError(
-        f"{source}: {named('step_range')} {pattern.pattern}: no {what} is called so; those that "
+        f"{source}: {option('step_range')} {pattern.pattern}: no {what} is called so; those that "
         f"repeat: {there}"
     )

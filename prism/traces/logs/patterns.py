@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError, option
 from prism.traces.logs.tools import Tool
 
 EXAMPLE = r"'step[: ]+(?P<step>\d+).*?(?P<s>[\d.]+) ?s'"
@@ -24,7 +24,7 @@ _LONGEST_S, _BYTES_PER_S = 5.0, 1e6  # of CPU time that matching may take, and o
 
 def pattern_tool(pattern: str) -> Tool:
     """Make a tool of a pattern; raises PrismError where it is none, or says no time."""
-    told = f"{named('pattern')} {pattern}"
+    told = f"{option('pattern')} {pattern}"
     try:
         groups = set(re.compile(pattern).groupindex)
     except (re.error, OverflowError, RecursionError) as error:
@@ -39,7 +39,14 @@ def pattern_tool(pattern: str) -> Tool:
     of_step = values in (["s"], ["ms"])
     between = what == _WHATS["elapsed"]
     return Tool(
-        named("pattern"), b"", (b"",), pattern, what, pattern, is_mean=not of_step, is_rate=between
+        option("pattern"),
+        b"",
+        (b"",),
+        pattern,
+        what,
+        pattern,
+        is_mean=not of_step,
+        is_rate=between,
     )
 
 

@@ -91,7 +91,7 @@ class Call(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Case:
+class ValidationCase:
     """A prediction, what it is held against, and how the comparison is repeated; times in s."""
 
     measured: Array
@@ -107,7 +107,7 @@ class Case:
     open_mean: float = 0.0  # relative error that the mean of one measured run is predicted with
 
 
-def hold(case: Case, call: Call, **facts: Any) -> "xr.Dataset":
+def compare_to_measured(case: ValidationCase, call: Call, **facts: Any) -> "xr.Dataset":
     """Compare a prediction and its baselines with the measurement, and find the p-value."""
     null, curves = [], []
     for measured, predicted in islice(case.repetitions, call.bootstrap):
@@ -127,7 +127,7 @@ def hold(case: Case, call: Call, **facts: Any) -> "xr.Dataset":
     return make_validation(case, figures, _errors(case, refits), refits)
 
 
-def _errors(case: Case, refits: list[Array]) -> list[dict[str, Any]]:
+def _errors(case: ValidationCase, refits: list[Array]) -> list[dict[str, Any]]:
     """Compare the prediction, then the baselines, with the measurement.
 
     Intervals of the prediction's errors, and what would have been seen of them, rest on resamples
@@ -160,7 +160,7 @@ def _figures(sample: Array) -> list[float]:
     return [mean, *np.quantile(sample, [0.5, 0.95]), max(sample.std() / mean, 1e-12)]
 
 
-def _floor(case: Case) -> dict[str, Any]:
+def _floor(case: ValidationCase) -> dict[str, Any]:
     if case.training is not None:
         return measures.floor(case.training, case.measured)
     return dict.fromkeys(("ks_floor", "p95_floor", "mean_floor", "cv_ratio_floor"))
@@ -179,7 +179,7 @@ def separation(measured: Array, predicted: Array) -> float:
 
 
 def make_validation(
-    case: Case, figures: dict[str, Any], errors: list[dict[str, Any]], curves: list[Array]
+    case: ValidationCase, figures: dict[str, Any], errors: list[dict[str, Any]], curves: list[Array]
 ) -> "xr.Dataset":
     """Lay samples [s], the band of the refits' curves and the figures into one dataset."""
     import xarray as xr
