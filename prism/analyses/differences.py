@@ -43,8 +43,9 @@ QUANTILES: dict[str, float | None] = {
     "p99": 0.99,
     "mean": None,
     "time_to_train": 0.95,
+    "carbon": None,
 }
-"""Measures of a candidate, and their quantiles; those of steps but for the last one."""
+"""Measures of a candidate, and their quantiles: of steps [s], of runs [s], of carbon [kg]."""
 LEVEL = 0.95  # of intervals
 ERROR = 0.05  # probability that a rival of the best is left behind
 WINDOW, MOST_WINDOW = 0.5, 0.05  # of probability, on both sides of a quantile
@@ -66,12 +67,13 @@ class Candidate:
     program: Program | None = None
     work: float = 1.0  # tokens of a step over those of the job's
     runs: Callable[[Array, Array], Array] | None = None  # steps, step effects [s, 1] -> runs [s]
+    kg_per_s: float = 0.0  # CO2e, of the measure carbon
     slope: float = 0.0  # of the draws' mean steps over their quiet times
     cost: int = 0  # op-samples of a block, once it has run
     quiet: Array = field(default_factory=lambda: np.empty(0))  # [many cluster draws] s
     times: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))  # [draw, lane] s
     effects: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))
-    _known: dict[tuple[str, int, float], Array] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[str, int, float, float], Array] = field(default_factory=dict, repr=False)
 
     @property
     def n(self) -> int:
@@ -85,11 +87,13 @@ class Candidate:
             assert self.runs is not None
             effects = np.tile(self.effects[:n], steps.shape[1] // self.effects.shape[1])
             steps = self.runs(steps, effects)
+        if measure == "carbon":
+            steps = self.kg_per_s * steps
         return steps / self.work
 
     def values(self, measure: str, n: int | None = None) -> Array:
         """Return one value per cluster draw, whose mean is the figure for the same work [s]."""
-        key = measure, self.n if n is None else n, self.slope
+        key = measure, self.n if n is None else n, self.slope, self.kg_per_s
         if key not in self._known:
             self._known[key] = pseudo_values(self.samples(measure, n), QUANTILES[measure])
         return self._known[key]

@@ -39,7 +39,7 @@ from prism.analyses.sweeps.points import (
     simulate_points,
 )
 from prism.analyses.sweeps.rows import make_rows, ordered
-from prism.analyses.sweeps.swept import CHOICES, MEASURES, Sweep, choose, make_sweep
+from prism.analyses.sweeps.swept import CHOICES, OBJECTIVES, Sweep, choose, make_sweep
 from prism.common import sizes
 from prism.common.errors import PrismError, option
 from prism.common.text import format_count, format_share
@@ -114,8 +114,10 @@ def sweep(
             f"nothing to vary; give {option('vary')} (key and values) or {option('layouts')}"
         )
     objective = objective or ("p50" if layouts else "p95")
-    if objective not in MEASURES:
-        raise PrismError(f"objective {objective}: expected one of {', '.join(MEASURES)}")
+    if objective not in OBJECTIVES:
+        raise PrismError(f"objective {objective}: expected one of {', '.join(OBJECTIVES)}")
+    if objective == "carbon":
+        _check_carbon(job, grid)
     if not 0.0 <= min_p_fits <= 1.0:
         raise PrismError(f"{option('min_p_fits')} {min_p_fits}: expected a probability, 0 to 1")
     seed, threads = settle_call(replicates, seed, threads)
@@ -126,7 +128,8 @@ def sweep(
         raise PrismError(_all_refused(job, refused))
     clusters = -(-replicates // engine.LANES)
     bench = Bench(seed, threads, progress)
-    wrong = simulate_points(points, bench, clusters, objective, skip=layouts)
+    skip = layouts and objective != "carbon"  # bounds are of times
+    wrong = simulate_points(points, bench, clusters, objective, skip)
     refused += [
         {**point.setting, "reason": reason.removeprefix(f"{job.name}: ")}
         for point, reason in wrong.items()
@@ -155,6 +158,19 @@ def sweep(
     call = {"vary": grid, "layouts": layouts, "replicates": replicates, "objective": objective,
             "min_p_fits": min_p_fits}  # fmt: skip
     return make_sweep(rows, refused, figures, texts, provenance(job, {**call, "seed": seed}))
+
+
+def _check_carbon(job: Job, grid: Mapping[str, Any]) -> None:
+    """Refuse to choose by carbon where no intensity is stated, or no power is known."""
+    where = f"{job.source or job.name}: {option('objective')} carbon"
+    stated = job.run.grid_intensity is not None or job.run.region is not None
+    if not stated and not {"run.region", "run.grid_intensity"} & grid.keys():
+        raise PrismError(f"{where}: no carbon intensity; set run.grid_intensity or run.region")
+    if job.model.durations is not None and job.cluster.power_limit_w is None:
+        raise PrismError(
+            f"{where}: what the GPUs draw is not known of model.durations; set "
+            "cluster.power_limit_w, or take another objective"
+        )
 
 
 def reproduce(result: Sweep, threads: int | None = None) -> Sweep:

@@ -27,6 +27,7 @@ FACE = {
     "jobspec.yaml": "ConfigLayer override_layer shipped_jobs",
     "layersplit": "is_even",
     "pipelineshape": "Action Schedule TRAITS VirtualStages play_rows",
+    "regions": "REGIONS",
     "schedule":
         "Schedule Slots action_times format_schedule make_schedule play_schedule schedule_to_csv",
     "scheduleorders": "steady_share",

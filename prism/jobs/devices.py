@@ -32,6 +32,8 @@ class Device:
     casts_inside: bool = False  # its fp8 products were measured with quantizing both operands
     boost_mhz: float = 1965.0  # B200's where no data sheet says
     cap_mhz: float = 0.0  # of products at the TDP; 0: H100's share of the boost clock
+    host_w: float = 350.0  # of its share of a host, beside the GPU, under load; H100's
+    embodied_kg: float = 164.0  # CO2e of its making; H100's where nobody says
     like: str = ""  # whose chip it has, at another limit
     table_speed: float = 1.0  # of its products' tables over that one's
 
@@ -48,20 +50,30 @@ class Device:
 # 400 Gbit/s per GPU (DGX H100, Llama 3, arXiv:2407.21783), 800 Gbit/s with B300 and GB300
 # (ConnectX-8), 200 Gbit/s with A100, 4 x 100 Gbit/s for 8 GPUs in DGX-1 V100. NVL72: 18 trays of 4
 # GPUs. Clocks: data sheets; 392 V100 under products (arXiv:2208.11035). Tables of products over
-# B200's: 27 shapes of GB200.
-_NVL72: dict[str, Any] = {"host_gpus": 4, "rack_gpus": 72, "like": "b200", "table_speed": 1.056}
+# B200's: 27 shapes of GB200. Hosts: 8.4 kW of a node of 8 H100 at 700 W (arXiv:2412.08602). Making:
+# NVIDIA's product carbon footprints, HGX H100 1,312 kg; B200 by its .50 g per exaflop against .66
+# and 2.3 times the rate; A100 150 kg (arXiv:2211.02001).
+_NVL72: dict[str, Any] = {
+    "host_gpus": 4,
+    "rack_gpus": 72,
+    "like": "b200",
+    "table_speed": 1.056,
+    "embodied_kg": 286.0,
+}
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
         Device("v100", 125e12, 0.90e12, 32e9, 150e9, 6.25e9, HOP_S, 300.0, has_library=False,
                te_attention="efficient", flash_attention="efficient", boost_mhz=1530.0,
                cap_mhz=1365.0),
-        Device("a100", 312e12, 2.04e12, 80e9, 300e9, 25e9, HOP_S, 400.0, te_attention="fa2"),
+        Device("a100", 312e12, 2.04e12, 80e9, 300e9, 25e9, HOP_S, 400.0,
+               te_attention="fa2", embodied_kg=150.0),
         Device("h100", 989e12, 3.35e12, 80e9, 450e9, 50e9, HOP_S, 700.0, 1979e12, one_order=True),
         Device("h200", 989e12, 4.80e12, 141e9, 450e9, 50e9, HOP_S, 700.0, 1979e12, one_order=True),
-        Device("b200", 2250e12, 8.0e12, 180e9, 900e9, 50e9, HOP_S, 1000.0, 4500e12, 9e15),
+        Device("b200", 2250e12, 8.0e12, 180e9, 900e9, 50e9, HOP_S, 1000.0, 4500e12, 9e15,
+               embodied_kg=286.0),
         Device("b300", 2250e12, 8.0e12, 270e9, 900e9, 100e9, HOP_S, 1100.0, 4500e12, 13.5e15,
-               like="b200"),
+               like="b200", embodied_kg=286.0),
         Device("gb200", 2500e12, 8.0e12, 186e9, 900e9, 50e9, HOP_S, 1200.0, 5000e12, 10e15,
                **_NVL72),
         Device("gb300", 2500e12, 8.0e12, 278e9, 900e9, 100e9, HOP_S, 1400.0, 5000e12, 15e15,

@@ -18,7 +18,6 @@ from prism.jobs.jobspec.blocks import (
     Blocks,
     ModelBlock,
     ParallelismBlock,
-    RunBlock,
     VariabilityBlock,
 )
 from prism.jobs.jobspec.check import find_problems
@@ -44,6 +43,7 @@ from prism.jobs.jobspec.run import (
     FAILURES_PER_GPU_DAY,
     CheckpointBlock,
     FailuresBlock,
+    RunBlock,
 )
 from prism.jobs.jobspec.yaml import ConfigLayer, KeyPath, as_text, display_path, is_override
 from prism.jobs.layersplit import cost_split, even_split

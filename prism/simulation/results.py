@@ -61,6 +61,10 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "cost": (("run_replicate",), "1", "price of the run, in the job's currency"),
     "gpu_power": ((), "W", "mean power of a GPU over the run"),
     "gpu_energy": (("run_replicate",), "J", "energy of the run's GPUs, without hosts or cooling"),
+    "host_energy": (
+        ("run_replicate",), "J", "energy of the run's hosts and switches beside its GPUs"),
+    "carbon": (("run_replicate",), "kg", "CO2e of the run's electricity, cooling included"),
+    "carbon_embodied": (("run_replicate",), "kg", "CO2e of the machines' making, by their time"),
     "memory_gib": (("stage",), "GiB", "memory of a GPU, estimated"),
     "memory_ci_gib": (("end",), "GiB", "90 % interval of that of the fullest stage"),
     "memory_allocated_gib": (("stage",), "GiB", "of it allocated by the job's tensors"),
@@ -118,6 +122,10 @@ GROUPS = {
         Field("best_interval", "s", "the interval with the shortest expected run"),
         Field("best_interval_steps", "count", "the same in steps"),
         Field("costs_more", "s", "excess time of the present interval over the best"),
+    ),
+    "grid": (
+        Field("g_per_kwh", "g/kWh", "CO2e of the electricity"),
+        Field("pue", "1", "energy of the facility over that of the machines"),
     ),
     "completed": (
         Field("steps", "count", "steps done"),

@@ -375,6 +375,17 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
             "gpu_power_w": float(dataset.gpu_power), "gpu_mwh_mean": float(energy.mean()),
             **{f"gpu_mwh_{k}": v for k, v in _quantiles(energy, "p50", "p95").items()},
         }  # fmt: skip
+        if "host_energy" in dataset:
+            beside = np.asarray(dataset.host_energy, np.float64) / JOULES_PER_MWH
+            out["energy"]["machines_mwh_p50"] = float(np.median(energy + beside))
+            out["energy"]["beside_gpus_share"] = float(beside.mean() / (energy + beside).mean())
+    if "carbon" in dataset:
+        tonnes, of = np.asarray(dataset.carbon, np.float64) / 1000.0, read_group(dataset, "grid")
+        out["carbon"] = {
+            "operational_t": _quantiles(tonnes, "p5", "p50", "p95"),
+            "embodied_t": float(np.median(dataset.carbon_embodied)) / 1000.0,
+            "intensity_g_per_kwh": of["g_per_kwh"], "pue": of["pue"],
+        }  # fmt: skip
     return out
 
 

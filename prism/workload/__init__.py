@@ -4,6 +4,7 @@
 FACE = {
     "build":
         "Collective Kernel Workload build_workload count_parameters nominal_library nominal_step",
+    "carbon": "footprint",
     "collectivecost": "Hosts OPS OP_NAMES collective_cost lay_hosts",
     "described": "framework_figures parameter_figures step_figures",
     "energy": "mean_power",

@@ -29,6 +29,7 @@ from prism.simulation.runs.ramp import step_work
 from prism.simulation.steps import Progress
 from prism.simulation.tracemodel.model import TraceModel
 from prism.traces.growing import Reading
+from prism.workload.carbon import footprint
 from prism.workload.energy import mean_power
 
 if TYPE_CHECKING:
@@ -114,6 +115,18 @@ def draw_run(
     if power is not None:
         values["gpu_power"] = power
         values["gpu_energy"] = power * job.world_size * runs.total
+        beside = footprint(job)
+        values["host_energy"] = beside.beside_w * runs.total
+        if beside.g_per_kwh is not None:
+            machines = values["gpu_energy"] + values["host_energy"]
+            values["carbon"] = beside.operational_kg(machines)
+            values["carbon_embodied"] = beside.embodied_kg_per_s * runs.total
+            figures["grid"] = {"g_per_kwh": beside.g_per_kwh, "pue": beside.pue}
+    elif job.run.grid_intensity is not None or job.run.region is not None:
+        notes = (*notes, (
+            "carbon: what the GPUs draw is not known of model.durations; cluster.power_limit_w "
+            "says it"
+        ))  # fmt: skip
     values |= _interruptions(job, model, runs, steps - done)
     values |= figures | {
         "failure_model": describe_failures(model, _failure_source(job), _assumed(job))

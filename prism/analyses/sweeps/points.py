@@ -23,6 +23,7 @@ from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.program import Program, ideal_program
 from prism.simulation.steps import Exposed, find_exposed
 from prism.workload.build import build_workload
+from prism.workload.carbon import footprint
 from prism.workload.energy import mean_power
 
 TOLERANCE = 0.001
@@ -95,6 +96,8 @@ class Bench(Sampler):
         step, times = self.step(point), point.times[:n]
         point.exposed = find_exposed(step, times, self.seed, self.threads)
         point.gpu_power = mean_power(point.job, step.workload, float(times.mean()))
+        if point.gpu_power is not None:
+            point.kg_per_s = footprint(point.job).kg_per_s(point.gpu_power * point.job.world_size)
 
     def tell(self) -> None:
         """Report what is done, of what remains once all settings are checked."""

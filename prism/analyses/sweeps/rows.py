@@ -81,6 +81,8 @@ def _row(point: Point, own: Point | None) -> dict[str, Any]:
     if point.gpu_power is not None:
         row["gpu_power_w"] = point.gpu_power
         row["gpu_kwh"] = point.gpu_power * point.job.world_size * row["mean"] / JOULES_PER_KWH
+    if point.kg_per_s:
+        row["carbon_same_work"] = point.figure("carbon")
     if point.job.tokens_per_step:
         row["tokens_per_second"] = point.job.tokens_per_step / row["mean"]
     return row

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 MEASURES = ("p50", "p95", "mean")
+OBJECTIVES = (*MEASURES, "carbon")
 CHOICES = {"fastest": "p50", "robust": "p95"}
 BARE = ("data_parallel", "schedule")
 """Keys whose values say what they are."""
@@ -54,6 +55,7 @@ ROWS = Columns("setting", (
     ),
     Field("gpu_power_w", "W", "mean power of a GPU"),
     Field("gpu_kwh", "kWh", "energy of the GPUs in a step, without hosts or cooling"),
+    Field("carbon_same_work", "kg", "CO2e of a step, making included, for the tokens of the job's"),
     Field("tokens_per_second", "1/s", "tokens of the whole job per second, in the mean"),
     Field("best_change", "1", "change of the objective against the best setting"),
     Field("best_change_se", "1", "its standard error"),

@@ -4,7 +4,7 @@ What holds between keys is `prism.jobs.jobspec.check`. Units are in the names; d
 on another key are filled in before validation and described in words.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, StrictBool
 
@@ -12,14 +12,11 @@ from prism.jobs.frameworks import FRAMEWORKS
 from prism.jobs.jobspec.effects import Effects
 from prism.jobs.jobspec.machines import ClusterBlock
 from prism.jobs.jobspec.presets import PRESETS
-from prism.jobs.jobspec.run import CheckpointBlock, EvaluationBlock, Failures, RampPhase
+from prism.jobs.jobspec.run import RunBlock
 from prism.jobs.jobspec.values import (
     AtLeastOne,
     Block,
     Count,
-    Date,
-    Deadline,
-    NonNegative,
     Number,
     Positive,
     Seconds,
@@ -383,37 +380,6 @@ class VariabilityBlock(Block):
         if given.get("library") == "none":
             del given["library"]
         return given
-
-
-class RunBlock(Block):
-    """The run: how long, by when, at what price, and what interrupts it."""
-
-    steps: Count | None = key("Steps of the run [1000, if it is asked for].")
-    tokens: Positive | None = key("Tokens of the run, instead of steps.")
-    deadline: Deadline | None = key(
-        "Time the run may take: 60d, 12h, or seconds [s]; or the date by which it must be done, "
-        "with start."
-    )
-    start: Date = key("Date the run starts.")
-    price_per_gpu_hour: NonNegative | None = key("Price of a GPU for an hour, in any currency.")
-    probability: Annotated[float, Field(strict=True, gt=0, lt=1)] = key(
-        "Probability asked of the finish date.", 0.9
-    )
-    slowdown_thresholds: tuple[AtLeastOne, ...] = key(
-        "Report P(step slower than this times the ideal).", (1.05, 1.1, 1.2)
-    )
-    checkpoint: CheckpointBlock | None = key(
-        "Checkpoints: {interval: 30min, write_s: 60, mode: blocking} [with failures: every 10min, "
-        "async]."
-    )
-    failures: Failures | None = key(
-        "Failures of nodes: {per_1000_node_days: 3.8, restart: 10min}, or none [these, unless "
-        "model.durations are given]."
-    )
-    batch_ramp: tuple[RampPhase, ...] | None = key(
-        "Smaller batches at the beginning: [{tokens: 252e6, global_batch: 512}, ...]."
-    )
-    evaluation: EvaluationBlock | None = key("Evaluations: {interval_steps: 1000, duration: 2min}.")
 
 
 class Blocks(NamedTuple):

@@ -212,6 +212,9 @@ def _check_run(b: Blocks) -> Iterator[Problem]:
     r, durations = b.run, b.model.durations
     if r.steps is not None and r.tokens is not None:
         yield "given beside steps; keep one of the two", "run.tokens", "run.steps"
+    if r.grid_intensity is not None and r.region is not None:
+        text = "given beside region; keep one of the two"
+        yield text, "run.grid_intensity", "run.region"
     if r.tokens is not None and durations is not None and b.model.seq_len < 1:
         text = "a step's tokens are not known with durations; set steps, or model.seq_len"
         yield text, "run.tokens", "model.seq_len", "model.durations"

@@ -33,6 +33,7 @@ RESIDUAL = ("variability", "effects", "residual")
 # Keys that answer the same question: a later layer's answer replaces an earlier one's.
 EXCLUSIVE: tuple[tuple[KeyPath, KeyPath], ...] = (
     (("run", "steps"), ("run", "tokens")),
+    (("run", "grid_intensity"), ("run", "region")),
     (("run", "checkpoint", "interval"), ("run", "checkpoint", "interval_steps")),
     (("model", "name"), ("model", "durations")),
     (("parallelism", "microbatches"), ("parallelism", "global_batch")),

@@ -1,22 +1,26 @@
-"""What comes between the steps of a run (`run`): checkpoints, failures, evaluations.
+"""The run (`run`): its length, what interrupts it, what it costs.
 
-What they do to a run is `prism.simulation.runs.model`'s.
+What the interruptions do to a run is `prism.simulation.runs.model`'s.
 """
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, StrictBool, Tag, WithJsonSchema
 
 from prism.jobs.jobspec.values import (
     MAX_COUNT,
+    AtLeastOne,
     Block,
     Count,
+    Date,
+    Deadline,
     Duration,
     NonNegative,
     Positive,
     key,
     parse_duration,
 )
+from prism.jobs.regions import REGIONS
 
 # Llama 3 405B: 419 unexpected interruptions in 54 days on 16,384 GPUs (arXiv:2407.21783, section
 # 3.3.4), 3.79 per 1,000 days of a node of 8; Meta's research clusters had 6.50 and 2.34 (HPCA'25,
@@ -40,6 +44,12 @@ Pause = Annotated[
     BeforeValidator(_pause),
     WithJsonSchema({"type": ["number", "string"], "examples": [0, "90s", "10min"]}),
 ]
+Intensity = Annotated[float, Field(strict=True, ge=0, le=2000)]  # peat emits 1,200 g/kWh
+Pue = Annotated[float, Field(strict=True, ge=1, le=5)]
+if TYPE_CHECKING:
+    RegionName = str
+else:
+    RegionName = Literal[tuple(REGIONS)]
 Stock = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
 
 
@@ -108,3 +118,45 @@ class EvaluationBlock(Block):
 
     interval_steps: Count = Field(description="Steps between two evaluations.")
     duration: Duration = Field(description="What one takes [s, or 10min].")
+
+
+class RunBlock(Block):
+    """The run: how long, by when, at what price, and what interrupts it."""
+
+    steps: Count | None = key("Steps of the run [1000, if it is asked for].")
+    tokens: Positive | None = key("Tokens of the run, instead of steps.")
+    deadline: Deadline | None = key(
+        "Time the run may take: 60d, 12h, or seconds [s]; or the date by which it must be done, "
+        "with start."
+    )
+    start: Date = key("Date the run starts.")
+    price_per_gpu_hour: NonNegative | None = key("Price of a GPU for an hour, in any currency.")
+    probability: Annotated[float, Field(strict=True, gt=0, lt=1)] = key(
+        "Probability asked of the finish date.", 0.9
+    )
+    slowdown_thresholds: tuple[AtLeastOne, ...] = key(
+        "Report P(step slower than this times the ideal).", (1.05, 1.1, 1.2)
+    )
+    checkpoint: CheckpointBlock | None = key(
+        "Checkpoints: {interval: 30min, write_s: 60, mode: blocking} [with failures: every 10min, "
+        "async]."
+    )
+    failures: Failures | None = key(
+        "Failures of nodes: {per_1000_node_days: 3.8, restart: 10min}, or none [these, unless "
+        "model.durations are given]."
+    )
+    batch_ramp: tuple[RampPhase, ...] | None = key(
+        "Smaller batches at the beginning: [{tokens: 252e6, global_batch: 512}, ...]."
+    )
+    grid_intensity: Intensity | None = key(
+        "Carbon intensity of the electricity, for the run's carbon [region's; g CO2e/kWh]."
+    )
+    region: RegionName | None = key(
+        "Country, by ISO 3166-1 alpha-3 code, whose grid's mean intensity is taken; or WORLD."
+    )
+    pue: Pue = key(
+        "Power usage effectiveness: energy of the facility over that of its machines [1.1, as of "
+        "large operators' own].",
+        1.1,
+    )
+    evaluation: EvaluationBlock | None = key("Evaluations: {interval_steps: 1000, duration: 2min}.")

@@ -254,6 +254,15 @@ def _run_rows(numbers: Json) -> list[tuple[str, Cell]]:
         p50, p95 = (format_energy(3.6e9 * energy[key]) for key in ("gpu_mwh_p50", "gpu_mwh_p95"))
         text = f"{p50}, p95 {p95} ({energy['gpu_power_w']:.0f} W per GPU)"
         rows.append(("energy of the GPUs alone, p50", Figure(energy["gpu_mwh_p50"], text)))
+        if "carbon" in numbers:
+            p50, beside = energy["machines_mwh_p50"], format_share(energy["beside_gpus_share"])
+            text = f"{format_energy(3.6e9 * p50)}, {beside} of it beside the GPUs"
+            rows.append(("energy with hosts and switches, p50", Figure(p50, text)))
+    if carbon := numbers.get("carbon"):
+        tonnes, grid = carbon["operational_t"], f"{carbon['intensity_g_per_kwh']:g} g/kWh"
+        text = f"{_tonnes(tonnes['p50'])} CO2e, p95 {_tonnes(tonnes['p95'])} ({grid}, PUE "
+        text += f"{carbon['pue']:g}); making of the machines {_tonnes(carbon['embodied_t'])}"
+        rows.append(("carbon, p50", Figure(tonnes["p50"], text)))
     rows.append(("effective training time ratio (ETTR)", share(numbers.get("ettr"))))
     if numbers.get("failures") is not None:
         rows.append(("failures, mean", Figure(numbers["failures"], f"{numbers['failures']:.4g}")))
@@ -264,6 +273,10 @@ def _run_rows(numbers: Json) -> list[tuple[str, Cell]]:
             text += f"; shortest run at {best}"
         rows.append(("checkpoint interval", Figure(c["interval"], text)))
     return [row for row in rows if row[1] is not None]
+
+
+def _tonnes(value: float) -> str:
+    return f"{value:,.3g} t" if value < 1000.0 else f"{value:,.0f} t"
 
 
 def _steps(seconds: float, steps: int) -> str:

@@ -214,13 +214,13 @@ def _settings_table(
     columns = (
         *_keys(numbers, which), Column("GPUs"), Column("GiB"), Column("P(fits)"),
         *(Column(name, "step time") for name in ("p50", "p95", "± 95 %")),
-        Column("p95 vs own"), Column("GPU energy"), Column(right=False),
+        Column("p95 vs own"), Column("GPU energy"), Column("CO2e"), Column(right=False),
     )  # fmt: skip
     made: list[tuple[Cell, ...]] = [
         (*(_value(row[key]) for key in numbers["varied"]),
          None if one_size else count(row["world_size"]), *_fit_cells(row),
          _time(row, "p50_same_work"), _time(row, "p95_same_work"), _error(row),
-         _change(row, "p95"), _energy(row, numbers), _marks(i, row, numbers))
+         _change(row, "p95"), _energy(row, numbers), _carbon(row), _marks(i, row, numbers))
         for i, row in ((i, rows[i]) for i in which)
     ]  # fmt: skip
     return _table(title, columns, made, () if details else _notes(numbers), details)
@@ -263,13 +263,19 @@ def _energy(row: Json, numbers: Json) -> Cell:
     return Figure(kwh, f"{kwh / row['work']:,.4g} kWh")
 
 
+def _carbon(row: Json) -> Cell:
+    """Write what a step emits, for the same work, where the grid is stated."""
+    kg = row.get("carbon_same_work")
+    return None if kg is None else Figure(kg, f"{kg:,.4g} kg")
+
+
 def _marks(i: int, row: Json, numbers: Json) -> str:
     """Say what a row is."""
     names = [name for name in CHOICES if numbers[name] == i]
     if not _fits(row):
         return ", ".join(["P(fits) too low", *["job's own"] * bool(row["own"])])
-    if numbers["objective"] == "mean" and numbers["best"] == i:
-        names.append("least mean")
+    if numbers["objective"] in ("mean", "carbon") and numbers["best"] == i:
+        names.append(f"least {numbers['objective']}")
     if row.get("indistinguishable_from_best"):
         names.append("indistinguishable")
     elif row.get("best_change") is not None and row["best_change"] <= TOLERANCE:
