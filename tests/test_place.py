@@ -293,6 +293,7 @@ def test_what_is_chosen_is_best_by_the_objective_and_paired(noisy):
     assert best["objective"] <= min(row["objective"] for row in rows.values()) * 1.001
     assert worst["objective"] == max(row["objective"] for row in rows.values())
     assert now["saved"] == 0.0 and best["saved"] > 0.01
+    assert now["saved_ci"] == [0.0, 0.0]  # against itself nothing is left to chance
     for row in rows.values():
         assert row["p50"] < row["p95"] < row["p99"]
         assert row["objective_se"] == row["p95_se"]
