@@ -254,6 +254,18 @@ def test_a_job_without_its_slow_nodes_is_the_smaller_job(noisy):
     assert rows[found["current"]]["p95"] == pytest.approx(float(np.quantile(steps, 0.95)), rel=0.01)
 
 
+@pytest.mark.parametrize("node", range(4))
+def test_the_replica_with_the_slow_node_is_dropped(node):
+    """A replica per rack: the other one stays whole, and sends nothing between racks."""
+    racks = {"tiers": {"rack": {"gpus": 4, "latency_us": 5000.0}}}
+    job = small(2, 2, 2, cluster=racks, effects={name: {"cv": 0.0} for name in NOISE})
+    one = job.replace("parallelism.dp=1", "cluster.nodes=2")
+    found, _ = placed(job, nodes={node: prism.slow_node(1.5)})
+    assert found["alternatives"]["drop_nodes"]["mean"] == pytest.approx(step_of(one), rel=1e-6)
+    apart = one.replace("cluster.nodes=4", {"cluster.hosts": [0, 2]})
+    assert step_of(apart) > 1.5 * step_of(one)
+
+
 def test_a_layer_of_the_slow_stage_goes_to_the_stage_with_least_work():
     """Beside embedding and loss of the ends; the slow node where it costs least."""
     job = small(2, 4, 2, effects={name: {"cv": 0.0} for name in NOISE})
@@ -293,6 +305,7 @@ def test_what_is_chosen_is_best_by_the_objective_and_paired(noisy):
     assert best["objective"] <= min(row["objective"] for row in rows.values()) * 1.001
     assert worst["objective"] == max(row["objective"] for row in rows.values())
     assert now["saved"] == 0.0 and best["saved"] > 0.01
+    assert now["saved_ci"] == [0.0, 0.0]  # against itself nothing is left to chance
     for row in rows.values():
         assert row["p50"] < row["p95"] < row["p99"]
         assert row["objective_se"] == row["p95_se"]

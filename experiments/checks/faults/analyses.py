@@ -20,8 +20,8 @@ FAULTS = [
     ),
     (
         "frozen congestion is held at the quiet level, not at the mean",
-        "links = engine.NO_LINKS",
-        "links = links._replace(congested=links.quiet)",
+        "return replace(program, links=engine.NO_LINKS)",
+        "return replace(program, links=program.links._replace(congested=program.links.quiet))",
     ),
     (
         "causes are sorted by their first order",
@@ -51,8 +51,8 @@ FAULTS = [
     ),
     (
         "differences of placements and of settings are not of the same cluster draws",
-        "d = a.values(measure, n) - b.values(measure, n)",
-        "d = a.values(measure, n) - np.roll(b.values(measure, n), 1)",
+        "mine, base = a.values(measure, n), b.values(measure, n)",
+        "mine, base = a.values(measure, n), np.roll(b.values(measure, n), 1)",
     ),
     (
         "the slack of a stage leaves out what its beginning and end always cost",
@@ -71,8 +71,8 @@ FAULTS = [
     ),
     (
         "placements are chosen by p50 whatever the objective",
-        "arms, measure = [c.arm for c in candidates], case.objective",
-        'arms, measure = [c.arm for c in candidates], "p50"',
+        "measure = case.objective\n    budget",
+        'measure = "p50"\n    budget',
     ),
     (
         "a job without its slow nodes counts as doing the whole batch",
@@ -81,8 +81,8 @@ FAULTS = [
     ),
     (
         "what a placement saves is over its own time, not over the current one's",
-        "saved = float(1.0 - then.mean() / now.mean())",
-        "saved = float(now.mean() / then.mean() - 1.0)",
+        "saved, half = 0.0 - apart.share, apart.half_widths[1]",
+        "saved, half = 0.0 - apart.share / (1.0 + apart.share), apart.half_widths[1]",
     ),
     # sweep
     (
@@ -93,8 +93,8 @@ FAULTS = [
     ),
     (
         "the robust setting of a sweep is chosen by p50",
-        'names = {"fastest": "p50", "robust": "p95", "best": objective}',
-        'names = {"fastest": "p50", "robust": "p50", "best": objective}',
+        'measures = {**CHOICES, "best": objective}',
+        'measures = {**CHOICES, "robust": "p50", "best": objective}',
     ),
     (
         "rows of a sweep are sorted by p95 whatever the objective",
@@ -108,8 +108,8 @@ FAULTS = [
     ),
     (
         "the frontier of a sweep is of the mean and p95",
-        'figures = np.array([[point.figure(m) for m in ("p50", "p95")] for point in final])',
-        'figures = np.array([[point.figure(m) for m in ("mean", "p95")] for point in final])',
+        'both = np.array([[rows[i][f"{m}_same_work"] for m in CHOICES.values()] for i in final])',
+        'both = np.array([[rows[i][f"{m}_same_work"] for m in ("mean", "p95")] for i in final])',
     ),
     # compare
     (
@@ -140,8 +140,8 @@ FAULTS = [
     ),
     (
         "the floor of a validation is that of the prediction",
-        "floor = measures.floor(case.training, case.measured)",
-        "floor = measures.floor(case.predicted, case.measured)",
+        "measures.floor(case.training, case.measured)",
+        "measures.floor(case.predicted, case.measured)",
     ),
     (
         "errors of percentiles have the opposite sign",

@@ -28,9 +28,10 @@ FAULTS = [
     ),
     (
         "differences of programs are taken between independent runs",
-        "return Difference(float(d.mean()), standard_error(d), n)\n\n\ndef standard_error",
-        "return Difference(float(d.mean()), math.hypot(standard_error(a.values(measure,"
-        " n)), standard_error(b.values(measure, n))), n)\n\n\ndef standard_error",
+        "share_error = standard_error(d - share * base) / level\n"
+        "    return Difference(float(d.mean()), standard_error(d), share, share_error, n)",
+        "apart = math.hypot(standard_error(mine), standard_error(base))\n"
+        "    return Difference(float(d.mean()), apart, share, apart / level, n)",
     ),
     (
         "the replicas with the fewest slow nodes are dropped",
@@ -39,7 +40,7 @@ FAULTS = [
     ),
     (
         "the worst placement is the first that was looked at",
-        "worst = max(candidates, key=lambda c: c.arm.values(case.objective, FIRST_BLOCKS).mean())",
+        "worst = max(candidates, key=lambda c: c.values(case.objective, FIRST_BLOCKS).mean())",
         "worst = candidates[0]",
     ),
     (

@@ -58,8 +58,8 @@ FAULTS = [
     ),
     (
         "memory is that of the emptiest stage",
-        "return max((_peak(job, s, rows[s], schedule) for s in stages), key=lambda memory: memory",
-        "return min((_peak(job, s, rows[s], schedule) for s in stages), key=lambda memory: memory",
+        "fullest, limit = max(found, key=lambda stage: stage.total), memory_limit(job)",
+        "fullest, limit = min(found, key=lambda stage: stage.total), memory_limit(job)",
     ),
     (
         "tokens of a step leave out the sequences of a microbatch",
@@ -93,8 +93,8 @@ FAULTS = [
     ),
     (
         "numbers in a compressed list of hosts lose their leading zeros",
-        "found += [str(k).zfill(len(low)) for k in range(int(low), int(high) + 1)]",
-        "found += [str(k) for k in range(int(low), int(high) + 1)]",
+        "str(k).zfill(len(low)) for k in range(",
+        "str(k) for k in range(",
     ),
     (
         "eager frameworks multiply q, k and v as one",

@@ -58,7 +58,7 @@ FAULTS = [
     ),
     (
         "stalls per node count once for the whole job",
-        'of_job += job.n_nodes * pick.value("stall", "node_rate_per_hour")',
+        'of_job += pick.job.n_nodes * pick.value("stall", "node_rate_per_hour")',
         'of_job += pick.value("stall", "node_rate_per_hour")',
     ),
     (

@@ -3,18 +3,18 @@
 FAULTS = [
     (
         "the step effect forgets its correlation time over a run, so that a drift averages out",
-        "drift = Drift(float(effects.step.std) if full else 0.0, effects.correlation_time_s)",
-        "drift = Drift(float(effects.step.std) if full else 0.0, 0.0)",
+        "float(effects.step.distribution.std) if full else 0.0, effects.step.correlation_time_s",
+        "float(effects.step.distribution.std) if full else 0.0, 0.0",
     ),
     (
         "gpus of a node are drawn apart whatever the node share",
-        'node_share=pick.value("rank", "node_share"),',
-        "node_share=0.0,",
+        'pick.value("rank", "node_share"),',
+        "0.0,",
     ),
     (
         "the node share is taken for a correlation's root, not for a share of the variance",
-        "node_weight = float(np.sqrt(v.node_share)) if v.rank.std > 0.0 else 0.0",
-        "node_weight = float(v.node_share) if v.rank.std > 0.0 else 0.0",
+        "weight = float(np.sqrt(spread.node_share)) if",
+        "weight = float(spread.node_share) if",
     ),
     (
         "congestion is normalised for one leaf where a message touches several",
@@ -33,8 +33,8 @@ FAULTS = [
     ),
     (
         "a jitter of which only the mean is given is the same in every step",
-        'jitter=pick.distribution("jitter", JITTER_CV),',
-        'jitter=pick.distribution("jitter"),',
+        'pick.distribution("jitter", JITTER_CV)',
+        'pick.distribution("jitter")',
     ),
     (
         "the jitter of a step takes the draw of its step effect",

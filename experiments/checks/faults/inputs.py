@@ -13,7 +13,7 @@ FAULTS = [
     ),
     (
         "nccl-tests' microseconds are milliseconds",
-        "seconds = 1e-6 * number_at(time[place])",
-        "seconds = 1e-3 * number_at(time[place])",
+        "run.time[size, place] = 1e-6 * float(time_us)",
+        "run.time[size, place] = 1e-3 * float(time_us)",
     ),
 ]

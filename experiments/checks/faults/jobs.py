@@ -101,7 +101,7 @@ FAULTS = [
     ),
     (
         "a warning of memory waits for the estimate to pass the limit by its whole error",
-        'memory["p_fits"] < LEAST_P_FITS',
+        'memory["p_fits"] < WARNED_P_FITS',
         'memory["p_fits"] <= 0.0',
     ),
     (

@@ -63,8 +63,8 @@ FAULTS = [
     ),
     (
         "with full recomputation all activations are kept",
-        '"selective": selective, "full": stream}',
-        '"selective": selective, "full": whole}',
+        'kept = whole if p.recompute == "none" else again',
+        'kept = again if p.recompute == "selective" else whole',
     ),
     (
         "a driver offers all of a card's memory",

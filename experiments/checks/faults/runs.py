@@ -3,13 +3,13 @@
 FAULTS = [
     (
         "fail-slow episodes have their mean length as the median",
-        "length = kind.mean_s * np.exp(sigma * z - 0.5 * sigma**2)",
-        "length = kind.mean_s * np.exp(sigma * z)",
+        "np.exp(sigma * rng.standard_normal(runs.size) - 0.5 * sigma**2)",
+        "np.exp(sigma * rng.standard_normal(runs.size))",
     ),
     (
         "a failure while a background checkpoint is written goes back to that one",
-        "fresh &= lost >= c.write_s  # else",
-        "fresh &= lost >= 0.0  # else",
+        "np.minimum(self.clock[FAILURE], ends) - self.time - c.write_s",
+        "np.minimum(self.clock[FAILURE], ends) - self.time",
     ),
     (
         "the hour of start is ignored by the daily wave",
@@ -18,18 +18,18 @@ FAULTS = [
     ),
     (
         "all causes of failures are equally frequent",
-        "self.share = np.cumsum([k.share for k in kinds])",
-        "self.share = np.cumsum([1.0 for k in kinds])",
+        "np.cumsum([k.share for k in fail.kinds])",
+        "np.cumsum([1.0 for k in fail.kinds])",
     ),
     (
         "the fail-slow node is always the first",
-        "kind.slowdowns[self.rng.integers(0, kind.slowdowns.size, n)]",
-        "kind.slowdowns[np.zeros(n, int)]",
+        "rng.choice(kind.slowdowns, runs.size)",
+        "np.full(runs.size, kind.slowdowns[0])",
     ),
     (
         "a repair takes exactly its mean time",
-        "repaired = at + self.rng.standard_exponential(runs.size) * self.repair_s",
-        "repaired = at + self.repair_s",
+        "repaired = at + self.rng.standard_exponential(runs.size) * self.fail.repair_s",
+        "repaired = at + self.fail.repair_s",
     ),
     (
         "energy leaves out the time that a run stands still",
@@ -39,18 +39,20 @@ FAULTS = [
     ),
     (
         "detection of a failure takes no time",
-        "found = ready[again] + detection",
-        "found = ready[again]",
+        "found, gone = at + detection, replaces > 0.0",
+        "found, gone = at, replaces > 0.0",
     ),
     (
         "no failure happens during a restart",
-        "struck = self.clock[who] < end",
-        "struck = np.zeros(end.shape, bool)",
+        "until = np.minimum(found + wait + restart, np.maximum(clock[runs], at))",
+        "until = found + wait + restart\n"
+        "        late = failed | (clock[runs] < until)\n"
+        "        clock[runs] = np.where(late, until + again - at, clock[runs])",
     ),
     (
         "a failed node is a spare at once",
-        "held[rows, first] = held[:, -1]",
-        "held[rows, first] = at",
+        "held = np.sort(np.vstack([self.spares[:, runs], repaired]), axis=0)",
+        "held = np.sort(np.vstack([self.spares[:, runs], at]), axis=0)",
     ),
     (
         "clusters differ by the noise of their few simulated steps too",
@@ -74,13 +76,13 @@ FAULTS = [
     ),
     (
         "the model's error is half as wide in a run",
-        "return np.asarray(np.exp(model.model_error * z))",
-        "return np.asarray(np.exp(0.5 * model.model_error * z))",
+        "self.own * np.exp(model.model_error * wrong)",
+        "self.own * np.exp(0.5 * model.model_error * wrong)",
     ),
     (
         "a replaced node renews the whole cluster",
-        "new = u[0] * self.model.n_nodes < 1.0",
-        "new = u[0] < 1.0",
+        "rng.random(int(gone.sum())) * self.model.n_nodes < 1.0",
+        "rng.random(int(gone.sum())) < 1.0",
     ),
     (
         "a run's price counts nodes for GPUs",
@@ -99,8 +101,8 @@ FAULTS = [
     ),
     (
         "the noise of steps grows with their number, not its root",
-        "noise = std * np.sqrt(n * (1.0 + drift.cv**2)) * z[0]",
-        "noise = std * n * np.sqrt(1.0 + drift.cv**2) * z[0]",
+        "std * np.sqrt(n) * self.rng.standard_normal(CHUNK)",
+        "std * n * self.rng.standard_normal(CHUNK)",
     ),
     (
         "congestion that changes too often to be followed evens out in a run",
