@@ -115,6 +115,10 @@ def figures_of(summary: Mapping[str, Any]) -> Figures:
         "failures": summary.get("failures"),
         "cost": summary.get("cost", {}).get("mean"),
         "power": summary.get("energy", {}).get("gpu_power_w"),
+        "carbon": summary.get("carbon", {}).get("operational_t", {}).get("p50"),
+        "made": summary.get("carbon", {}).get("embodied_t"),
+        "grid": summary.get("carbon", {}).get("intensity_g_per_kwh"),
+        "pue": summary.get("carbon", {}).get("pue"),
         "finish": summary.get("finish_by", {}).get("probability"),
         "date": summary.get("finish_date", {}).get("date"),
         "asked": summary.get("finish_date", {}).get("probability"),
@@ -262,7 +266,20 @@ class Case(NamedTuple):
     runs: int
 
 
-OF_A_RUN = ("run", "steps", "cost", "finish", "asked", "ettr", "failures", "power")
+OF_A_RUN = (
+    "carbon",
+    "grid",
+    "made",
+    "pue",
+    "run",
+    "steps",
+    "cost",
+    "finish",
+    "asked",
+    "ettr",
+    "failures",
+    "power",
+)
 
 
 def case(base: str, value: Any, free: str = "", also: Any = None, below: Any = None, n: int = 64,
@@ -825,6 +842,15 @@ KEYS: dict[str, list[Case]] = {
     "run.start": [case("one", "2026-01-31T23:30", asked=to(0.9))],
     "run.price_per_gpu_hour": [case("one", 3.0, cost=to(2.0)),
                                case("pipe", 3.0, cost=to(4 * 3.0 * 3300 / 3600))],
+    "run.grid_intensity": [
+        case("gpu", 400.0, below={"run.grid_intensity": 200.0}, carbon=times(2.0), grid=to(400.0)),
+    ],
+    "run.region": [
+        case("gpu", "FRA", below={"run.region": "USA"}, carbon=times(56 / 386), grid=to(56.0)),
+    ],
+    "run.pue": [
+        case("gpu", 2.2, below={"run.region": "USA"}, carbon=times(2.0), pue=to(2.2)),
+    ],
     "run.probability": [
         case("one", 0.75, below={"run.start": "2026-01-31"}, asked=to(0.75)),
     ],

@@ -104,6 +104,16 @@ def test_a_run_under_way_ends_counted_from_its_log(run, log, monkeypatch):
     assert found["finish_date"]["date"].startswith("2020-01-02")  # asked for
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_first_steps_of_a_run_are_enough(run, tmp_path, n):
+    log = tmp_path / "megatron.log"
+    log.write_text(lines([120.0, 121.0][:n], total=500))
+    options = ("--steps", 500, "--replicates", 128, "--run-replicates", 16, "--seed", 1, "--json")
+    code, out, _ = run("estimate", "pipeline-8x32", "--progress", log, *options, "-q")
+    assert code == 0
+    assert json.loads(out)["completed"]["steps"] == n
+
+
 @pytest.mark.parametrize("slower", [1.03, 0.97])
 def test_a_planted_change_is_found_and_carried_on(run, log, slower):
     log.write_text(lines(steps(200, 3, slower, 150)))

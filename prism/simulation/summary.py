@@ -11,13 +11,13 @@ from scipy.special import fdtri, stdtrit
 
 from prism.common.errors import PrismError, option
 from prism.common.results import read_texts
+from prism.simulation.energyfigures import energy_figures
 from prism.simulation.results import ENGINE, PARTS, TAIL_SAMPLES, read_group, read_memory
 
 if TYPE_CHECKING:
     import xarray as xr
 
 QUANTILES = {"p5": 0.05, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-JOULES_PER_MWH = 3.6e9
 BETWEEN = ("between_cluster_std", "between_cluster_at_most")
 
 
@@ -369,24 +369,7 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
     if "cost" in dataset:
         cost = np.asarray(dataset.cost, np.float64)
         out["cost"] = {"mean": float(cost.mean()), **_quantiles(cost, "p50", "p95")}
-    if "gpu_energy" in dataset:
-        energy = np.asarray(dataset.gpu_energy, np.float64) / JOULES_PER_MWH
-        out["energy"] = {
-            "gpu_power_w": float(dataset.gpu_power), "gpu_mwh_mean": float(energy.mean()),
-            **{f"gpu_mwh_{k}": v for k, v in _quantiles(energy, "p50", "p95").items()},
-        }  # fmt: skip
-        if "host_energy" in dataset:
-            beside = np.asarray(dataset.host_energy, np.float64) / JOULES_PER_MWH
-            out["energy"]["machines_mwh_p50"] = float(np.median(energy + beside))
-            out["energy"]["beside_gpus_share"] = float(beside.mean() / (energy + beside).mean())
-    if "carbon" in dataset:
-        tonnes, of = np.asarray(dataset.carbon, np.float64) / 1000.0, read_group(dataset, "grid")
-        out["carbon"] = {
-            "operational_t": _quantiles(tonnes, "p5", "p50", "p95"),
-            "embodied_t": float(np.median(dataset.carbon_embodied)) / 1000.0,
-            "intensity_g_per_kwh": of["g_per_kwh"], "pue": of["pue"],
-        }  # fmt: skip
-    return out
+    return out | energy_figures(dataset)
 
 
 def run_progress(dataset: "xr.Dataset") -> dict[str, Any]:
