@@ -142,3 +142,18 @@ def test_models_of_earlier_versions_are_refused_with_the_command_that_refits(
         status, out, err = run(command, path)
         assert (status, out) == (2, "") and err.count("\n") == 1
         assert "old.nc" in err and "prism fit" in err
+
+
+@pytest.mark.parametrize("text", ["1.5", "[]", "null", "{"])
+def test_a_model_of_steps_whose_report_is_none_is_refused(run, tmp_path, text):
+    times, path = tmp_path / "steps.csv", tmp_path / "steps.nc"
+    times.write_text(
+        "step,step_s\n" + "".join(f"{i},{2.0 + 0.01 * (i * 7 % 11)}\n" for i in range(60))
+    )
+    prism.save(prism.fit(times, seed=0), path)
+    broken = prism.load(path).to_xarray().load()
+    broken["report"] = ((), text, broken["report"].attrs)
+    broken.to_netcdf(tmp_path / "broken.nc", engine="h5netcdf")
+    for words in (("estimate", "broken.nc"), ("validate", "broken.nc", "--measured", times)):
+        status, out, err = run(words[0], tmp_path / words[1], *words[2:], "--json", "-q")
+        assert (status, out) == (2, "") and "broken.nc" in err and "internal" not in err

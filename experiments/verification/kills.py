@@ -61,9 +61,9 @@ def kill_commands(n: int, draw: random.Random, folder: Path, wanted: dict, whole
             killed += 1
             continue
         ended += 1
-        wrong += bool(apart(wanted, out)) or process.returncode != 0
+        wrong += bool(process.returncode or apart(wanted, out))
     process = begin(out, "--resume", chunks)  # the last one is left alone
-    wrong += process.wait() != 0 or bool(apart(wanted, out))
+    wrong += bool(process.wait() or apart(wanted, out))
     print(f"{killed} commands killed, {ended + 1} ended, {wrong} with other bits; "
           f"chunks left: {chunks.exists()}", flush=True)  # fmt: skip
     return wrong
@@ -83,7 +83,7 @@ def kill_workers(n: int, draw: random.Random, folder: Path, wanted: dict, whole_
                 time.sleep(draw.uniform(0.3, 0.9) * whole_s)
                 pids = client.run(os.getpid)
                 os.kill(draw.choice(sorted(pids.values())), signal.SIGKILL)
-                wrong += process.wait() != 0 or bool(apart(wanted, out))
+                wrong += bool(process.wait() or apart(wanted, out))
     print(f"{n} commands whose worker was killed, {wrong} with other bits", flush=True)
     return wrong
 

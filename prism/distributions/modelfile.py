@@ -130,6 +130,9 @@ class ModelFile:
             return rebuild(read_netcdf(path, expected), str(path))
 
 
-def json_of(dataset: xr.Dataset, name: str) -> Any:
-    """Value of a JSON text of a file."""
-    return json.loads(str(dataset[name].values))
+def json_of(dataset: xr.Dataset, name: str, kind: type = dict) -> Any:
+    """Value of a JSON text of a file; ValueError where it is not of its kind."""
+    value = json.loads(str(dataset[name].values))
+    if not isinstance(value, kind):
+        raise ValueError(f"{name}: {value!r:.60} where a {kind.__name__} belongs")
+    return value

@@ -1,11 +1,11 @@
 """A fitted model as a typed result."""
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from prism.common.results import Columns, Field, Result
+from prism.distributions.modelfile import json_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,7 @@ class Model(Result):
 
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""
-        kind, report = str(self.attrs["kind"]), json.loads(str(self.dataset["report"].values))
+        kind, report = str(self.attrs["kind"]), json_of(self.dataset, "report")
         for row in report.get("kernels", ()):  # written before 0.2
             if isinstance(row, dict) and "law" in row:
                 row["distribution"] = row.pop("law")

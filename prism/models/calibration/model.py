@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from prism.common.netcdf import read_netcdf, wrap_corrupt_file
 from prism.distributions.distribution import Distribution, constant, empirical
 from prism.distributions.library import Entry, Library, to_dataset
+from prism.distributions.modelfile import json_of
 from prism.jobs.jobspec.frommodel import CALIBRATED as KIND
 from prism.jobs.jobspec.frommodel import model_attrs
 from prism.simulation.variability import is_communication
@@ -246,7 +247,7 @@ def load_calibration(path: str | Path) -> Calibration | None:
             )
             for i, (label, row) in enumerate(zip(dataset["size"].values, steps, strict=True))
         )
-        report = json.loads(str(dataset["report"].values))
+        report = json_of(dataset, "report")
         for name, bound in (("covariance", -1e-12), ("prior_covariance", 0.0)):
             matrix = np.array(report["scales"][name], np.float64)
             if not (np.isfinite(matrix).all() and np.linalg.eigvalsh(matrix).min() > bound):

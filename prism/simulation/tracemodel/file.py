@@ -80,11 +80,11 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
     nodes = tuple(
         TraceNode(**{**n, "scope": Scope(n["scope"]), "stages": tuple(n["stages"]),
                      "preds": tuple(n["preds"])})
-        for n in json_of(dataset, "nodes")
+        for n in json_of(dataset, "nodes", list)
     )  # fmt: skip
     groups = tuple(
         OpGroup(**g, residual=distributions[f"residual/{i}"])
-        for i, g in enumerate(json_of(dataset, "groups"))
+        for i, g in enumerate(json_of(dataset, "groups", list))
     )
     arrays, attrs = FILE.values(dataset), dataset.attrs
     shared: dict[str, Any] = {name: distributions[entry] for name, entry in DISTRIBUTIONS.items()}
