@@ -1,6 +1,6 @@
 """Carbon of Llama 3's pretraining: from the model card's own inputs, and from a job file.
 
-    python experiments/validation/carbon.py
+    python experiments/carbon/run.py
 
 The card (meta-llama/llama3, MODEL_CARD.md) states GPU hours and tonnes of CO2e, 700 W for each
 GPU, PUE inside; 424 g/kWh is what its figures imply. The job is the 70B model on 512 H100 with 15 T
