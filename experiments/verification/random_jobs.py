@@ -4,7 +4,7 @@
 ``tests/test_random_jobs.py`` draws 12, runs the four commands in this process with that test's
 small budgets (``PRISM_FULL=1``: with their own), and prints every invariant that does not hold with
 its file, which is kept, a digest of all answers, and what memory the process held after each tenth
-of the files. It exits with 1 if there is one. Ctrl-C ends it with what there is by then.
+of the files. It exits with 1 if there is one. Ctrl-C or SIGTERM ends it with what there is by then.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -65,6 +66,7 @@ def main(n: int, seed: int) -> int:
         taken["files"] += 1
         if taken["files"] % max(1, n // 10) == 0:
             held.append(int(Path("/proc/self/statm").read_text().split()[1]) * PAGE // 2**20)
+            print(f"{taken['files']} of {n} files, {len(broken)} broken", flush=True)
         start = time.perf_counter()
         try:
             with warnings.catch_warnings():
@@ -77,6 +79,7 @@ def main(n: int, seed: int) -> int:
             print(f"{kept}: {type(error).__name__}: {error}", flush=True)
         slowest[json.dumps(tree)] = time.perf_counter() - start
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):  # what there is by then
         draw()
     print(", ".join(f"{name} {count}" for name, count in taken.items()))
