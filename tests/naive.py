@@ -106,24 +106,35 @@ def step_time(job, variability, seed: int, replicate: int, ends=None) -> float:
     )
     slow, gpus = job.cluster.node_slowdowns, job.cluster.gpus_per_node
     hosts = job.cluster.hosts or range(p.pp * p.dp)
-    shock = draws.multiplier(v.step, 1.0, engine.STEP, 0, 0, replicate)
+    shock = draws.multiplier(v.step.distribution, 1.0, engine.STEP, 0, 0, replicate)
     latest = 0.0
     for replica in range(p.dp):
         duration = {}
         for s, actions in enumerate(schedule):
             slot, local = divmod(s * p.dp + replica, gpus)
             gpu = hosts[slot] * gpus + local
-            x = draws.rank(v.rank, gpu, replicate // engine.LANES)
+            x = draws.rank(v.rank.distribution, gpu, replicate // engine.LANES)
             x *= slow.get(hosts[slot], 1.0)
             for i, action in enumerate(actions):
                 uses = p.dp * sum(other.kind == action.kind for other in actions)
                 nominal = forward[s] if action.kind == "F" else backward[s]
-                load = 1.0 if action.kind == "F" else v.backward_loading
+                load = 1.0 if action.kind == "F" else v.microbatch.backward_loading
                 content = draws.multiplier(
-                    v.microbatch, load, engine.MICROBATCH, action.microbatch, replica, replicate
+                    v.microbatch.distribution,
+                    load,
+                    engine.MICROBATCH,
+                    action.microbatch,
+                    replica,
+                    replicate,
                 )
                 own = draws.residual(
-                    v.residual("residual/compute"), uses, engine.RESIDUAL, s, i, replica, replicate
+                    v.residual.distribution("residual/compute"),
+                    uses,
+                    engine.RESIDUAL,
+                    s,
+                    i,
+                    replica,
+                    replicate,
                 )
                 duration[s, i] = nominal / p.vpp * x * shock * content * own
         mine: dict[tuple[int, int], float] = {}

@@ -7,8 +7,9 @@ from touched import touched
 from prism import NodeSlowdown, PrismError, load_job, slow_node
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.nodemap import KINDS, Placement
-from prism.simulation.assembly import _entities, _relative_speeds
+from prism.simulation.assembly import _relative_speeds
 from prism.simulation.draws import lower
+from prism.simulation.effects.stall import _entities
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.steps import run_blocks

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prism.analyses.validation.against_measured import Call, hold
+from prism.analyses.validation.against_measured import Call, compare_to_measured
 from prism.analyses.validation.steps import split_case
 from prism.common.agreement import bootstrap_p_value, effective_n, ks_statistic
 from prism.models.steptimes.fit import fit_step_times
@@ -115,7 +115,7 @@ def p_values(n, seed):
         for i in range(n):
             times = as_times(draw(truth, 1, np.random.default_rng([seed, i])))
             call = Call("step_time", None, 2_000, 19, i, None, None)
-            held = hold(split_case(times, "made", "first-half", call), call)
+            held = compare_to_measured(split_case(times, "made", "first-half", call), call)
             found.append(float(held.ks_p_value))
         print(f"p-values at most 0.1, {truth.name}: {np.mean(np.array(found) <= 0.1):.0%} of {n}")
 
