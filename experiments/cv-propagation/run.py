@@ -117,8 +117,8 @@ def closed_form(row: dict) -> tuple[float, float] | None:
     made = job(row["layout"], n, row["effect"], cv)
     distributions = resolve_variability(made, load_library("h100-healthy"))
     distribution = {
-        "rank": distributions.rank,
-        "microbatch": distributions.microbatch if m == 1 else None,
+        "rank": distributions.rank.distribution,
+        "microbatch": distributions.microbatch.distribution if m == 1 else None,
     }
     mean, std = largest(n, distribution.get(row["effect"]))
     s = cv * alone[row["effect"]] * work["seconds"] * m / row["ideal"]
