@@ -2,7 +2,8 @@
 
 The host runs ahead of the device, over forward and backward of a chunk's microbatches, except where
 it waits for the device itself: there its lead is gone. Left out: how many launches queue, a lead
-from a bubble or from another chunk of the stage.
+from a bubble or from another chunk of the stage, and that a late host hides what another placement
+than the default one, or a slow node, adds to messages and kernels.
 """
 
 from __future__ import annotations
