@@ -92,3 +92,27 @@ def test_a_sweep_by_carbon_asks_for_an_intensity_and_for_power():
     durations = {"base": "pipeline-8x32", "run": {"region": "USA"}}
     with pytest.raises(prism.PrismError, match="power_limit_w"):
         prism.sweep(durations, {"parallelism.schedule": ["gpipe", "1f1b"]}, objective="carbon")
+
+
+def test_making_is_that_of_bloom():
+    """11.2 t for 1,082,990 hours of A100 (arXiv:2211.02001)."""
+    bf16 = {"precision": "bf16"}
+    job = {
+        **JOB,
+        "cluster": {"device": "a100"},
+        "parallelism": bf16,
+        "run": JOB["run"] | {"region": "FRA"},
+    }
+    found = prism.summary(prism.estimate(job, **CALL))
+    hours = 512 * found["time_to_train"]["p50"] / 3600.0
+    assert found["carbon"]["embodied_t"] / hours * 1_082_990 == pytest.approx(11.2, rel=0.005)
+
+
+def test_a_sweep_by_carbon_names_its_choice_first():
+    job = {**JOB, "run": JOB["run"] | {"region": "USA"}}
+    vary = {"cluster.power_limit_w": [400, 700]}
+    swept = prism.sweep(job, vary, replicates=128, seed=1, objective="carbon")
+    codes = [finding["code"] for finding in prism.summary(swept)["findings"]]
+    assert codes[0] == "least_carbon"
+    by_time = prism.sweep(job, vary, replicates=128, seed=1)
+    assert "least_carbon" not in [x["code"] for x in prism.summary(by_time)["findings"]]

@@ -157,10 +157,20 @@ def _setting(numbers: Json, name: str) -> dict[str, Cell]:
     return {"setting": text}
 
 
+def _least_carbon(row: Json, numbers: Json) -> dict[str, Cell]:
+    """Name the setting that emits least, and what the fastest emits."""
+    fastest = _carbon(numbers["rows"][numbers["fastest"]])
+    return {"setting": label(row, numbers["varied"]), "kg": _carbon(row), "fastest": fastest}
+
+
 RULES = (
     Rule("none_fits", "answer", lambda n: not _chosen(n),
          "No setting has P(fits) of {wanted} or more; closest is {closest}.",
          lambda n: {"wanted": format_share(n["min_p_fits"]), "closest": _closest(n)}),
+    Rule("least_carbon", "answer",
+         lambda n: bool(_chosen(n)) and n["objective"] == "carbon" and n["best"] is not None,
+         "Least carbon is {setting}: {kg} of CO2e a step; the fastest emits {fastest}.",
+         lambda n: _least_carbon(n["rows"][n["best"]], n)),
     Rule("fastest_and_robust", "answer", lambda n: bool(_chosen(n)) and n["fastest"] == n["robust"],
          "Fastest and robust (least p50 and p95) is {setting}.", lambda n: _setting(n, "robust")),
     Rule("fastest", "answer", lambda n: n["fastest"] != n["robust"],

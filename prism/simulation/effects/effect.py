@@ -1,5 +1,6 @@
 """What every effect of a step says of itself to estimates and to `prism rank`."""
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import numpy as np
@@ -69,7 +70,7 @@ class HeldTables:
         return np.ascontiguousarray(np.concatenate([self.tables, self.extra]), np.float32)
 
 
-class Effect:
+class Effect(ABC):
     """A shared effect in a program: what draws it, whether it acts, and the program without it."""
 
     name: ClassVar[str]
@@ -77,16 +78,16 @@ class Effect:
     term: ClassVar[str] = ""  # of a run, where one is its alone
 
     def tables(self, program: Program) -> Int:
-        """Quantile tables that it is drawn from; -1: none."""
-        raise NotImplementedError
+        """Quantile tables that it is drawn from, -1: none; it has none unless it says so."""
+        return np.zeros(0, np.int32)
 
     def acts(self, program: Program) -> bool:
         """Tell whether it makes any step differ from another."""
         return bool((self.tables(program) >= 0).any())
 
+    @abstractmethod
     def hold(self, program: Program, held: HeldTables) -> Program:
         """Return the program with it at its median; the caller lays the tables."""
-        raise NotImplementedError
 
     def cv(self, program: Program) -> float:
         """Coefficient of variation of one draw, where it acts most [1]; NaN: it has none."""

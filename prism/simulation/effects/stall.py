@@ -104,10 +104,6 @@ class StallEffect(Effect):
         """Tell whether anything ever stalls."""
         return program.stalls.entity != engine.NO_STALL and program.stalls.duration > 0.0
 
-    def cv(self, program: Program) -> float:
-        """Return NaN: most steps have none."""
-        return float("nan")
-
     def hold(self, program: Program, held: HeldTables) -> Program:
         """Leave stalls out, whose median is none; the work between them stays as fast as it is."""
         return replace(program, stalls=program.stalls._replace(duration=0.0))
