@@ -301,6 +301,35 @@ def test_nanotron_on_a_node_takes_as_long_as_measured():
     assert np.std(logs, axis=0)[0] < 0.08
 
 
+# --------------------------------------------------------------------- another placement
+def test_a_late_host_hides_longer_messages_of_a_placement():
+    """A tp group that crosses the pods once or everywhere, by what joins a pod to the others."""
+    tree = {
+        "model": {"n_layers": 6, "hidden_size": 256, "ffn_size": 512, "n_heads": 16,
+                  "vocab_size": 16000, "seq_len": 2048},
+        "parallelism": {"framework": "eager", "tp": 4, "microbatches": 4},
+    }  # fmt: skip
+    default, apart = [0, 1, 2, 3], [0, 2, 1, 3]
+
+    def step(hosts, gbits, host):
+        tiers = {"pod": {"gpus": 2, "total_gbits_per_s": gbits}, "site": {"gpus": 4}}
+        cluster = {"nodes": 4, "gpus_per_node": 1, "hosts": hosts, "tiers": tiers}
+        variability = {"library": "none", "host_scale": host}
+        job = prism.load_job(tree | {"variability": variability, "cluster": cluster})
+        return figures(job)["ideal_step_time"]
+
+    def steps(gbits, host):
+        return np.array([step(hosts, gbits, host) for hosts in (default, apart)])
+
+    late = np.array([steps(gbits, 1.0) for gbits in (5.0, 50.0, 400.0)])
+    assert np.all(np.diff(late, axis=0) <= 0.0)  # no faster link makes it longer
+    assert late[2] == pytest.approx(late[1, ::-1], rel=1e-3)  # the host takes longer
+    assert late[0, 1] > 2.0 * late[2, 1]  # and here the messages
+    free = np.array([steps(gbits, 1e-9) for gbits in (5.0, 50.0)])
+    assert np.all(free[:, 1] > 1.4 * free[:, 0])  # nothing is late: all of it shows
+    assert free[0] == pytest.approx(late[0], rel=0.02)
+
+
 # ------------------------------------------------------------------------------ a slow node
 def test_only_a_slow_host_makes_launch_gaps_longer():
     """Each factor of 2 adds its own part of a step once more."""

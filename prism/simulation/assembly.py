@@ -75,7 +75,7 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
         wiring = Wiring(build_cluster(job, nominal_library(job, v.library)), default)
     origin = Origin(
         low, np.ones((len(lowerer.roles), default.n_gpus)), lowerer.roles, lowerer.loadings,
-        _places(graph, lowered, default), wiring,
+        _places(graph, lowered, default), wiring, behind=[op.behind_s for op in lowered],
     )  # fmt: skip
     program = Program(
         ops, graph_arrays(graph), bank.arrays(graph.n_microbatches), links, ranks, low,

@@ -86,6 +86,7 @@ class LoweredOp:
     noise: tuple[Noise, ...]  # of its collectives
     shares: tuple[tuple[str, float], ...]  # nominal share of each kernel class
     parts: tuple[FixedPart, ...] = ()  # of the fixed time
+    behind_s: float = 0.0  # how far the host is behind: what it hides of longer messages
 
 
 def residual_of(op: LoweredOp, n_members: int, call: Distribution | None) -> Distribution:
@@ -172,10 +173,12 @@ class Lowerer:
         fixed: dict[Term, float] = defaultdict(float)
         shares: dict[str, float] = defaultdict(float)
         stretched: dict[tuple[str, str, float, Term, str], tuple[float, float]] = {}
-        total = sum(k.duration for k in op_type.kernels) or 1.0
+        behind_s, total = 0.0, sum(k.duration for k in op_type.kernels) or 1.0
         alike: dict[tuple[str, str, float], list[Noise]] = defaultdict(list)
         for kernel in op_type.kernels:
             shares[kernel.kernel_class] += kernel.duration / total
+            if kernel.behind_s:
+                behind_s += kernel.behind_s * self._treated(kernel)[1] / kernel.duration
         for barriers, run in groupby(op_type.kernels, lambda kernel: bool(kernel.group)):
             if not barriers:
                 key = op_type.op_kind, tuple(run)  # layers have the same ones
@@ -207,7 +210,7 @@ class Lowerer:
             tuple(counts.items()), terms, tuple(fixed.get(t, 0.0) for t in terms),
             tuple(n._replace(draws=n.draws._replace(times=float(len(same))))
                   for same in alike.values() for n in same[:1]),
-            tuple(shares.items()), parts,
+            tuple(shares.items()), parts, behind_s,
         )  # fmt: skip
 
     def _segment(self, op_kind: str, run: tuple[Kernel, ...]) -> Segment | None:

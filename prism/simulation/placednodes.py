@@ -172,10 +172,26 @@ def _stretch(
         typical[:, c, part.term] += part.mean * (ratio - 1.0)
         mean[:, c, part.term] += part.mean * (whole - 1.0)
         var[:, c] += part.var * (whole**2 - 1.0)
+    late = np.flatnonzero(origin.behind)
+    hidden = _hidden(typical[:, late] - low.fixed_mean[:, late], np.asarray(origin.behind)[late])
+    typical[:, late] -= hidden
+    mean[:, late] -= hidden
     if all(bool((x == x[:1]).all()) for x in (mean, var, typical)):
         mean, var, typical = mean[:1], var[:1], typical[:1]
     low = low._replace(fixed_mean=mean, fixed_var=var)
     return low, None if np.array_equal(typical, mean) else typical
+
+
+def _hidden(more: Array, behind: Array) -> Array:
+    """Tell what a host hides that is behind by some time [coef] of longer messages.
+
+    `more` [replica, coef, term] is what they take more; shorter ones leave it as far behind.
+    """
+    total = more.sum(axis=2, keepdims=True)
+    share = np.ones_like(total)
+    np.divide(behind[:, None], total, out=share, where=total > behind[:, None])
+    hidden: Array = more * share
+    return hidden
 
 
 def _own_groups(origin: Origin) -> set[str]:

@@ -1,7 +1,7 @@
 """The engine's arrays of one step, and what they are built of."""
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -53,6 +53,7 @@ class Origin(NamedTuple):
     wiring: Wiring | None  # of the default order; None: there are no messages
     held: NDArray[np.float64] | None = None  # [2, loading, gpu] measured factor, and the share of
     # it that follows no effect; None unless a trace was measured
+    behind: Sequence[float] = ()  # [coef] what a late host hides of longer messages [s]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 The host runs ahead of the device, over forward and backward of a chunk's microbatches, except where
 it waits for the device itself: there its lead is gone. Left out: how many launches queue, a lead
-from a bubble or from another chunk of the stage, and that a late host hides what another placement
-than the default one, or a slow node, adds to messages and kernels.
+from a bubble or from another chunk of the stage, and that a late host hides what slow nodes add to
+kernels and messages, or, simulated kernel by kernel, what another placement adds to messages.
 """
 
 from __future__ import annotations
@@ -66,17 +66,18 @@ class Host(NamedTuple):
     def _spaced(self, kernels: tuple[Kernel, ...], late_s: float) -> tuple[Kernel, ...]:
         """Put gaps before each collective and at the end; each launch is late by some time."""
         out: list[Kernel] = []
-        gap_s = 0.0
+        gap_s = behind_s = 0.0
         for k in kernels:
             if blocks(k):
                 gap_s += self.wait_s
                 continue
             if k.group:
-                out += _gap(gap_s)
-                gap_s = 0.0
+                out += _gap(gap_s, behind_s)
+                gap_s = behind_s = 0.0
             out.append(k)
+            behind_s += k.launches * late_s
             gap_s += self._between(k) + k.launches * late_s
-        return (*out, *_gap(gap_s))
+        return (*out, *_gap(gap_s, behind_s))
 
 
 def blocks(kernel: Kernel) -> bool:
@@ -84,6 +85,6 @@ def blocks(kernel: Kernel) -> bool:
     return kernel.name.endswith(BLOCKS.name)
 
 
-def _gap(seconds: float) -> tuple[Kernel, ...]:
-    gap = Kernel(GAPS, GAPS, seconds, 0.0, 0.0, "residual/memory")
+def _gap(seconds: float, behind_s: float) -> tuple[Kernel, ...]:
+    gap = Kernel(GAPS, GAPS, seconds, 0.0, 0.0, "residual/memory", behind_s=behind_s)
     return (gap,) * (seconds > 0.0)

@@ -103,6 +103,8 @@ def scaled(parts: Parts, library: Library | None) -> Parts:
             return {key: scale(value) for key, value in part.items()}
         if isinstance(part, Kernel | Collective):
             factor = compute if is_compute(part.kernel_class) else communication
+            if isinstance(part, Kernel) and part.behind_s:
+                part = replace(part, behind_s=part.behind_s * factor)
             return replace(part, duration=part.duration * factor)
         if isinstance(part, ChunkWork | Workload):
             return replace(part, **{f.name: scale(getattr(part, f.name)) for f in fields(part)})
