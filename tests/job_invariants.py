@@ -21,6 +21,9 @@ SEED = 7
 MEASURES = ("p5", "p50", "p90", "p95", "p99")
 FLOAT = 1e-5  # relative error of a step in float32
 SLACK = 1e-3  # by which the mean of something faster may be longer, on the same draws
+LATE_SLACK, LATE = 5e-3, 0.01
+"""The same where launch gaps take a share: a late host catches up in one pass what a link takes
+longer in the other, and the schedule may wait for the one alone (dualpipe-v: 0.16 %)."""
 LIBRARY_RANK_CV = 0.03  # of GPUs with their lemons, no shipped library has more
 
 BUDGETS = {
@@ -87,13 +90,16 @@ def check_job(call: Call, tree: dict[str, Any], folder: Path) -> dict[str, bool]
     swept = answer(call, "sweep", path, "--vary", vary, *sizes, *common)
     need(swept is not None, "sweep refuses what estimate takes")
     check_sweep(swept, found, key, own)
+    gaps = [row["mean_share"] for row in found["time_loss"] if row["name"] == "launch_gaps"]
+    late = LATE_SLACK if sum(gaps) > LATE else 0.0
     for key, values in [*speed_settings(job), *tier_settings(job)]:
-        rows = answer(call, "sweep", path, "--vary", f"{key}={values}", *sizes, *common)
-        need(rows is not None, f"sweep --vary {key}={values} refuses what estimate takes")
-        by_setting = {repr(row[key]): row for row in rows["rows"]}  # the rows begin with the best
+        swept = answer(call, "sweep", path, "--vary", f"{key}={values}", *sizes, *common)
+        need(swept is not None, f"sweep --vary {key}={values} refuses what estimate takes")
+        by_setting = {repr(row[key]): row for row in swept["rows"]}  # the rows begin with the best
         # what zero-bubble schedules run next depends on durations
         slack = SLACK if key.startswith("cluster.scale.") else FLOAT
-        check_never_slower([by_setting[value] for value in values.split(",")], key, slack)
+        rows = [by_setting[value] for value in values.split(",")]
+        check_never_slower(rows, key, max(slack, late), max(SLACK, late))
     return done | {"rank": ranked is not None, "place": placed is not None, "sweep": True}
 
 
@@ -227,12 +233,14 @@ def tier_settings(job: prism.Job) -> list[tuple[str, str]]:
     return found
 
 
-def check_never_slower(rows: list[dict[str, Any]], key: str, ideal_slack: float) -> None:
+def check_never_slower(
+    rows: list[dict[str, Any]], key: str, ideal_slack: float, mean_slack: float
+) -> None:
     """Check that the first of two settings is not slower than the second, on the same draws."""
     fast, slow = rows
     for name, one, other, slack in (
         ("ideal step", fast["ideal_step_time"], slow["ideal_step_time"], ideal_slack),
-        ("mean step", fast["step_time"]["mean"], slow["step_time"]["mean"], SLACK),
+        ("mean step", fast["step_time"]["mean"], slow["step_time"]["mean"], mean_slack),
     ):
         text = f"sweep {key}: {name} {one} at {fast[key]} > {other} at {slow[key]}"
         need(one <= other * (1.0 + slack), text)
