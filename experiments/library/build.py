@@ -4,8 +4,9 @@ Run from anywhere: `python experiments/library/build.py`. The measured data are 
 folder of the environment variable PRISM_DATA, or in ../shared/data beside the checkout; what was
 fitted to published jobs comes from experiments/public-jobs/fitted.csv. A healthy set is a cluster
 after its burn-in that trains on sequences of one length; an uncurated set has the GPUs of a cluster
-without burn-in; a stressed set changes what `stressed` names on top. Entries are fitted where there
-are data, and taken from the literature or assumed where not. Every entry says which in its source.
+without burn-in; a stressed set changes what `stressed` names on top; a production set is a healthy
+one with what `production` names. Entries are fitted where there are data, and taken from the
+literature or assumed where not. Every entry says which in its source.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from fits import (
 )
 from kernelfits import Carried
 from kernelrows import COLLECTED
+from production import production_steps
 from tables import cast_efficiency, gemm_tables
 
 from prism.distributions.distribution import Distribution, bounded_body_lemons, lognormal, mixture
@@ -61,8 +63,10 @@ NAMES = {
     "h200": "NVIDIA H200 SXM", "b200": "NVIDIA B200 SXM", "b300": "NVIDIA B300 SXM",
     "gb300": "NVIDIA GB300", "mi300x": "AMD MI300X",
 }  # fmt: skip
-STATES = ("healthy", "uncurated", "stressed")
-SETS = {gpu: STATES if gpu in ("h100", "a100", "gb200") else STATES[:1] for gpu in NAMES}
+STATES = ("healthy", "production", "uncurated", "stressed")
+SETS = {gpu: STATES if gpu in ("h100", "a100", "gb200") else STATES[:2] for gpu in NAMES}
+SLOW_MACHINES = 0.005  # arXiv:2402.15627 (MegaScale): about 0.5 % of machines, about 10 % slower
+NODE_GPUS = 8
 # Whose figures a device without its own is given: fits of repeats, and what published jobs tell.
 REPEATS = {gpu: "a100" if gpu == "a100" else "h100" for gpu in NAMES}
 JOBS = {
@@ -122,6 +126,7 @@ class Data:
         self.content_bad, _, self.loading_bad = content(folder, "SE_first21", None)
         self.slow = slow_transfers(folder)
         self.tau = step_memory(folder)
+        self.production = production_steps(folder)
         found = {gpu: gemm_tables(folder, gpu) for gpu in COLLECTED}
         self.gemms = {gpu: tables for gpu, (tables, _) in found.items()}
         self.cast = {gpu: cast_efficiency(gpu, each) for gpu, (_, each) in found.items() if each}
@@ -492,6 +497,28 @@ def uncurated(entry: Entry, data: Data) -> Entry:
     )
 
 
+def production(entries: list[Entry], data: Data, gpu: str) -> list[Entry]:
+    """Return the entries of a production cluster: slow machines, and what its steps vary by."""
+    step, jitter = data.production
+    healthy, share = from_jobs(data, gpu, "step/cv"), SLOW_MACHINES / NODE_GPUS
+    body = from_jobs(data, gpu, "rank/body_cv")
+    rank = bounded_body_lemons(body.number, data.rank["gpd_shape"].number, share, 1.05, 1.15, 1.25)
+    slow = (
+        f"arXiv:2402.15627 (MegaScale): {100 * SLOW_MACHINES:.1f} % of machines about 10 % slow; "
+        f"assumption: one GPU of {NODE_GPUS}, 5 to 15 %; body: {body.source}"
+    )
+    changed = {"rank": (rank, slow)}
+    if step.number > healthy.number:  # no steadier than a healthy one
+        changed["step"] = (lognormal(step.number), step.source)
+    out = [
+        replace(e, distribution=changed[e.name][0], source=changed[e.name][1], n=0, device="")
+        if e.name in changed else e
+        for e in entries
+    ]  # fmt: skip
+    added = "mean time added to a step"
+    return [*out, figure("jitter/mean_s", jitter.number, "s", jitter.source, added, jitter.n)]
+
+
 def unpacked(data: Data) -> Entry:
     """Return the content of microbatches where sequences of all lengths are not packed."""
     distribution, source = data.content_bad.distribution, data.content_bad.source
@@ -516,7 +543,9 @@ def build_set(data: Data, gpu: str, state: str) -> Library:
         ]
     entries += regime_entries(shared=state == "stressed")
     entries += nominal_entries(data, gpu)
-    if state != "healthy":
+    if state == "production":
+        entries = production(entries, data, gpu)
+    elif state != "healthy":
         entries = [uncurated(entry, data) for entry in entries]
     if state == "stressed":
         entries = [*(stressed(entry, data) for entry in entries), unpacked(data)]

@@ -206,6 +206,8 @@ def estimate_job(
         others = framework.pop("others")
         drawn.coords["framework"] = list(others)
         drawn.values.update(framework=framework, framework_others=list(others.values()))
+    if (library := step.effects.library) is not None:
+        drawn.values["library"] = {"name": library.name, "kind": library.kind}
     attrs["wall_seconds"] = time.perf_counter() - begin
     thresholds = call["slowdown_thresholds"]
     slower = [float((dataset.step_time > t * dataset.ideal_step_time).mean()) for t in thresholds]

@@ -93,6 +93,11 @@ class Library:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     kernels: Mapping[str, KernelTable | KernelFit] = field(default_factory=dict)
 
+    @property
+    def kind(self) -> str:
+        """What cluster a shipped set is of, such as "healthy"; "" of any other."""
+        return self.name.partition("-")[2] if self.name in library_names() else ""
+
     def __contains__(self, entry: str) -> bool:
         """Whether there is such an entry."""
         return entry in self.entries

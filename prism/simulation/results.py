@@ -90,6 +90,10 @@ GROUPS = {
         Field("slowest_unseen", "1", "share of steps in which one not simulated is the slowest"),
         Field("beyond_sample", "1", "share of steps beyond all that the pilot saw"),
     ),
+    "library": (
+        Field("name", "text", "library of distributions"),
+        Field("kind", "text", "cluster that a shipped one is of"),
+    ),
     "framework": (
         Field("name", "text", "framework that the step is made with"),
         Field("named", "flag", "whether the job names it"),

@@ -159,6 +159,8 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
         out["memory"] = memory
     if "time_to_train" in dataset:
         out |= _run_summary(dataset, call)
+    if library := read_group(dataset, "library"):
+        out["library"] = library
     if framework := read_group(dataset, "framework"):
         out["framework"] = framework | {"others": _by_name(dataset, "framework_others")}
     if error := read_group(dataset, "model_error"):

@@ -101,6 +101,8 @@ def _head(numbers: Json) -> str:
     head = [""]
     if "world_size" in numbers:
         head.append(format_count(numbers["world_size"], "GPU"))
+    if library := numbers.get("library"):
+        head.append(library["name"])
     head.append(format_count(numbers["replicates"], "step replicate"))
     if numbers.get("run_replicates"):
         steps = f" of {format_count(numbers['steps'], 'step')}" if "steps" in numbers else ""
