@@ -1,6 +1,7 @@
 from . import plots as plots
 from .analyses.compare import compare as compare
 from .analyses.estimate import estimate as estimate
+from .analyses.explain import explain as explain
 from .analyses.kernel import kernel as kernel
 from .analyses.memory import memory as memory
 from .analyses.place import place as place

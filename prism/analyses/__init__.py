@@ -9,6 +9,7 @@ FACE = {
     "comparisons.classes": "COPIES ClassTimes IDLE measured_times",
     "comparisons.profile": "ClassComparison has_links",
     "estimate": "estimate",
+    "explain": "Explanation explain",
     "kernel": "KernelRates kernel_result",
     "place": "place",
     "placements.placing": "MOST_SLACK NO_SLACK Placing numbered same_work with_place",

@@ -79,6 +79,7 @@ KINDS = {
     "comparison": Kind("compare", "compare:compare_answer", "analyses.compare:Comparison"),
     "class_comparison": Kind(
         "compare", "classes:classes_answer", "analyses.comparisons.profile:ClassComparison"),
+    "explanation": Kind("explain", "explain:explain_answer", "analyses.explain:Explanation"),
     "watch": Kind("watch", "watch:watch_answer", "analyses.watch:Forecast"),
     "kernel": Kind("kernel", "kernel:kernel_answer", "analyses.kernel:KernelRates"),
 }  # fmt: skip

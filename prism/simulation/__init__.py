@@ -27,7 +27,7 @@ FACE = {
     "runs.rates": "step_shares",
     "steps":
         "EXPOSED_BLOCKS Exposed Progress REPLICATES Run check_whole find_exposed fresh_seed "
-        "run_blocks run_each settle_call simulate_step warm_up",
+        "run_blocks run_each settle_call simulate simulate_step warm_up",
     "summary":
         "QUANTILES apart failure_model model_error_time run_end run_progress run_terms spread "
         "summarize_simulation",
