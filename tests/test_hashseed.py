@@ -18,6 +18,7 @@ place pipeline-8x32 --slow-nodes 1 --slowdown 1.2 --spares 1 --seed 1
 import megatron.sh --set cluster.device=h100
 schedule interleaved --stages 4 --microbatches 8 --chunks 2
 show llama3-70b-fsdp-512
+explain gpt3-175b-512 llama3-70b-fsdp-512 --replicates 64 --seed 1
 """
 SCRIPT = """
 torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 \\
@@ -38,6 +39,6 @@ def test_every_command_prints_the_same_under_three_hash_seeds(tmp_path):
             cwd=tmp_path, env=os.environ | {"PYTHONHASHSEED": seed}, check=False,
         )  # fmt: skip
         assert found.returncode == 0, found.stderr
-        assert found.stdout.count("\n") >= 5
+        assert found.stdout.count("\n") >= 6
         printed.add(re.sub(r'"(wall|cpu)_seconds": [^,}]+', "", found.stdout))
     assert len(printed) == 1

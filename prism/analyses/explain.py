@@ -114,7 +114,7 @@ def explain(
     >>> import prism
     >>> found = prism.explain("llama3-405b-16k", "llama3-405b-64k", replicates=64, seed=1)
     >>> found.terms.change.idxmax()
-    'exposed_dp'
+    'bubble'
     """
     seed, threads = settle_call(replicates, seed, threads)
     jobs = [each if isinstance(each, Job) else load_job(each) for each in (a, b)]
