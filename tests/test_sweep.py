@@ -516,3 +516,25 @@ def test_tables_and_the_plot_show_the_figures_of_the_json(trade):
     np.testing.assert_allclose(line.get_xydata(), points)
     one = prism.answer(prism.sweep(job, {"run.steps": [1, 2]}, replicates=BLOCK, seed=3))
     assert one.findings[0].code == "fastest_and_robust"
+
+
+def test_a_sweep_by_the_deadline_has_estimates_probabilities(run):
+    """Of the work of the job's run: twice the batch takes half the steps."""
+    job = prism.load_job("gpt3-175b-512", {"run.deadline": "52min"})
+    vary = {"parallelism.microbatch_size": [1, 2]}
+    result = prism.sweep(job, vary, replicates=128, objective="done_by", min_p_fits=0.5, seed=1)
+    figures = result.figures()
+    rows = figures["rows"]
+    done = [row["p_done"] for row in rows]
+    assert done == sorted(done, reverse=True) and done[0] > done[-1]
+    assert figures["best"] == 0 and "best" not in figures["p_correct"]
+    for row in rows:
+        setting = {key: row[key] for key in vary}
+        steps = job.n_steps // row["parallelism.microbatch_size"]
+        alone = prism.estimate(job.replace(setting), steps=steps, replicates=128, seed=1).figures()
+        assert row["p_done"] == alone["finish_by"]["probability"]
+    status, out, err = run(
+        "sweep", "gpt3-175b-512", "--vary", "parallelism.vpp=6,12", "--objective", "done_by",
+        "--set", "run.deadline=none",
+    )  # fmt: skip
+    assert (status, out) == (2, "") and "run.deadline" in err

@@ -13,6 +13,7 @@ from typing import Any
 
 from prism import engine
 from prism.analyses.differences import probability_best
+from prism.analyses.estimate import estimate
 from prism.analyses.sweeps.grid import (
     Setting,
     check_values,
@@ -39,7 +40,7 @@ from prism.analyses.sweeps.points import (
     simulate_points,
 )
 from prism.analyses.sweeps.rows import make_rows, ordered
-from prism.analyses.sweeps.swept import CHOICES, OBJECTIVES, Sweep, choose, make_sweep
+from prism.analyses.sweeps.swept import CHOICES, OBJECTIVES, Sweep, choose, make_sweep, of_step
 from prism.common import sizes
 from prism.common.errors import PrismError, option
 from prism.common.text import format_count, format_share
@@ -79,8 +80,9 @@ def sweep(
     replicates : int
         Steps of a setting that goes on to the end; 64 of them share one draw of the cluster.
     objective : str, optional
-        ``p50``, ``p95`` or ``mean`` of the step: what rows are sorted by, and ``best`` in; p50 of
-        layouts, else p95.
+        ``p50``, ``p95`` or ``mean`` of the step, ``done_by`` (P(the run is done by its deadline),
+        of settings that may have the least mean step) or ``carbon``: what rows are sorted by, and
+        ``best`` in; p50 of layouts, else p95.
     min_p_fits : float
         Probability that a setting's memory fits [1] below which it is not chosen, and not simulated
         where it is a layout that prism proposes.
@@ -118,6 +120,11 @@ def sweep(
         raise PrismError(f"objective {objective}: expected one of {', '.join(OBJECTIVES)}")
     if objective == "carbon":
         _check_carbon(job, grid)
+    if objective == "done_by" and job.run.deadline is None and "run.deadline" not in grid:
+        raise PrismError(
+            f"{job.source or job.name}: {option('objective')} done_by: no deadline; set "
+            "run.deadline"
+        )
     if not 0.0 <= min_p_fits <= 1.0:
         raise PrismError(f"{option('min_p_fits')} {min_p_fits}: expected a probability, 0 to 1")
     seed, threads = settle_call(replicates, seed, threads)
@@ -129,7 +136,7 @@ def sweep(
     clusters = -(-replicates // engine.LANES)
     bench = Bench(seed, threads, progress)
     skip = layouts and objective != "carbon"  # bounds are of times
-    wrong = simulate_points(points, bench, clusters, objective, skip)
+    wrong = simulate_points(points, bench, clusters, of_step(objective), skip)
     refused += [
         {**point.setting, "reason": reason.removeprefix(f"{job.name}: ")}
         for point, reason in wrong.items()
@@ -137,6 +144,10 @@ def sweep(
     points = [point for point in points if point not in wrong]
     if not points:
         raise PrismError(_all_refused(job, refused))
+    if objective == "done_by":
+        for point in points:
+            if point.done and point.fits:
+                point.p_done = _p_done(point, job, seed, threads)
     rows, warnings = make_rows(points, objective), []
     if refused and not layouts:
         asked = len(rows) + len(refused)
@@ -158,6 +169,16 @@ def sweep(
     call = {"vary": grid, "layouts": layouts, "replicates": replicates, "objective": objective,
             "min_p_fits": min_p_fits}  # fmt: skip
     return make_sweep(rows, refused, figures, texts, provenance(job, {**call, "seed": seed}))
+
+
+def _p_done(point: Point, job: Job, seed: int, threads: int) -> float:
+    """Give P(a setting does the work of the job's run by its deadline)."""
+    given = point.job.run.tokens or "run.steps" in point.setting
+    steps = None if given else max(1, round(job.n_steps / point.work))
+    found = estimate(
+        point.job, replicates=point.times.size, steps=steps, seed=seed, threads=threads
+    ).figures()
+    return float(found["finish_by"]["probability"])
 
 
 def _check_carbon(job: Job, grid: Mapping[str, Any]) -> None:
@@ -307,5 +328,6 @@ def _how_sure(
         f"p_correct_{name}": probability_best(
             in_order[found[name]], rivals, measure, TOLERANCE
         )
-        for name, measure in {**CHOICES, "best": objective}.items() if found[name] is not None
+        for name, measure in {**CHOICES, "best": of_step(objective)}.items()
+        if found[name] is not None and not (name == "best" and objective == "done_by")
     }  # fmt: skip

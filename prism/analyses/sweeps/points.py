@@ -52,6 +52,7 @@ class Point(Candidate):
     exposed: Exposed = Exposed(0.0, 0.0)  # communication
     model_flop: float = 0.0  # useful work of a step
     gpu_power: float | None = None  # mean of a GPU [W]; None where it is not known
+    p_done: float | None = None  # by the run's deadline [1]; None where nobody asked
     done: bool = False  # whether it was simulated as long as any
 
     @property

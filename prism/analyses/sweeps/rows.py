@@ -11,7 +11,7 @@ import numpy as np
 from prism import engine
 from prism.analyses.differences import difference, standard_error
 from prism.analyses.sweeps.points import Point
-from prism.analyses.sweeps.swept import MEASURES, plain_value
+from prism.analyses.sweeps.swept import MEASURES, of_step, plain_value
 from prism.simulation.summary import spread
 
 JOULES_PER_KWH = 3.6e6
@@ -22,9 +22,7 @@ def make_rows(points: Sequence[Point], objective: str) -> list[dict[str, Any]]:
     own = {point.group: point for point in reversed(points) if point.own and point.n}
     any_own = next(iter(own.values()), None)
     found = ordered(points, objective)
-    best = min(
-        (p for p in found if p.done and p.fits), key=lambda p: p.figure(objective), default=None
-    )
+    best = next((p for p in found if p.done and p.fits and objective != "done_by"), None)
     return [
         _row(point, own.get(point.group, any_own)) | _from_best(point, best, objective)
         for point in found
@@ -46,7 +44,8 @@ def ordered(points: Sequence[Point], objective: str) -> list[Point]:
     """Sort settings by the objective: those that may be chosen, those not likely to fit, others."""
     run, others = [p for p in points if p.n], [p for p in points if not p.n]
     others.sort(key=lambda point: point.bound)
-    return sorted(run, key=lambda p: (not p.fits, p.figure(objective))) + others
+    measure = of_step(objective)
+    return sorted(run, key=lambda p: (not p.fits, -(p.p_done or 0.0), p.figure(measure))) + others
 
 
 def _row(point: Point, own: Point | None) -> dict[str, Any]:
@@ -83,6 +82,8 @@ def _row(point: Point, own: Point | None) -> dict[str, Any]:
         row["gpu_kwh"] = point.gpu_power * point.job.world_size * row["mean"] / JOULES_PER_KWH
     if point.kg_per_s:
         row["carbon_same_work"] = point.figure("carbon")
+    if point.p_done is not None:
+        row["p_done"] = point.p_done
     if point.job.tokens_per_step:
         row["tokens_per_second"] = point.job.tokens_per_step / row["mean"]
     return row

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 MEASURES = ("p50", "p95", "mean")
-OBJECTIVES = (*MEASURES, "carbon")
+OBJECTIVES = (*MEASURES, "done_by", "carbon")
 CHOICES = {"fastest": "p50", "robust": "p95"}
 BARE = ("data_parallel", "schedule")
 """Keys whose values say what they are."""
@@ -56,6 +56,7 @@ ROWS = Columns("setting", (
     Field("gpu_power_w", "W", "mean power of a GPU"),
     Field("gpu_kwh", "kWh", "energy of the GPUs in a step, without hosts or cooling"),
     Field("carbon_same_work", "kg", "CO2e of a step, making included, for the tokens of the job's"),
+    Field("p_done", "1", "P(the run is done by its deadline)"),
     Field("tokens_per_second", "1/s", "tokens of the whole job per second, in the mean"),
     Field("best_change", "1", "change of the objective against the best setting"),
     Field("best_change_se", "1", "its standard error"),
@@ -306,6 +307,11 @@ def plain_value(text: Any) -> Any:
     return text
 
 
+def of_step(objective: str) -> str:
+    """Name the figure of a step that settings are compared by under an objective."""
+    return "mean" if objective == "done_by" else objective
+
+
 def choose(
     rows: Sequence[Row], objective: str, group: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -314,13 +320,15 @@ def choose(
         i for i, row in enumerate(rows) if row["figures"] == "full" and row["likely_fits"]
         and all(row[key] == value for key, value in (group or {}).items())
     ]  # fmt: skip
-    measures = {**CHOICES, "best": objective}
+    measures = {**CHOICES, "best": of_step(objective)}
     if not final:
         return {**dict.fromkeys(measures), "frontier": []}
     found: dict[str, Any] = {
         name: min(final, key=lambda i: float(rows[i][f"{measure}_same_work"]))
         for name, measure in measures.items()
     }
+    if objective == "done_by":
+        found["best"] = min(final, key=lambda i: (-(rows[i]["p_done"] or 0.0), rows[i]["mean"]))
     both = np.array([[rows[i][f"{m}_same_work"] for m in CHOICES.values()] for i in final])
     return found | {"frontier": [final[k] for k in pareto(both)]}
 

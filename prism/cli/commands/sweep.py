@@ -39,9 +39,9 @@ from prism.cli.commands.terminal import progress_line
 )
 @click.option(
     "--objective",
-    type=click.Choice(["p50", "p95", "mean", "carbon"]),
-    help="What settings are sorted by [p50 with --layouts, else p95]; carbon needs "
-    "run.grid_intensity or run.region.",
+    type=click.Choice(["p50", "p95", "mean", "done_by", "carbon"]),
+    help="What settings are sorted by [p50 with --layouts, else p95]; done_by is P(done by "
+    "run.deadline), carbon needs run.grid_intensity or run.region.",
 )
 @click.option(
     "--min-p-fits",

@@ -171,6 +171,11 @@ RULES = (
          lambda n: bool(_chosen(n)) and n["objective"] == "carbon" and n["best"] is not None,
          "Least carbon is {setting}: {kg} of CO2e a step; the fastest emits {fastest}.",
          lambda n: _least_carbon(n["rows"][n["best"]], n)),
+    Rule("done_by", "answer",
+         lambda n: bool(_chosen(n)) and n["objective"] == "done_by" and n["best"] is not None,
+         "Most likely done by its deadline is {setting}: P(done) {p}.",
+         lambda n: {"setting": label(n["rows"][n["best"]], n["varied"]),
+                    "p": share(n["rows"][n["best"]]["p_done"])}),
     Rule("fastest_and_robust", "answer", lambda n: bool(_chosen(n)) and n["fastest"] == n["robust"],
          "Fastest and robust (least p50 and p95) is {setting}.", lambda n: _setting(n, "robust")),
     Rule("fastest", "answer", lambda n: n["fastest"] != n["robust"],
@@ -224,13 +229,15 @@ def _settings_table(
     columns = (
         *_keys(numbers, which), Column("GPUs"), Column("GiB"), Column("P(fits)"),
         *(Column(name, "step time") for name in ("p50", "p95", "± 95 %")),
-        Column("p95 vs own"), Column("GPU energy"), Column("CO2e"), Column(right=False),
+        Column("p95 vs own"), Column("GPU energy"), Column("CO2e"), Column("P(done)"),
+        Column(right=False),
     )  # fmt: skip
     made: list[tuple[Cell, ...]] = [
         (*(_value(row[key]) for key in numbers["varied"]),
          None if one_size else count(row["world_size"]), *_fit_cells(row),
          _time(row, "p50_same_work"), _time(row, "p95_same_work"), _error(row),
-         _change(row, "p95"), _energy(row, numbers), _carbon(row), _marks(i, row, numbers))
+         _change(row, "p95"), _energy(row, numbers), _carbon(row), share(row.get("p_done")),
+         _marks(i, row, numbers))
         for i, row in ((i, rows[i]) for i in which)
     ]  # fmt: skip
     return _table(title, columns, made, () if details else _notes(numbers), details)
@@ -284,8 +291,9 @@ def _marks(i: int, row: Json, numbers: Json) -> str:
     names = [name for name in CHOICES if numbers[name] == i]
     if not _fits(row):
         return ", ".join(["P(fits) too low", *["job's own"] * bool(row["own"])])
-    if numbers["objective"] in ("mean", "carbon") and numbers["best"] == i:
-        names.append(f"least {numbers['objective']}")
+    least = {"mean": "least mean", "carbon": "least carbon", "done_by": "likeliest"}
+    if numbers["objective"] in least and numbers["best"] == i:
+        names.append(least[numbers["objective"]])
     if row.get("indistinguishable_from_best"):
         names.append("indistinguishable")
     elif row.get("best_change") is not None and row["best_change"] <= TOLERANCE:
