@@ -144,14 +144,20 @@ def test_models_of_earlier_versions_are_refused_with_the_command_that_refits(
         assert "old.nc" in err and "prism fit" in err
 
 
-@pytest.mark.parametrize("text", ["1.5", "[]", "null", "{"])
-def test_a_model_of_steps_whose_report_is_none_is_refused(run, tmp_path, text):
-    times, path = tmp_path / "steps.csv", tmp_path / "steps.nc"
+@pytest.fixture(scope="module")
+def steps_model(tmp_path_factory):
+    """Step times, and a model of them."""
+    times = tmp_path_factory.mktemp("steps") / "steps.csv"
     times.write_text(
         "step,step_s\n" + "".join(f"{i},{2.0 + 0.01 * (i * 7 % 11)}\n" for i in range(60))
     )
-    prism.save(prism.fit(times, seed=0), path)
-    broken = prism.load(path).to_xarray().load()
+    return times, prism.fit(times, seed=0).to_xarray().load()
+
+
+@pytest.mark.parametrize("text", ["1.5", "[]", "null", "{"])
+def test_a_model_of_steps_whose_report_is_none_is_refused(run, tmp_path, steps_model, text):
+    times, model = steps_model
+    broken = model.copy()
     broken["report"] = ((), text, broken["report"].attrs)
     broken.to_netcdf(tmp_path / "broken.nc", engine="h5netcdf")
     for words in (("estimate", "broken.nc"), ("validate", "broken.nc", "--measured", times)):

@@ -1,10 +1,12 @@
 """Compare the JSON of 30 commands between two checkouts: a rebuild must keep every number.
 
     python experiments/verification/same_json.py OLD NEW [-k WORD] [--aside KEY,KEY]
+        [--within SHARE] [--all]
 
 runs each command in both with this interpreter (and their own Numba cache), and prints where
-figures of the old one are gone or differ, timings aside; keys that are new are no difference. It
-exits with 1 where any does.
+figures of the old one are gone or differ, timings aside; keys that are new are no difference.
+--within SHARE counts numbers that are as near as that as the same, --all prints all differences
+rather than five a command. It exits with 1 where any does.
 """
 
 import argparse
@@ -81,14 +83,19 @@ def run(checkout: Path, text: str, cache: str) -> object:
     return json.loads(done.stdout) if done.returncode == 0 else done.stderr.strip()[-300:]
 
 
-def differences(old: object, new: object, aside: set[str], at: str = "") -> list[str]:
+def differences(
+    old: object, new: object, aside: set[str], within: float, at: str = ""
+) -> list[str]:
     """Where figures of the old answer are gone or differ."""
     if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted(old.keys() - aside)
-        return [x for k in keys for x in differences(old.get(k), new.get(k), aside, f"{at}.{k}")]
+        pairs = [(f"{at}.{k}", old.get(k), new.get(k)) for k in sorted(old.keys() - aside)]
+        return [x for k, a, b in pairs for x in differences(a, b, aside, within, k)]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        pairs = zip(old, new, strict=True)
-        return [x for i, (a, b) in enumerate(pairs) for x in differences(a, b, aside, f"{at}[{i}]")]
+        pairs = [(f"{at}[{i}]", a, b) for i, (a, b) in enumerate(zip(old, new, strict=True))]
+        return [x for k, a, b in pairs for x in differences(a, b, aside, within, k)]
+    numbers = all(isinstance(x, int | float) for x in (old, new))
+    if numbers and abs(old - new) <= within * max(abs(old), abs(new)):
+        return []
     return [] if old == new else [f"{at}: {str(old)[:80]} | {str(new)[:80]}"]
 
 
@@ -98,6 +105,8 @@ def main() -> int:
     parser.add_argument("new", type=Path)
     parser.add_argument("-k", default="", help="only commands with this in them")
     parser.add_argument("--aside", default="", help="more keys that may differ, with commas")
+    parser.add_argument("--within", type=float, default=0.0, help="share of a number [0]")
+    parser.add_argument("--all", action="store_true", help="all differences of a command")
     options = parser.parse_args()
     wrong, aside = 0, ASIDE | set(options.aside.split(","))
     chosen = [c for c in COMMANDS if options.k in c]
@@ -107,11 +116,11 @@ def main() -> int:
                 run(checkout.resolve(), text, f"{folder}/{i}")
                 for i, checkout in enumerate((options.old, options.new))
             ]
-            found = differences(*answers, aside)
+            found = differences(*answers, aside, options.within)
             failed = isinstance(answers[0], str) or isinstance(answers[1], str)
             wrong += bool(found) or failed
             print(f"{'differs' if found else 'FAILED' if failed else 'same':8s} {text}", flush=True)
-            for line in (found or [str(answers[0])] * failed)[:5]:
+            for line in (found or [str(answers[0])] * failed)[: None if options.all else 5]:
                 print(f"         {line}", flush=True)
     print(f"{len(chosen)} commands, {wrong} differ or fail")
     return 1 if wrong else 0
