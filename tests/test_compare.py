@@ -404,3 +404,15 @@ def test_a_comparison_of_an_earlier_version_names_its_command(run, tmp_path):
     result.to_netcdf(tmp_path / "old.nc", engine="h5netcdf")
     status, _, err = run("show", tmp_path / "old.nc")
     assert status == 2 and "`prism compare`" in err
+
+
+def test_steps_that_are_all_alike_have_no_spread_to_compare(tmp_path):
+    """Without a division by a spread of 0."""
+    (tmp_path / "steps.csv").write_text("step,step_s\n" + "".join(f"{i},2\n" for i in range(60)))
+    prism.save(prism.fit(tmp_path / "steps.csv", seed=0), tmp_path / "m.nc")
+    found = prism.estimate(tmp_path / "m.nc", steps=100, replicates=128, run_replicates=8, seed=1)
+    assert float(found.step_time.std()) == 0.0
+    prism.save(found, tmp_path / "a.nc")
+    again = prism.compare(tmp_path / "a.nc", tmp_path / "a.nc", seed=1).figures()
+    step = again["quantities"]["step_time"]
+    assert {row["a"] - row["b"] for row in step["figures"].values() if row["a"]} == {0.0}

@@ -83,6 +83,13 @@ def test_what_makes_no_job_alone_goes_together():
     assert {"model.n_layers", "parallelism.pp", "cluster.gpus_per_node"} <= set(listed)
 
 
+def test_a_job_on_the_way_that_cannot_be_simulated_goes_with_the_next():
+    """4 bits on an H100: known only when its kernels are looked up."""
+    figures = adds_up(explain(job({"cluster.device": "b200", "parallelism.precision": "nvfp4"}),
+                              job()))  # fmt: skip
+    assert [row["change"] for row in figures["stages"]] == ["A", "machine, software"]
+
+
 def test_what_was_measured_leaves_what_is_not_predicted():
     a, b = job(), job({"parallelism.tp": 1, "parallelism.dp": 4})
     plain = explain(a, b).figures()

@@ -7,7 +7,7 @@ way from one job to the other. Beside what was measured of either, what is left 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ from prism.simulation.steps import Progress, settle_call, simulate
 if TYPE_CHECKING:
     import pandas as pd
 
+Stage = tuple[str, str, Job]
+"""A change, its keys, and the job with it."""
 KIND = "explanation"
 REPLICATES = 2048
 EXA = 1e18
@@ -124,19 +126,14 @@ def explain(
                 f"{job.source or job.name}: gives durations of its ops, so that its useful work is "
                 "not known; expected two jobs with the sizes of their models"
             )
-    way = _way(*jobs)
-    found: list[dict[str, Any]] = []
-    for _, _, job in way:
-        found.append(simulate(job, replicates, seed, threads).figures())
-        if progress is not None:
-            progress(len(found), len(way))
+    measured = _measured("measured_a", measured_a), _measured("measured_b", measured_b)
+    way, found = _simulate(_way(*jobs), replicates, seed, threads, progress)
     sides = {
-        side: _side(job, figures, _measured(name, value))
-        for side, job, figures, (name, value) in zip(
-            SIDES, jobs, (found[0], found[-1]),
-            (("measured_a", measured_a), ("measured_b", measured_b)), strict=True,
+        side: _side(job, figures, known)
+        for side, job, figures, known in zip(
+            SIDES, jobs, (found[0], found[-1]), measured, strict=True
         )
-    }  # fmt: skip
+    }
     attrs = made_with() | {"kind": KIND, "seed": str(seed), "replicates": replicates}
     parts = [
         TERMS.pack(_terms(sides, found[0], found[-1])),
@@ -144,6 +141,31 @@ def explain(
         *(pack_figures(SIDE, sides[side], f"{side}_") for side in SIDES),
     ]
     return Explanation(xr.merge(parts).assign_attrs(attrs))
+
+
+def _simulate(
+    way: Sequence[Stage], replicates: int, seed: int, threads: int, progress: Progress | None
+) -> tuple[list[Stage], list[dict[str, Any]]]:
+    """Simulate the jobs on the way; one that only shows then to be none goes with the next."""
+    kept: list[Stage] = []
+    found: list[dict[str, Any]] = []
+    waiting: list[tuple[str, str]] = []
+    for i, (change, keys, job) in enumerate(way):
+        try:
+            figures = simulate(job, replicates, seed, threads).figures()
+        except PrismError:
+            if i in (0, len(way) - 1):
+                raise
+            waiting.append((change, keys))
+            continue
+        finally:
+            if progress is not None:
+                progress(i + 1, len(way))
+        names, changed = zip(*waiting, (change, keys), strict=True)
+        kept.append((", ".join(names), ", ".join(changed), job))
+        found.append(figures)
+        waiting = []
+    return kept, found
 
 
 def _cost(figures: Mapping[str, Any]) -> float:
@@ -201,7 +223,7 @@ def _terms(sides: Mapping[str, Any], *found: Mapping[str, Any]) -> list[dict[str
 
 
 def _stages(
-    way: list[tuple[str, str, Job]], found: list[dict[str, Any]], sides: Mapping[str, Any]
+    way: list[Stage], found: list[dict[str, Any]], sides: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Say what each change brings."""
     gap, rows = sides["b"]["cost"] - sides["a"]["cost"], []
@@ -217,8 +239,8 @@ def _stages(
 
 
 # ----------------------------------------------------------------------------- the way from A to B
-def _way(a: Job, b: Job) -> list[tuple[str, str, Job]]:
-    """Give (change, its keys, the job with it) from A to B.
+def _way(a: Job, b: Job) -> list[Stage]:
+    """Give the changes from A to B.
 
     The next is the first kind of change that makes a job; where none does, several go together.
     """

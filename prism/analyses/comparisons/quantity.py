@@ -92,7 +92,8 @@ def _gate(
     Its runs then vary as those of A do: s^2 (1/R_A + 1/R_B), with R_A - 1 degrees of freedom. Where
     A has no runs, each side varies as it does.
     """
-    parts, _ = _parts(a, b, of_a, of_b, pairing, (of_a.own, of_b.own))
+    scales = of_a.own[:1], of_b.own[:1]  # means: those of steps that are all alike have no spread
+    parts, _ = _parts(a, b, of_a, of_b, pairing, scales)
     variance, dof = (float(x[0]) for x in _error(parts))
     if a.kind != "runs":
         return Gate(float(np.sqrt(variance + shared)), dof, "both")
