@@ -533,8 +533,9 @@ def test_a_sweep_by_the_deadline_has_estimates_probabilities(run):
         steps = job.n_steps // row["parallelism.microbatch_size"]
         alone = prism.estimate(job.replace(setting), steps=steps, replicates=128, seed=1).figures()
         assert row["p_done"] == alone["finish_by"]["probability"]
-    status, out, err = run(
-        "sweep", "gpt3-175b-512", "--vary", "parallelism.vpp=6,12", "--objective", "done_by",
-        "--set", "run.deadline=none",
-    )  # fmt: skip
-    assert (status, out) == (2, "") and "run.deadline" in err
+    for words in (
+        ("parallelism.vpp=6,12", "--set", "run.deadline=none"), ("run.deadline=none,52min",)
+    ):  # fmt: skip
+        words = ("--vary", *words, "--objective", "done_by")
+        status, out, err = run("sweep", "gpt3-175b-512", *words)
+        assert (status, out) == (2, "") and "run.deadline" in err

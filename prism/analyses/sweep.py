@@ -120,11 +120,6 @@ def sweep(
         raise PrismError(f"objective {objective}: expected one of {', '.join(OBJECTIVES)}")
     if objective == "carbon":
         _check_carbon(job, grid)
-    if objective == "done_by" and job.run.deadline is None and "run.deadline" not in grid:
-        raise PrismError(
-            f"{job.source or job.name}: {option('objective')} done_by: no deadline; set "
-            "run.deadline"
-        )
     if not 0.0 <= min_p_fits <= 1.0:
         raise PrismError(f"{option('min_p_fits')} {min_p_fits}: expected a probability, 0 to 1")
     seed, threads = settle_call(replicates, seed, threads)
@@ -133,6 +128,9 @@ def sweep(
     points, refused = _points(job, grid, layouts, replicates, min_p_fits, progress)
     if not points:
         raise PrismError(_all_refused(job, refused))
+    if objective == "done_by" and any(point.job.run.deadline is None for point in points):
+        where = f"{job.source or job.name}: {option('objective')} done_by"
+        raise PrismError(f"{where}: no deadline; set run.deadline")
     clusters = -(-replicates // engine.LANES)
     bench = Bench(seed, threads, progress)
     skip = layouts and objective != "carbon"  # bounds are of times
