@@ -122,7 +122,8 @@ def _jobs(folder: Path) -> dict[str, Any]:
     for name, text in JOBS.items():
         path = folder / f"{name}.yaml"
         path.write_text(text)
-        out[f"job/{name}"] = path, commands
+        explains = ("explain", "{}", str(folder / "sizes.yaml"), *FEW)  # jobs of known work
+        out[f"job/{name}"] = path, [*commands, *[explains] * (name in ("sizes", "fsdp"))]
     return out
 
 
@@ -278,6 +279,7 @@ def _netcdf(folder: Path, call: Call, job: str) -> list[Original]:
         "replay": ("replay", trace),
         "compare": ("compare", steps, folder / "one.csv"),
         "timeline": ("timeline", job, *FEW),
+        "explanation": ("explain", folder / "sizes.yaml", folder / "fsdp.yaml", *FEW),
         "trace_model": ("fit", trace),
         "kernel_model": ("fit", folder / "kineto.json"),
         "steps_model": ("fit", steps),
@@ -297,6 +299,7 @@ def _netcdf(folder: Path, call: Call, job: str) -> list[Original]:
     commands = {
         "estimate": [*result, ("compare", "{}", "{}"), ("timeline", "{}")],
         "timeline": [("show", "{}")],
+        "explanation": result,
         "steps_estimate": [*result, ("compare", "{}", "{}")],
         "trace_model": trace_like, "kernel_model": trace_like, "steps_model": model,
         "calibrated": library, "kernel_library": library[:2],  # no job has all of it
