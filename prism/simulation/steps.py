@@ -278,9 +278,10 @@ def simulate_step(
     samples = count_draws(step.program) * n_blocks * LANES + (unseen.n_draws if unseen else 0)
     values |= of_job
     attrs |= _engine_figures(samples, seconds, threads, n_blocks) | {"kind": "simulation"}
-    find: Callable[[], dict[str, Any]] = dict
-    if parts:
-        find = partial(_find_parts, step, times, seed, threads)
+
+    def find(beat: Progress | None) -> dict[str, Any]:
+        return _find_parts(step, times, seed, threads, beat) if parts else {}
+
     with begun(find, 1 if meanwhile is None else threads) as finish:
         if meanwhile is not None:
             meanwhile(make_dataset(values, coords, attrs))
@@ -291,13 +292,13 @@ def simulate_step(
 
 
 def _find_parts(
-    step: Prepared, times: NDArray[np.float32], seed: int, threads: int
+    step: Prepared, times: NDArray[np.float32], seed: int, threads: int, beat: Progress | None
 ) -> dict[str, Any]:
     """Find where the time of steps [cluster, lane] goes; "part": the names of the parts."""
     n = min(max(1, len(times) // PATH_SHARE), PATH_BLOCKS)
-    path, idle = _critical_path(step.program, n, seed, threads)
+    run = partial(run_blocks, seed=seed, threads=threads, progress=beat)
+    path, idle = _critical_path(step.program, range(n), run)
     first, classes = times[:EXPOSED_BLOCKS], freed_classes(step.program.classes)
-    run = partial(run_blocks, seed=seed, threads=threads)
     silent = {
         group: run(silence(step, seed, freed), range(len(first)))[0]
         for group, freed in classes.items()
@@ -336,10 +337,10 @@ def warm_up(program: Program, seed: int) -> None:
 
 
 def _critical_path(
-    program: Program, n_blocks: int, seed: int, threads: int
+    program: Program, blocks: range, run: Callable[..., Arrays]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean seconds of each class on the critical path, and mean idle share of each stage."""
-    times, _, path, busy = run_blocks(program, range(n_blocks), seed, threads, track=True)
+    times, _, path, busy = run(program, blocks, track=True)
     groups = program.graph.n_replicas * program.n_members
     idle = 1.0 - busy / groups / times[:, None, :]
     return path.mean(axis=(0, 2), dtype=np.float64), idle.mean(axis=(0, 2), dtype=np.float64)

@@ -72,13 +72,6 @@ def run_on(
             remote = Remote(scheduler, scheduler_file, timeout_s, say)
         with at_place(Backend(remote, store)) as place:
             yield place
-        if store is not None:
-            if store.found:
-                say(
-                    f"{store.directory}: {format_count(store.found, 'chunk')} reused, "
-                    f"{store.computed} computed"
-                )
-            store.finish()
     except BaseException:
         if store is not None and store.kept == 0:
             store.finish()
@@ -86,5 +79,8 @@ def run_on(
     finally:
         if remote is not None:
             remote.close()
-        if store is not None:
-            store.close()
+    if store is not None:
+        if store.found:
+            reused = format_count(store.found, "chunk")
+            say(f"{store.directory}: {reused} reused, {store.computed} computed")
+        store.finish()

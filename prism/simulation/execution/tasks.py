@@ -1,21 +1,21 @@
 """Tasks: functions of the package over shared data, run in threads here or where `run_on` says.
 
 Which tasks there are never depends on how many threads or workers run them, so that results do not
-either. A task's name is its content, under which what it gives can be kept.
+either. A task's key is its content, under which what it gives can be kept.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
+from functools import cached_property, partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from threading import Event
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from numpy.typing import NDArray
 
@@ -39,44 +39,69 @@ BEAT_S = 0.2
 """Longest time between two reports of progress [s]."""
 
 
+@dataclass(frozen=True, eq=False)
 class Shared:
-    """Data that tasks share, distinguished by a hash: that of the value where none is given."""
+    """Data that tasks share."""
 
-    def __init__(self, value: Any, content: str | None = None) -> None:
-        self.value, self._content = value, content
-        self._lock = threading.Lock()  # tasks of several threads ask at once
+    value: Any
 
-    @property
+    @cached_property
     def content(self) -> str:
         """Hash of the data."""
-        with self._lock:
-            if self._content is None:
-                self._content = content_hash(self.value)
-            return self._content
+        return content_hash(self.value)
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A piece of work."""
+    """A call of a function of the package, where workers find it."""
 
-    function: Callable[..., Arrays]  # of a module of the package, where workers find it
-    shared: Shared | Callable[[], Shared]  # its first argument, or what builds it, in a thread
-    args: tuple[Any, ...] = ()  # small, and of the kinds that `content_hash` knows
+    function: Callable[..., Arrays]
+    shared: Shared  # its first argument
+    args: tuple[Any, ...] = ()  # small
     seconds: float = TASK_S  # about
     tell: Callable[[float], None] | None = None  # takes the share that is done, in this process
 
-    def run(self, shared: Shared) -> Arrays:
+    def run(self) -> Arrays:
         """Run it here."""
         options = {} if self.tell is None else {"tell": self.tell}
-        return self.function(shared.value, *self.args, **options)
+        return self.function(self.shared.value, *self.args, **options)
 
-    def open(self, store: ChunkStore | None) -> tuple[Shared, str, Arrays | None]:
-        """Build its data, and look for what it gave before, under its name (empty: not kept)."""
-        shared = self.shared if isinstance(self.shared, Shared) else self.shared()
-        if store is None or self.seconds < WORTH_S:
-            return shared, "", None
-        key = content_hash(identity(), self.function, shared.content, self.args)
-        return shared, key, store.load(key)
+    @property
+    def key(self) -> str:
+        """Name under which its result is kept."""
+        return content_hash(identity(), self.function, self.shared.content, self.args)
+
+
+class Executor(Protocol):
+    """Runs tasks; those that are left end with its block."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *error: Any) -> None: ...
+    def submit(self, task: Task) -> Future[Arrays]:
+        """Begin a task."""
+
+    def check(self) -> None:
+        """Raise PrismError where nobody is left to run tasks."""
+
+
+class Threads:
+    """Threads of this process."""
+
+    def __init__(self, n: int) -> None:
+        self._pool = ThreadPoolExecutor(n)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def submit(self, task: Task) -> Future[Arrays]:
+        """Begin a task in a thread."""
+        return self._pool.submit(task.run)
+
+    def check(self) -> None:
+        """Threads stay."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +114,6 @@ class Backend:
 
 _HERE = Backend()
 _place: ContextVar[Backend] = ContextVar("prism_place", default=_HERE)
-_stop: ContextVar[threading.Event | None] = ContextVar("prism_stop", default=None)
 
 
 def current() -> Backend:
@@ -140,90 +164,112 @@ def run_tasks(
     threads : int
         Threads of this process, where no workers are given.
     beat : callable, optional
-        Called often while this waits.
+        Called often while this waits; what it raises ends the tasks.
 
     Raises
     ------
     PrismError
         The input is wrong, or workers are lost for good.
     """
-    place, stop, beat = current(), _stop.get(), beat or (lambda: None)
-    seconds = sum(task.seconds for task in tasks)
+    place, beat, left = current(), beat or (lambda: None), dict(enumerate(tasks))
+    store, keys = place.store, dict[int, str]()
+    if store is not None:
+        keys = {i: task.key for i, task in left.items() if task.seconds >= WORTH_S}
+        for i, key in keys.items():
+            if (kept := store.load(key)) is not None:
+                take(i, kept)
+                beat()
+                del left[i]
+
+    def finish(i: int, found: Arrays) -> None:
+        if store is not None and i in keys:
+            store.save(keys[i], found)
+        take(i, found)
+
+    seconds = sum(task.seconds for task in left.values())
     if place.remote is not None and seconds > WORTH_S:
-        place.remote.run(tasks, take, threads, place.store, beat)
-        return
-    if threads == 1 or seconds < ALONE_S:  # in this thread, where Ctrl-C is heard at once
-        for i, task in enumerate(tasks):
-            take(i, _perform(task, place.store))
+        _collect(place.remote.calls(), left, finish, beat)
+    elif place.remote is None and threads > 1 and seconds >= ALONE_S:
+        _collect(Threads(threads), left, finish, beat)
+    else:  # in this thread, where Ctrl-C is heard at once
+        for i, task in left.items():
+            finish(i, task.run())
             beat()
-        return
-    # queues, as Ctrl-C while futures are waited for can leave one of them locked for good
-    todo, found = deque(range(len(tasks))), SimpleQueue[tuple[int, Arrays | BaseException]]()
 
-    def perform() -> None:
-        while todo:
-            with suppress(IndexError):  # another thread took the last one
-                i = todo.popleft()
-                found.put((i, _try(tasks[i], place.store)))
 
-    with ThreadPoolExecutor(max_workers=threads) as pool:
+def _collect(
+    executor: Executor, tasks: Mapping[int, Task], take: Take, beat: Callable[[], None]
+) -> None:
+    """Run tasks by an executor.
+
+    Another thread begins them: Ctrl-C, which comes to the main one, can leave the lock of a future
+    that this touches locked for good.
+    """
+    done, stopped = SimpleQueue[tuple[int, Future[Arrays]]](), Event()
+
+    def begin() -> None:
         try:
-            for _ in range(min(threads, len(tasks))):
-                pool.submit(perform)
+            for i, task in tasks.items():
+                if stopped.is_set():
+                    return
+                future = executor.submit(task)
+                future.add_done_callback(lambda future, i=i: done.put((i, future)))  # type: ignore[misc]
+        except BaseException as error:
+            future = Future()
+            future.set_exception(error)
+            done.put((-1, future))
+
+    with executor, ThreadPoolExecutor(max_workers=1) as other:
+        try:
+            other.submit(begin)
             left = len(tasks)
             while left:
                 try:
-                    i, arrays = found.get(timeout=BEAT_S)
+                    i, future = done.get(timeout=BEAT_S)
                 except Empty:
-                    pass
+                    executor.check()
                 else:
-                    if isinstance(arrays, BaseException):
-                        raise arrays
-                    take(i, arrays)
+                    take(i, future.result())
                     left -= 1
-                    del arrays  # before the next is waited for
+                    del future  # before the next is waited for
                 beat()
-                if stop is not None and stop.is_set():
-                    raise CancelledError
         except BaseException as error:
-            todo.clear()
+            stopped.set()
             if isinstance(error.__context__, KeyboardInterrupt):
                 # Ctrl-C while a thread starts: its condition raises "release unlocked lock"
                 raise error.__context__ from None
             raise
 
 
-def _try(task: Task, store: ChunkStore | None) -> Arrays | BaseException:
-    try:
-        return _perform(task, store)
-    except BaseException as error:
-        return error
-
-
 @contextmanager
-def begun(function: Callable[[], Found], threads: int) -> Iterator[Callable[[], Found]]:
+def begun(
+    function: Callable[[Callable[..., None] | None], Found], threads: int
+) -> Iterator[Callable[[], Found]]:
     """Begin a function in a thread beside what follows; gives what returns its result.
 
-    With one thread, or workers, it is called then. Where what follows raises, its tasks end.
+    With one thread, or workers, it is called then. Where what follows raises, so does what the
+    function is given to call, as a report of progress.
     """
     if threads == 1 or is_remote():
-        yield function
+        yield partial(function, None)
         return
-    context, stop = copy_context(), threading.Event()
-    context.run(_stop.set, stop)
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        future = pool.submit(context.run, function)
+    stopped, done, future = Event(), SimpleQueue[Future[Found]](), Future[Found]()
+    future.add_done_callback(done.put)
+
+    def check(*_: object) -> None:
+        if stopped.is_set():
+            raise CancelledError
+
+    def run() -> None:
         try:
-            yield future.result
+            future.set_result(function(check))
+        except BaseException as error:
+            future.set_exception(error)
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        try:
+            pool.submit(copy_context().run, run)
+            yield lambda: done.get().result()
         except BaseException:
-            stop.set()
+            stopped.set()
             raise
-
-
-def _perform(task: Task, store: ChunkStore | None) -> Arrays:
-    shared, key, found = task.open(store)
-    if found is None:
-        found = task.run(shared)
-        if store is not None and key:
-            store.save(key, found)
-    return found

@@ -5,7 +5,7 @@ hundred replicates tell the ratio. Ratios of states at the same time multiply.
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -112,10 +112,10 @@ def find_slowdowns(sim: Simulator, kind: str, factor: float) -> Array:
     nodes = placement.slots[rng.integers(0, placement.n_slots, BLOCKS)].tolist()
     known, calm = placement.slowdowns(), replace(sim.step, program=sim.calm)
 
-    def slowed(i: int) -> Shared:
-        slow = known.get(nodes[i], NodeSlowdown())
+    def slowed(node: int) -> Shared:
+        slow = known.get(node, NodeSlowdown())
         slower = slow._replace(**{kind: factor * getattr(slow, kind)})
-        program = relocate(calm, placement.slots, known | {nodes[i]: slower})
+        program = relocate(calm, placement.slots, known | {node: slower})
         return Shared(program.work(track=False))
 
     times, keys = np.zeros(BLOCKS), make_keys(sim.seed)
@@ -124,9 +124,7 @@ def find_slowdowns(sim: Simulator, kind: str, factor: float) -> Array:
         times[i] = float(found[0].mean(dtype=float))
 
     seconds = sim.program.n_draws * engine.LANES * SECONDS_PER_SAMPLE
-    tasks = [  # built when their turn comes: a program per node
-        Task(run_chunk, partial(slowed, i), (i, 1, keys), seconds) for i in range(BLOCKS)
-    ]
+    tasks = [Task(run_chunk, slowed(nodes[i]), (i, 1, keys), seconds) for i in range(BLOCKS)]
     run_tasks(tasks, take, sim.threads)
     return np.asarray(times / sim.calm_times.mean(axis=1))
 
