@@ -7,7 +7,6 @@ tasks, and those that hold shared data, on another one.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pickle
@@ -16,15 +15,14 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Self
+from typing import Any
 
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.simulation.execution.content import Identity, identity, refuse_other
-from prism.simulation.execution.tasks import BEAT_S, Arrays, Shared, Task
+from prism.simulation.execution.tasks import Arrays, Executor, Shared, Task
 
 TIMEOUT_S = 30.0
 """How long to wait for a scheduler, for a first worker, and for another one after the last [s]."""
@@ -53,9 +51,7 @@ class Remote:
         try:
             if self._own:
                 self._hush()
-                if scheduler_file is not None:
-                    scheduler = _address_in(Path(scheduler_file), timeout_s)
-                self.client = _connect(distributed.Client, scheduler, timeout_s)
+                self.client = _connect(distributed.Client, scheduler, scheduler_file, timeout_s)
             self.address = str(self.client.scheduler.address)
             try:
                 self.client.wait_for_workers(1, timeout=timeout_s)
@@ -106,22 +102,20 @@ class Remote:
         )
 
 
-class Calls:
-    """Tasks on the workers, by Dask's own `concurrent.futures.Executor`."""
+class Calls(Executor):
+    """Runs tasks on the workers, by Dask's own `concurrent.futures.Executor`."""
 
     def __init__(self, remote: Remote) -> None:
-        self._remote, self._pool = remote, remote.client.get_executor(pure=False)
+        super().__init__(remote.client.get_executor(pure=False))
+        self._remote = remote
         self._sent: tuple[Shared, Any] | None = None
         self._seen = time.monotonic()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, *_: Any) -> None:
+    def __exit__(self, *raised: Any) -> None:
         """End what is left, and say what Dask's errors mean."""
+        error, address = raised[1], self._remote.address
         with suppress(Exception):
             self._pool.shutdown(wait=False)
-        address = self._remote.address
         if isinstance(error, CancelledError):  # not by us
             raise self._remote.lost() from error
         if isinstance(error, ImportError) or "deserialization" in str(error):
@@ -167,15 +161,16 @@ def call(shared: Any, function: Callable[..., Arrays], args: Any, program: Ident
     return function(shared, *args)
 
 
-def _connect(client_class: Any, address: str, timeout_s: float) -> Any:
+def _connect(client_class: Any, address: Any, file: Any, timeout_s: float) -> Any:
     """Connect, in a thread that is left behind when that takes too long: anything may answer."""
     client, done = client_class.__new__(client_class), SimpleQueue[Exception | None]()
+    options = {"timeout": timeout_s, "set_as_default": False, "name": "prism"}
 
     def connect() -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # versions are compared by us
-                client.__init__(address, timeout=timeout_s, set_as_default=False, name="prism")
+                client.__init__(address, scheduler_file=file, **options)
             done.put(None)
         except Exception as error:
             done.put(error)
@@ -188,23 +183,10 @@ def _connect(client_class: Any, address: str, timeout_s: float) -> Any:
     if error is None:
         return client
     client.status = "closed"  # or its end waits for a goodbye, and prints a traceback
+    where = f"--scheduler {address}" if file is None else f"--scheduler-file {file}"
+    start = "dask scheduler" if file is None else f"dask scheduler --scheduler-file {file}"
     raise PrismError(
-        f"--scheduler {address}: no Dask scheduler answers within {timeout_s:g} s "
-        f"({' '.join(str(error).split())[:200]}); start one with `dask scheduler`, and check "
-        "address and port"
+        f"{where}: no Dask scheduler answers within {timeout_s:g} s "
+        f"({' '.join(str(error).split())[:200]}); start one with `{start}`, and check address and "
+        "port"
     ) from error
-
-
-def _address_in(file: Path, timeout_s: float) -> str:
-    """Read the address that a scheduler wrote into a file, waiting for it to come."""
-    end = time.monotonic() + timeout_s
-    while True:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            return str(json.loads(file.read_text(encoding="utf-8"))["address"])
-        if time.monotonic() > end:
-            found = "holds no address of a scheduler" if file.exists() else "is not there"
-            raise PrismError(
-                f"--scheduler-file {file}: {found} after {timeout_s:g} s; start a scheduler with "
-                f"`dask scheduler --scheduler-file {file}` on a file system that both see"
-            )
-        time.sleep(min(BEAT_S, timeout_s))

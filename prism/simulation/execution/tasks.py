@@ -6,24 +6,20 @@ either. A task's key is its content, under which what it gives can be kept.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from queue import Empty, SimpleQueue
 from threading import Event
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from numpy.typing import NDArray
 
 from prism.simulation.execution.content import content_hash, identity
-
-if TYPE_CHECKING:
-    from prism.simulation.execution.chunks import ChunkStore
-    from prism.simulation.execution.remote import Remote
+from prism.simulation.execution.context import RunContext
 
 Arrays = tuple[NDArray[Any], ...]
 Take = Callable[[int, Arrays], None]
@@ -72,23 +68,11 @@ class Task:
         return content_hash(identity(), self.function, self.shared.content, self.args)
 
 
-class Executor(Protocol):
-    """Runs tasks; those that are left end with its block."""
+class Executor:
+    """Runs tasks in threads of this process; those that are left end with its block."""
 
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *error: Any) -> None: ...
-    def submit(self, task: Task) -> Future[Arrays]:
-        """Begin a task."""
-
-    def check(self) -> None:
-        """Raise PrismError where nobody is left to run tasks."""
-
-
-class Threads:
-    """Threads of this process."""
-
-    def __init__(self, n: int) -> None:
-        self._pool = ThreadPoolExecutor(n)
+    def __init__(self, pool: futures.Executor) -> None:
+        self._pool = pool
 
     def __enter__(self) -> Self:
         return self
@@ -97,63 +81,15 @@ class Threads:
         self._pool.shutdown(cancel_futures=True)
 
     def submit(self, task: Task) -> Future[Arrays]:
-        """Begin a task in a thread."""
+        """Begin a task."""
         return self._pool.submit(task.run)
 
     def check(self) -> None:
-        """Threads stay."""
-
-
-@dataclass(frozen=True)
-class Backend:
-    """Where tasks are run: on workers if there is a remote; what is finished is kept in a store."""
-
-    remote: Remote | None = None
-    store: ChunkStore | None = None
-
-
-_HERE = Backend()
-_place: ContextVar[Backend] = ContextVar("prism_place", default=_HERE)
-
-
-def current() -> Backend:
-    """Return where tasks are run."""
-    return _place.get()
-
-
-def is_remote() -> bool:
-    """Tell whether tasks are run on workers."""
-    return current().remote is not None
-
-
-def keeps_tasks() -> bool:
-    """Tell whether tasks are sent away or kept, and should be `TASK_S` long for it."""
-    return current() != _HERE
-
-
-def n_threads(threads: int) -> int:
-    """Return how many threads do the work: the workers', or as many as given of this process."""
-    remote = current().remote
-    return min(threads, cores()) if remote is None else remote.n_threads
-
-
-def cores() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def at_place(place: Backend) -> Iterator[Backend]:
-    """Run the tasks of a block of code at a place."""
-    token = _place.set(place)
-    try:
-        yield place
-    finally:
-        _place.reset(token)
+        """Raise PrismError where nobody is left to run tasks."""
 
 
 def run_tasks(
-    tasks: Sequence[Task], take: Take, threads: int = 1, beat: Callable[[], None] | None = None
+    tasks: Sequence[Task], take: Take, context: RunContext, beat: Callable[[], None] = lambda: None
 ) -> None:
     """Run tasks, and hand over what each gives as soon as it is done.
 
@@ -161,8 +97,6 @@ def run_tasks(
     ----------
     take : callable
         Called with a task's index and its arrays, in this thread, in any order.
-    threads : int
-        Threads of this process, where no workers are given.
     beat : callable, optional
         Called often while this waits; what it raises ends the tasks.
 
@@ -171,8 +105,8 @@ def run_tasks(
     PrismError
         The input is wrong, or workers are lost for good.
     """
-    place, beat, left = current(), beat or (lambda: None), dict(enumerate(tasks))
-    store, keys = place.store, dict[int, str]()
+    left = dict(enumerate(tasks))
+    remote, store, keys = context.backend.remote, context.backend.store, dict[int, str]()
     if store is not None:
         keys = {i: task.key for i, task in left.items() if task.seconds >= WORTH_S}
         for i, key in keys.items():
@@ -187,10 +121,10 @@ def run_tasks(
         take(i, found)
 
     seconds = sum(task.seconds for task in left.values())
-    if place.remote is not None and seconds > WORTH_S:
-        _collect(place.remote.calls(), left, finish, beat)
-    elif place.remote is None and threads > 1 and seconds >= ALONE_S:
-        _collect(Threads(threads), left, finish, beat)
+    if remote is not None and seconds > WORTH_S:
+        _collect(remote.calls(), left, finish, beat)
+    elif remote is None and context.threads > 1 and seconds >= ALONE_S:
+        _collect(Executor(ThreadPoolExecutor(context.threads)), left, finish, beat)
     else:  # in this thread, where Ctrl-C is heard at once
         for i, task in left.items():
             finish(i, task.run())
@@ -241,17 +175,29 @@ def _collect(
             raise
 
 
+def map_threads(
+    function: Callable[[Any], Found], items: Sequence[Any], context: RunContext
+) -> list[Found]:
+    """Call a function for each item in threads of this process; results in order."""
+    if context.threads == 1:
+        return [function(item) for item in items]
+    found: dict[int, Any] = {}
+    tasks = {i: Task(cast(Any, function), Shared(item)) for i, item in enumerate(items)}
+    _collect(Executor(ThreadPoolExecutor(context.threads)), tasks, found.__setitem__, lambda: None)
+    return [found[i] for i in range(len(items))]
+
+
 @contextmanager
 def begun(
-    function: Callable[[Callable[..., None] | None], Found], threads: int
+    function: Callable[[RunContext], Found], context: RunContext
 ) -> Iterator[Callable[[], Found]]:
     """Begin a function in a thread beside what follows; gives what returns its result.
 
     With one thread, or workers, it is called then. Where what follows raises, so does what the
-    function is given to call, as a report of progress.
+    function's context has for progress.
     """
-    if threads == 1 or is_remote():
-        yield partial(function, None)
+    if context.threads == 1 or context.is_remote:
+        yield partial(function, context.quiet)
         return
     stopped, done, future = Event(), SimpleQueue[Future[Found]](), Future[Found]()
     future.add_done_callback(done.put)
@@ -262,13 +208,13 @@ def begun(
 
     def run() -> None:
         try:
-            future.set_result(function(check))
+            future.set_result(function(replace(context, progress=check)))
         except BaseException as error:
             future.set_exception(error)
 
     with ThreadPoolExecutor(max_workers=1) as pool:
         try:
-            pool.submit(copy_context().run, run)
+            pool.submit(run)
             yield lambda: done.get().result()
         except BaseException:
             stopped.set()
