@@ -48,6 +48,7 @@ class Remote:
                 "--scheduler needs Dask, which is not installed; pip install 'distributed>=2024.10'"
             ) from error
         self.client = scheduler
+        warnings.filterwarnings("ignore", "Sending large graph")  # shared data
         try:
             if self._own:
                 self._hush()
@@ -132,16 +133,13 @@ class Calls(Executor):
 
     def submit(self, task: Task) -> Future[Arrays]:
         """Send a task, after its data."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its size
-            if self._sent is None or self._sent[0] is not task.shared:
-                # as bytes, whose arrays are the workers' own: numba compiles anew for the read-only
-                # ones of a message. Those sent before stay there as long as tasks wait for them.
-                packed = pickle.dumps(task.shared.value, protocol=5)
-                sent = self._remote.client.submit(pickle.loads, packed, pure=False)
-                self._sent = task.shared, sent
-            work = task.function, task.args, identity()
-            future: Future[Arrays] = self._pool.submit(call, self._sent[1], *work)
+        if self._sent is None or self._sent[0] is not task.shared:
+            # as bytes, whose arrays are the workers' own: numba compiles anew for the read-only
+            # ones of a message. What was sent before stays there as long as tasks wait for it.
+            packed = pickle.dumps(task.shared.value, protocol=5)
+            self._sent = task.shared, self._remote.client.submit(pickle.loads, packed, pure=False)
+        work = task.function, task.args, identity()
+        future: Future[Arrays] = self._pool.submit(call, self._sent[1], *work)
         return future
 
     def check(self) -> None:
