@@ -246,10 +246,8 @@ def _stage(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Stage
     """Walk a stage's schedule to the moment when it holds most."""
     p, framework = job.parallelism, FRAMEWORKS[job.parallelism.framework]
     n, experts = (sum(getattr(c, key) for c in row) for key in ("parameters", "experts"))
-    shards = p.cp * (shard_size(job) if p.data_parallel == "hsdp" else p.dp)
-    shared = (
-        p.cp * p.dp * p.tp // (p.ep * p.expert_shards)
-    )  # ranks that hold the same routed experts
+    shards = p.token_shards * (shard_size(job) if p.data_parallel == "hsdp" else p.dp)
+    shared = p.expert_ranks // p.ep  # ranks that hold the same routed experts
     whole = p.data_parallel in ("ddp", "none")
     own = n if whole else (n - experts) / shards + experts / shared  # whose state is here
     parts = dict.fromkeys(PARTS, 0.0) | {
