@@ -222,7 +222,7 @@ def _points(
                 )
             points.append(
                 Point(
-                    setting=setting, job=made, group=group, own=own or made == job,
+                    setting=setting, job=made, group=group, own=own or made == job, is_job=made == job,
                     work=_work(made) / _work(job), memory=memory, fits=fits,
                     least=least_seconds(made) if all_layouts else 0.0,
                 )
