@@ -222,8 +222,9 @@ def _points(
                 )
             points.append(
                 Point(
-                    setting=setting, job=made, group=group, own=own or made == job, is_job=made == job,
-                    work=_work(made) / _work(job), memory=memory, fits=fits,
+                    setting=setting, job=made, group=group, own=own or made == job,
+                    is_job=made == job, memory=memory, fits=fits,
+                    work=_work(made) / _work(job),
                     least=least_seconds(made) if all_layouts else 0.0,
                 )
             )  # fmt: skip
