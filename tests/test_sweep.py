@@ -228,6 +228,9 @@ def test_layouts_by_a_setting_varied_by_hand(bare):
     key = "variability.effects.rank.cv"
     found = swept(bare, {key: [0.01, 0.08], "parallelism.cp": [1]}, layouts=True)
     (own,) = [row for row in found["rows"] if row["own"]]  # what all are compared with
+    by_batch = bare.replace("parallelism.microbatches=", "parallelism.global_batch=16")
+    again = swept(by_batch, {key: [0.01, 0.08], "parallelism.cp": [1]}, layouts=True)
+    assert [row["p50_change"] for row in again["rows"]] == [r["p50_change"] for r in found["rows"]]
     assert all(
         row["p50_change"] == pytest.approx(row["p50"] / own["p50"] - 1.0, abs=1e-6)
         for row in found["rows"] if row["p50"] and row is not own
