@@ -39,7 +39,8 @@ LAYOUT = frozenset({
     "prefetch", "layer_split",
 })  # fmt: skip
 BATCH = frozenset({"microbatches", "global_batch", "microbatch_size"})
-SIZE = frozenset({"nodes", "hosts", "placement", "node_slowdowns", "leaf_nodes"})
+SIZE = frozenset({"nodes", "hosts", "placement", "node_slowdowns", "gpu_slowdowns",
+                  "leaf_nodes"})  # fmt: skip
 CHANGES = ("model", "machine", "software", "batch", "layout and GPUs", "variability")
 """Kinds of changes, in the order in which they are made."""
 
