@@ -336,9 +336,10 @@ def layer_split(job: Job) -> list[int]:
         return list(p.layer_split)
     if job.model.durations is not None:
         return [1] * (p.pp * p.vpp)
-    if p.framework == "nanotron" and p.vpp == 1:  # it has no interleaving
+    by_cost = p.framework == "nanotron" and p.vpp == 1  # it has no interleaving
+    if by_cost and job.model.layers is None:
         return cost_split(job.model, p.pp * p.vpp)
-    return even_split(job.model.n_layers, p.pp * p.vpp)
+    return even_split(job.model.depth, p.pp * p.vpp)
 
 
 def provenance(job: Job) -> dict[str, str]:
