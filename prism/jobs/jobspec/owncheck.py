@@ -41,7 +41,7 @@ def check_layers(b: Blocks) -> Iterator[Problem]:
     ]
     sized, wrong = m.sized(float(p.microbatch_size))
     for key, text in (odd or wrong)[:20]:
-        yield text, f"model.{key}", *(("model.dims",) if odd else ())
+        yield text, f"model.{key}"
     if odd or wrong:
         return
     if [layer.repeat for layer in sized] != [layer.repeat for layer in m.sized(1.0)[0]]:
