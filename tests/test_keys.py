@@ -390,6 +390,11 @@ own_keys: dict[str, list[Case]] = {
     "backward": [own(BYTES | {"backward": 0}, path__memory=within(2e-4, 1e-3))],
     "parameters": [own(BYTES | {"parameters": 4096}, 4096),
                    own(SCAN | {"parameters": 64}, 64, 7 * 2**26 + 2**17, 2 * 1024 * 4 * 512)],
+    "seconds": [own({"op": "kernel", "seconds": 1e-3}, path__compute=to(1e-3))],
+    "launches": [own(BYTES | {"launches": 4000}, path__launch_gaps=within(1e-3, 0.1))],
+    "backward_launches": [
+        own(BYTES | {"backward_launches": 4000}, path__launch_gaps=within(1e-3, 0.1))
+    ],
     "keeps": [own(BYTES | {"keeps": 1e8}, kept=1e8)],
     "routed": [own(BYTES | {"routed": True}, path__memory=within(4e-4, 2e-3))],
     "bf16": [case("own", [{"ops": [OWN_OP | {"bf16": True}]}], "ideal memory",

@@ -74,7 +74,12 @@ def read_passes(path: str | Path) -> Passes:
         mark_by_rhythm(rank)
     table = rank.table[rank.table["step"] >= 0]
     table = table.sort_values(["launch", "start"], kind="stable")
-    if not len(table) or not any(table["stack"]):
+    if not len(table):
+        raise PrismError(
+            f"{file.source}: no device activity in its steps; expected kernels of a GPU: profile "
+            "with ProfilerActivity.CUDA"
+        )
+    if not any(event.cat == "cpu_op" for stack in table["stack"] for event in stack):
         raise PrismError(
             f"{file.source}: no kernel has the host op that launched it; profile with "
             "ProfilerActivity.CPU beside CUDA, and record_shapes=True"

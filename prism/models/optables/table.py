@@ -106,25 +106,25 @@ class _Maker:
     def make(self) -> OpTable:
         """Make the job."""
         forward, backward = self.passes.forward, self.passes.backward
-        groups, behind = _groups(forward), _groups(backward)[::-1]
-        mirrored = [g.repeats for g in groups] == [g.repeats for g in behind]
+        places, behind = _places(_groups(forward)), _places(_groups(backward)[::-1])
+        repeats = [[g.repeats for i, g in x.items() if i % 2] for x in (places, behind)]
+        mirrored = repeats[0] == repeats[1]
         layers = []
         total = sum(x.seconds for x in forward)
-        for i, group in enumerate(groups):
-            own = _mean_of(forward, group)
+        for i in sorted({*places, *(behind if mirrored else ())}):
+            own = _mean_of(forward, places.get(i))
             if mirrored:
-                gradients = _mean_of(backward, behind[i])
+                gradients = _mean_of(backward, behind.get(i))
             else:  # in proportion
                 share = sum(x.seconds for x in own) / total
                 gradients = [x._replace(seconds=x.seconds * share) for x in backward]
-            layer: dict[str, Any] = {"name": "layer", "repeat": group.repeats}
-            if group.repeats == 1:
-                layer = {"name": f"part_{i}"}
-                if len(groups) > 1 and i in (0, len(groups) - 1):
-                    at = "last" if i else "first"
-                    layer = {"name": at, "at": at}
-            elif sum(g.repeats > 1 for g in groups) > 1:
-                layer["name"] = f"layer_{i}"
+            layer: dict[str, Any] = {"name": f"part_{i // 2}"}
+            if i % 2:
+                name = f"layer_{i // 2 + 1}" if len(repeats[0]) > 1 else "layer"
+                layer = {"name": name, "repeat": places[i].repeats}
+            elif repeats[0] and i in (0, 2 * len(repeats[0])):
+                at = "last" if i else "first"
+                layer = {"name": at, "at": at}
             layers.append(layer | {"ops": self._ops(own, gradients)})
         if not any(op["op"] in ("gemm", "embedding_bag") for x in layers for op in x["ops"]):
             each = _round(self.passes.beside_s / self.passes.microbatches)
@@ -240,6 +240,8 @@ class _Maker:
 
     def _passes(self, seconds: float) -> float:
         """How often a copy would read or write a layer's stream in that time."""
+        if seconds <= 0.0:
+            return 0.0
         low, high = 0.0, seconds * 100e12  # no memory is faster [byte]
         for _ in range(60):
             middle = 0.5 * (low + high)
@@ -292,8 +294,19 @@ def _groups(launches: Sequence[Launch]) -> list[Group]:
     return find_groups([launch.kind for launch in launches], works)
 
 
-def _mean_of(launches: Sequence[Launch], group: Group) -> list[Launch]:
+def _places(groups: Sequence[Group]) -> dict[int, Group]:
+    """Give groups places: odd ones repeat, even ones lie before, between and behind those."""
+    places, i = dict[int, Group](), 0
+    for group in groups:
+        i += (group.repeats > 1) != i % 2 or 2 * (group.repeats > 1 and i in places)
+        places[i] = group
+    return places
+
+
+def _mean_of(launches: Sequence[Launch], group: Group | None) -> list[Launch]:
     """One of a group's repetitions, with mean times."""
+    if group is None:
+        return []
     first, length, n = group
     stretch = launches[first : first + length * n]
     return [
