@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
+from layers_made import DENSE, written_out
 
 import prism
 
@@ -174,7 +175,7 @@ STRUCTURE = {
                              "n_dense_layers", "moe_layer_interval", "window",
                              "full_attention_interval", "layer_pattern", "mamba_heads",
                              "mamba_head_size", "mamba_groups", "mamba_state_size", "linear_heads",
-                             "linear_key_heads", "linear_head_size")),
+                             "linear_key_heads", "linear_head_size", "layers", "dims")),
     *(f"parallelism.{k}" for k in ("tp", "cp", "pp", "vpp", "dp", "ep", "microbatches", "schedule",
                                    "data_parallel", "layer_split", "shard_size",
                                    "expert_imbalance", "expert_node_limit", "expert_overlap",
@@ -259,6 +260,8 @@ def structures(draw: Any) -> dict[str, Any]:
             extra = [pick(0, 1) for _ in range(chunks)]
             layout["layer_split"] = [1 + n for n in extra]
             model["n_layers"] = chunks + sum(extra)
+        if set(model) == set(DENSE) and chance(draw, 0.3):
+            model = written_out(model)
     cluster = machines(draw, tp * cp * pp * dp, not explicit)
     return {"model": model, "parallelism": layout, "cluster": cluster}
 

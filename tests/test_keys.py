@@ -30,6 +30,8 @@ DENSE = {
 }  # fmt: skip
 EXPERTS = DENSE | {"n_experts": 8, "experts_per_token": 2, "expert_ffn_size": 512}
 ONE_GPU = {"nodes": 1, "gpus_per_node": 1}
+OWN_OP = {"op": "gemm", "m": "tokens", "n": 1024, "k": 1024, "split": "columns"}
+OWN = {"seq_len": 1024, "dims": {"tokens": "batch * seq"}, "layers": [{"ops": [OWN_OP]}]}
 DURATIONS = {"durations": {"forward_s": 1.0, "backward_s": 2.0}}
 
 
@@ -85,6 +87,7 @@ BASES = {
     "far experts": quiet(
         EXPERTS, {"dp": 8, "ep": 8, "expert_imbalance": 1.0}, {"nodes": 8, "gpus_per_node": 1}
     ),
+    "own": quiet(OWN, {}, ONE_GPU),
     "fsdp": quiet(DENSE, {"dp": 8, "data_parallel": "fsdp"}, {"nodes": 1}),
     "fail": given(
         {"microbatches": 8},
@@ -319,7 +322,100 @@ def causes(key: str = "share", value: Any = 1.0) -> dict[str, Any]:
     return {"gpu": {"share": 1.0, "restart": 3600}, "software": {"share": 1.0, key: value}}
 
 
+def own(op: dict[str, Any], weights: float = 0.0, flop: float = 0.0, kept: float = 0.0,
+        **keys: Any) -> Case:  # fmt: skip
+    """One more op in a layer: its weights, flop of its forward, bytes that it keeps."""
+    layers = [{"ops": [OWN_OP]}, {"ops": [op], "at": "last"}]
+    moves = {
+        "part__parameters": to(2.0 * (2.0**20 + weights) / GIB),
+        "part__optimizer": to(12.0 * (2.0**20 + weights) / GIB),
+        "part__activations": plus(kept / GIB), "flop": to(3.0 * (2.0**31 + flop)),
+    }  # fmt: skip
+    return case("own", layers, STEP, **{**moves, **keys})
+
+
+GEMM = {"op": "gemm", "m": 512, "n": 256, "k": 128}
+ATTENTION = {"op": "attention", "heads": 8, "head_dim": 64}
+CROSS = ATTENTION | {"queries": 512, "keys": 64, "mask": "full"}
+CONV = {"op": "conv", "pixels": 4096, "channels": 64, "filters": 128, "kernel": "3 * 3"}
+SCAN = {"op": "scan", "kind": "mamba2", "heads": 8, "head_dim": 64, "state": 128}
+BAG = {"op": "embedding_bag", "rows": 4096, "dim": 64}
+BYTES = {"op": "elementwise", "bytes": 1e9}
+SUM = {"op": "collective", "kind": "all_reduce", "bytes": 1e8, "group": "tp"}
+TWO = {"parallelism.tp": 2, "cluster.gpus_per_node": 2}
+of_attention = own(ATTENTION, 0, 2**30, 2 * 1024 * 4 * 512)
+of_keys = own(CROSS, 0, 2**16 * 1024, 2 * (512 * 1024 + 64 * 1024))
+of_gemm = own(GEMM, 2**15, 2 * 512 * 2**15, 2 * 512 * 128)
+of_conv = own(CONV, 9 * 2**13, 2 * 4096 * 9 * 2**13, 2 * 4096 * 64)
+of_scan = own(SCAN, 0, 7 * 2**26, 2 * 1024 * 4 * 512)
+of_bag = own(BAG, 2**18, 2 * 1024 * 2**18)  # all of a table counts, as of an embedding
+of_bytes = own(BYTES, path__memory=within(4e-4, 2e-3))  # there and back at 3.35 TB/s
+over_two = {"also": TWO, "world": to(2), "part__parameters": times(0.5),
+            "part__optimizer": times(0.5), "part__activations": ratio(0.4, 1.1)}  # fmt: skip
+own_keys: dict[str, list[Case]] = {
+    "op": [own({"op": "norm", "width": 1024}, 1024, 2**21, 2**21),
+           # logits and their gradient
+           own({"op": "loss", "width": 1024}, kept=2 * 2**20, path__loss=within(0, 1)),
+           own({"op": "host_wait"})],
+    "name": [case("own", [{"ops": [OWN_OP | {"name": "product"}]}])],
+    "kind": [own({"op": "elementwise", "kind": "swiglu", "width": 512}, kept=4 * 2**19)],
+    "split": [case("own", [{"ops": [OWN_OP | {"split": "rows"}]}], STEP, **over_two),
+              case("own", [{"ops": [OWN_OP]}], STEP, **over_two)],
+    **{key: [of_gemm] for key in "mk"},
+    "n": [own(GEMM | {"n": {"a": 64, "b": 192}}, 2**15, 2 * 512 * 2**15, 2 * 512 * 128)],
+    "groups": [own({"op": "grouped_gemm", "groups": 4, "m": 512, "n": 256, "k": 128}, 2**17,
+                   2 * 512 * 2**15, 2 * 512 * 128)],
+    **{key: [of_attention] for key in ("heads", "head_dim")},
+    "kv_heads": [own(ATTENTION | {"kv_heads": 2}, 0, 2**30, 2 * 1024 * (2 * 512 + 256))],
+    "v_head_dim": [own(ATTENTION | {"v_head_dim": 32}, 0, 3 * 2**28, 2 * 1024 * 3 * 512)],
+    **{key: [of_keys] for key in ("queries", "keys")},
+    "mask": [own(ATTENTION | {"mask": "full"}, 0, 2**31, 2 * 1024 * 4 * 512)],
+    "window": [own(ATTENTION | {"window": 256}, 0, 7 * 2**26, 2 * 1024 * 4 * 512)],
+    "state": [of_scan],
+    "streams": [own(SCAN | {"streams": 256}, 0, 7 * 2**26, 2 * 1024 * 768)],
+    **{key: [of_conv] for key in ("pixels", "channels", "filters", "kernel")},
+    "rows": [own({"op": "norm", "rows": 64, "width": 1024}, 1024, 2**17, 2**17), of_bag],
+    "width": [own({"op": "norm", "width": 512}, 512, 2**20, 2**20)],
+    "dim": [of_bag],
+    "lookups": [own(BAG | {"lookups": 4096}, 2**18, 2**29, path__embedding=within(4e-4, 4e-3))],
+    "samples": [own(BAG | {"samples": 64}, 2**18, 2**25),
+                own(ATTENTION | {"samples": 2}, 0, 2**31, 2 * 1024 * 8 * 512)],
+    "spread": [own(BAG | {"spread": "ep"}, 2**18, 2**16, part__optimizer=times(1.0),
+                   part__parameters=plus(2**20 / GIB))],
+    "elements": [own({"op": "elementwise", "elements": 1e8, "passes": 5},
+                     path__memory=within(4e-4, 2e-3))],
+    "passes": [own({"op": "elementwise", "width": 1e5, "passes": 5},
+                   path__memory=within(4e-4, 2e-3))],
+    "bytes": [of_bytes],
+    "backward": [own(BYTES | {"backward": 0}, path__memory=within(2e-4, 1e-3))],
+    "parameters": [own(BYTES | {"parameters": 4096}, 4096),
+                   own(SCAN | {"parameters": 64}, 64, 7 * 2**26 + 2**17, 2 * 1024 * 4 * 512)],
+    "seconds": [own({"op": "kernel", "seconds": 1e-3}, path__compute=to(1e-3))],
+    "launches": [own(BYTES | {"launches": 4000}, path__launch_gaps=within(1e-3, 0.1))],
+    "backward_launches": [
+        own(BYTES | {"backward_launches": 4000}, path__launch_gaps=within(1e-3, 0.1))
+    ],
+    "keeps": [own(BYTES | {"keeps": 1e8}, kept=1e8)],
+    "routed": [own(BYTES | {"routed": True}, path__memory=within(4e-4, 2e-3))],
+    "bf16": [case("own", [{"ops": [OWN_OP | {"bf16": True}]}], "ideal memory",
+                  below={"parallelism.precision": "fp8"}, part__activations=times(2.0))],
+    "group": [case("own", [{"ops": [OWN_OP, SUM]}], STEP, exposed=within(0.3, 1.0), **over_two)],
+    "back": [case("own", [{"ops": [OWN_OP, SUM | {"back": "all_reduce"}]}], STEP, **over_two,
+                  path__tp_all_reduce=within(3e-4, 2e-3))],
+}  # fmt: skip
+
+
 KEYS: dict[str, list[Case]] = {
+    "model.dims": [case("own", {"tokens": 512}, STEP, flop=times(0.5), part__activations=times(0.5),
+                        part__parameters=times(1.0))],
+    "model.layers[].repeat": [case("own", [{"repeat": 3, "ops": [OWN_OP]}], STEP, flop=times(3.0),
+                                   part__activations=times(3.0), part__parameters=times(3.0))],
+    "model.layers[].name": [case("own", [{"name": "wide", "ops": [OWN_OP]}])],
+    "model.layers[].at": [
+        case("own", [*OWN["layers"], {"at": "last", "ops": [OWN_OP]}], STEP, flop=times(2.0),
+             part__activations=times(2.0), part__parameters=times(2.0)),
+    ],
+    **{f"model.layers[].ops[].{key}": cases for key, cases in own_keys.items()},
     # ---------------------------------------------------------------- model, counted in `sizes`
     "model.name": [  # 3.21 billion parameters
         case("named", "llama3.2-3b", "ideal flop memory",
@@ -979,7 +1075,8 @@ def test_a_key_moves_its_figures_and_no_others(key: str, i: int, c: Case) -> Non
     old = figures(c.base, repr(c.below), c.replicates, c.runs)
     new = figures(c.base, repr({**c.below, **change}), c.replicates, c.runs)
     moves = dict(c.moves)
-    if key.startswith("model.") and key != "model.name" and "durations" not in key:
+    counted = c.base != "own" and key != "model.name" and "durations" not in key
+    if key.startswith("model.") and counted:
         sized = {k: v for k, v in {**c.below, **change}.items() if k.startswith("model.")}
         moves |= {name: want for name, want in sizes(c.base, sized).items() if name not in moves}
     wrong = {name: (old.get(name), new.get(name)) for name, expected in moves.items()

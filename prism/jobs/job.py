@@ -19,9 +19,9 @@ from prism.jobs.jobspec.blocks import (
     Blocks,
     ModelBlock,
     ParallelismBlock,
-    VariabilityBlock,
 )
 from prism.jobs.jobspec.check import find_problems
+from prism.jobs.jobspec.effects import VariabilityBlock
 from prism.jobs.jobspec.layers import (
     MAPPING,
     Overrides,
@@ -331,9 +331,10 @@ def layer_split(job: Job) -> list[int]:
         return list(p.layer_split)
     if job.model.durations is not None:
         return [1] * (p.pp * p.vpp)
-    if p.framework == "nanotron" and p.vpp == 1:  # it has no interleaving
+    by_cost = p.framework == "nanotron" and p.vpp == 1  # it has no interleaving
+    if by_cost and job.model.layers is None:
         return cost_split(job.model, p.pp * p.vpp)
-    return even_split(job.model.n_layers, p.pp * p.vpp)
+    return even_split(job.model.depth, p.pp * p.vpp)
 
 
 def provenance(job: Job) -> dict[str, str]:

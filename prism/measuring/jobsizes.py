@@ -12,11 +12,11 @@ from prism.common.errors import PrismError
 from prism.jobs.frameworks import FRAMEWORKS
 from prism.jobs.job import Job, load_job
 from prism.workload.build import Collective, build_workload, nominal_library
-from prism.workload.layers import layer_ops, loss_ops, model_layers, share_of, share_sizes
-from prism.workload.ops import Product
+from prism.workload.layers import layer_ops, loss_ops, model_layers
+from prism.workload.ops import Attention, Op, Product, share_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from prism.workload.build import Workload
 
@@ -30,38 +30,44 @@ def _whole(size: float) -> int:
 def job_shapes(named: str, kind: str) -> tuple[str, ...]:
     """Shapes of a kind that one rank of a job runs, as `--shape` takes them."""
     job = _sized(named)
-    s = share_sizes(job.model, share_of(job.parallelism))
+    ops = [*_ops(job)][::-1]  # of the logits first, whose operand is whole
     if kind == "memory":
-        return (f"{_whole(s.tokens)}x{_whole(s.hidden)}",)
+        return _first(named, kind, ((op.rows, op.depth) for op in ops if isinstance(op, Product)))
     if kind == "attention":
-        layout = job.parallelism
-        sizes = (
-            layout.microbatch_size,
-            job.model.n_heads / layout.tp,
-            job.model.seq_len / layout.token_shards,
-            job.model.head_size or job.model.hidden_size / job.model.n_heads,
-        )
-        return ("x".join(str(_whole(size)) for size in sizes),)
+        found = [op for op in ops if isinstance(op, Attention)]
+        sizes = ((op.sequences, op.heads, op.seq / op.cp, op.head_size) for op in found)
+        return _first(named, kind, sizes)
     shapes: dict[str, None] = {}
     for m, n, k in _products(job):
         shapes.setdefault(f"{_whole(m)}x{_whole(n)}x{_whole(k)}")
     return tuple(shapes)
 
 
+def _first(named: str, kind: str, sizes: Iterable[tuple[float, ...]]) -> tuple[str, ...]:
+    """Write the first of some sizes."""
+    for found in sizes:
+        return ("x".join(str(_whole(size)) for size in found),)
+    raise PrismError(f"{named}: its layers have nothing for {kind}; name shapes with --shape")
+
+
+def _ops(job: Job) -> Iterator[Op]:
+    """Every op of a layer of each kind, and of the loss."""
+    share, kinds = share_of(job.parallelism), dict.fromkeys(model_layers(job.model))
+    for layer in kinds:
+        yield from layer_ops(job.model, share, layer)
+    yield from loss_ops(job.model, share)
+
+
 def _products(job: Job) -> Iterator[tuple[float, float, float]]:
     """Every product of a layer and of the loss: forward, and the gradients of both operands."""
-    share, fused = share_of(job.parallelism), FRAMEWORKS[job.parallelism.framework].fused_products
-    tables = [
-        layer_ops(job.model, share, layer) for layer in dict.fromkeys(model_layers(job.model))
-    ]
-    for ops in (*tables, loss_ops(job.model, share)):
-        for op in ops:
-            if isinstance(op, Product):
-                rows = op.rows / op.groups
-                for n in (op.width,) if fused else (part.width for part in op.parts):
-                    yield rows, n, op.depth
-                    yield rows, op.depth, n
-                    yield op.depth, n, rows
+    fused = FRAMEWORKS[job.parallelism.framework].fused_products
+    for op in _ops(job):
+        if isinstance(op, Product):
+            rows = op.rows / op.groups
+            for n in (op.width,) if fused else (part.width for part in op.parts):
+                yield rows, n, op.depth
+                yield rows, op.depth, n
+                yield op.depth, n, rows
 
 
 def job_messages(named: str) -> tuple[tuple[str, int], ...]:

@@ -146,7 +146,7 @@ def model_variability(job: Job, model: TraceModel) -> Variability:
 
 def _check_size(job: Job) -> None:
     """Refuse a job whose graph and arrays would take too much memory or time to build."""
-    p, layers = job.parallelism, job.model.n_layers
+    p, layers = job.parallelism, job.model.depth
     chunks = p.pp * p.vpp if p.pp > 1 else max(1, layers)
     kinds = 3 if p.splits else 2
     ops = kinds * p.microbatches * chunks

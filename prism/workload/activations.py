@@ -8,14 +8,25 @@ References
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from prism.jobs.frameworks import FRAMEWORKS, family
 from prism.workload.expand import expert_imbalance
 from prism.workload.kernelcost import NUMBER_BYTES
 from prism.workload.kernels import SCALE_BYTES
-from prism.workload.layers import Layer, layer_halves, share_of, share_sizes
-from prism.workload.ops import BF16_BYTES, Attention, Norm, Op, Pointwise, Product
+from prism.workload.layers import Layer, layer_halves
+from prism.workload.ops import (
+    BF16_BYTES,
+    Attention,
+    Loss,
+    Norm,
+    Op,
+    Pointwise,
+    Product,
+    Scan,
+    share_of,
+)
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job
@@ -24,6 +35,11 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("checkpoints", "norms", "attention", "mlp", "logits")
 """What a forward keeps: inputs of recomputed layers, else what its ops keep, by the half of a layer
 they are in."""
+
+
+FUSED_LOGIT_BYTES = 2.0, 2.0
+"""Bytes of a logit kept for a fused loss's backward, and beside it while that runs: the product and
+its gradient in bfloat16 (Transformer Engine, flash-attn, torch.compile)."""
 
 
 class LayerBytes(NamedTuple):
@@ -48,8 +64,9 @@ def layer_bytes(job: Job, layer: Layer) -> LayerBytes:
     attention never keeps.
     """
     model, p, share = job.model, job.parallelism, share_of(job.parallelism)
-    s, framework = share_sizes(model, share), FRAMEWORKS[p.framework]
+    framework, halves = FRAMEWORKS[p.framework], layer_halves(model, share, layer)
     entering = stored_bytes(p) if quantizes(p) else BF16_BYTES
+    last = [op for half in halves for op in half][-1]  # its result enters the next layer
     busiest, saves = expert_imbalance(model, p), dict(framework.saves)
     repeats = framework.passes["repeat"].forward_launches > 0.0  # keys are kept for every head
     whole, products = dict.fromkeys(ACTIVATIONS, 0.0), dict.fromkeys(ACTIVATIONS, 0.0)
@@ -62,7 +79,7 @@ def layer_bytes(job: Job, layer: Layer) -> LayerBytes:
         whole["norms" if isinstance(op, Norm) else kind] += factor * op.kept(entering)
         if isinstance(op, Pointwise) and op.kind in ("swiglu", "gelu"):
             whole[kind] += factor * saves.get(op.kind, 0.0) * op.rows * op.width
-            width = op.width * op.saves / BF16_BYTES + s.hidden * op.routed
+            width = op.width * op.saves / BF16_BYTES + last.result / last.rows * op.routed
             inside = max(inside, factor * op.rows * width)
         if isinstance(op, Attention):
             expanded = op.query + op.out - op.keys if repeats else 0.0
@@ -74,18 +91,34 @@ def layer_bytes(job: Job, layer: Layer) -> LayerBytes:
             products[kind] += BF16_BYTES * op.rows * sum(part.width for part in own)
             number += len(op.parts)
 
-    for kind, half in zip(("attention", "mlp"), layer_halves(model, share, layer), strict=True):
+    for half in halves:
+        mixes = any(isinstance(op, Attention | Scan) for op in half)
         for op in half:
-            keep(kind, op)
-    stream, divided = BF16_BYTES * s.hidden * s.resident, p.tp > 1 and p.sequence_parallel
+            keep("attention" if mixes else "mlp", op)
+    stream, divided = BF16_BYTES * last.result, p.tp > 1 and p.sequence_parallel
     again = dict.fromkeys(ACTIVATIONS, 0.0) | {"checkpoints": stream}
     if p.recompute == "selective":
         again = products | {"checkpoints": stream * (1.0 + divided)}
     kept = whole if p.recompute == "none" else again
-    gathered = framework.gathered_inputs * divided * BF16_BYTES * s.tokens * s.hidden
+    gathered = framework.gathered_inputs * divided * stream * p.tp
     recomputed = sum(whole.values()) - sum(kept.values())
     beside = gathered + BF16_BYTES * inside + recomputed
     return LayerBytes(tuple(kept.values()), tuple(whole.values()), beside)
+
+
+def end_bytes(job: Job, ops: Sequence[Op]) -> LayerBytes:
+    """Add up what the ops of a model's end keep, logits among them; nothing of it runs again."""
+    p = job.parallelism
+    entering = stored_bytes(p) if quantizes(p) else BF16_BYTES
+    torch = FRAMEWORKS[p.framework].logit_bytes
+    logit, beside = FUSED_LOGIT_BYTES if p.fused_loss else (torch[0], torch[1 + (p.tp > 1)])
+    logits = sum(op.rows * op.vocab for op in ops if isinstance(op, Loss))
+    kept = sum(op.kept(entering) for op in ops)
+    late = sum(op.kept(entering) for op in ops if isinstance(op, Product))
+    none = (0.0,) * (len(ACTIVATIONS) - 1)
+    return LayerBytes(
+        (*none, logit * logits + kept), (*none, BF16_BYTES * logits + late), beside * logits
+    )
 
 
 def quantizes(p: ParallelismBlock) -> bool:

@@ -33,11 +33,13 @@ from prism.workload.modelsize import (
     Chunk,
     count_parameters,
     count_tensors,
+    forward_flop,
     lay_slots,
-    mixing_flop,
+    passed_on,
     slot_ops,
     slot_weights,
 )
+from prism.workload.ops import Share
 from prism.workload.optimizers import orthogonal_matrices, update_seconds
 from prism.workload.sharing import Sharing, beside, collective, contended
 from prism.workload.work import Collective, PerChunk, Workload, nominal_step, scaled
@@ -63,10 +65,8 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         return scaled(_explicit_workload(job), library)
     library = nominal_library(job, library)
     layout, model, slots = job.parallelism, job.model, _slots(job)
-    # a library of a device that no job can name says how it varies, not how long a job's takes
-    tables = library if device_key(library.device) else nominal_library(job, None)
-    cluster, costs = build_cluster(job, library), build_costs(job, library, tables)
-    expander = Expander(model, layout, cluster, costs)
+    expander = make_expander(job, library)
+    cluster, costs = expander.cluster, expander.costs
     fused = expander.framework.fused_products
     layers = {layer: expander.layer(layer) for layer in dict.fromkeys(model_layers(model))}
     gradient_bytes = DTYPE_BYTES[layout.gradient_dtype]
@@ -145,10 +145,18 @@ def build_workload(job: Job, library: Library | None) -> Workload:
             for i, who in enumerate((dense, experts))
         ),
         model_flop=count_model_flop(job),
-        tokens=float(_sequences(job) * model.seq_len),
+        tokens=float(job.tokens_per_step),
     )
     pace = _host(job, library, expander.framework).pace
     return scaled(under_power(job, workload, costs.moved, pace), library)
+
+
+def make_expander(job: Job, library: Library) -> Expander:
+    """Return what makes a job's kernels."""
+    # a library of a device that no job can name says how it varies, not how long a job's takes
+    tables = library if device_key(library.device) else nominal_library(job, None)
+    cluster, costs = build_cluster(job, library), build_costs(job, library, tables)
+    return Expander(job.model, job.parallelism, cluster, costs)
 
 
 def _host(job: Job, library: Library, framework: Framework) -> Host:
@@ -171,27 +179,21 @@ def nominal_library(job: Job, library: Library | None) -> Library:
 def count_model_flop(job: Job) -> float:
     """Count the useful flop of the job's step, without recomputation.
 
-    ``6 N tokens + 3 A``: N all parameters that a token passes (of routed experts, those it goes
-    to) with embeddings, A the forward of causal attention in all layers, 2 s^2 h per sequence and
-    layer (less in a window; scans of Mamba-2 with it), and backward twice the forward. Flash
-    attention's backward does 2.5 times its forward;
-    the extra half is recomputation and is not counted. Narayanan et al., arXiv:2104.04473,
+    Of a transformer ``6 N tokens + 3 A``: N all parameters that a token passes (of routed experts,
+    those it goes to) with embeddings, A the forward of causal attention in all layers, 2 s^2 h per
+    sequence and layer (less in a window; scans of Mamba-2 with it), and backward twice the forward.
+    Flash attention's backward does 2.5 times its forward; the extra half is recomputation and is
+    not counted. Narayanan et al., arXiv:2104.04473,
     equation 3 (without its recomputation, causal); Chowdhery et al., arXiv:2204.02311, appendix B.
     """
-    sequences = _sequences(job)
-    dense = 6.0 * count_parameters(job.model, active=True) * sequences * job.model.seq_len
-    return dense + 3.0 * mixing_flop(job.model, sequences)
-
-
-def _sequences(job: Job) -> int:
-    """Sequences of one step, all replicas."""
     layout = job.parallelism
-    return int(layout.dp * layout.microbatches * layout.microbatch_size)
+    each = forward_flop(job.model, float(layout.microbatch_size))
+    return 3.0 * layout.dp * layout.microbatches * each
 
 
 def _slots(job: Job) -> list[list[Chunk]]:
     """Lay out chunks [stage][chunk]; without a pipeline they are units or buckets of layers."""
-    layout, n_layers = job.parallelism, job.model.n_layers
+    layout, n_layers = job.parallelism, job.model.depth
     if layout.pp > 1:
         return lay_slots(job, layer_split(job))
     size = 1 if layout.data_parallel in ("fsdp", "hsdp") else layout.bucket_layers
@@ -218,10 +220,13 @@ def _chunk(
 def _transfers(
     job: Job, cluster: Cluster
 ) -> tuple[Collective | None, dict[int, tuple[Collective, Collective]]]:
-    """Lay out what one GPU sends to the next stage: its part of the stream, on far links in two."""
+    """Lay out what one GPU sends to the next stage: its part of the stream, on far links in two.
+
+    Where layers end in streams of several widths, all stages send the widest.
+    """
     layout = job.parallelism
-    tokens = layout.microbatch_size * job.model.seq_len / layout.token_shards
-    n_bytes = 2.0 * tokens * job.model.hidden_size / layout.tp
+    share = Share(float(layout.microbatch_size), cp=layout.token_shards)
+    n_bytes = 2.0 * passed_on(job.model, share) / layout.tp
     duration, distribution = cluster.transfer_time(n_bytes), "residual/p2p"
     sent, far = (
         Collective("transfer", "transfer", "p2p", duration, n_bytes, distribution, "hop"),

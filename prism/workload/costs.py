@@ -87,10 +87,15 @@ class Costs:
         return (Kernel(name, "memory", duration, 0.0, n_bytes, "residual/memory", launches=1.0),)
 
     def attention(self, op: Attention, backward: bool = False) -> tuple[Kernel, ...]:
-        """Fused causal attention; over cp each GPU has a part of the queries, as of the heads."""
+        """Fused attention; over cp each GPU has a part of the queries, as of the heads.
+
+        Queries of other keys take what as many queries of whole sequences of the keys do.
+        """
+        keys = op.keys_seq or op.seq
         cost = kernel_cost(
             self.library, "attention", backend=self.backend, backward=backward, window=op.window,
-            batch=op.sequences, heads=op.heads / op.cp, kv_heads=op.kv_heads / op.cp, seq=op.seq,
+            mask="causal" if op.causal else "full", batch=op.sequences * op.seq / keys,
+            heads=op.heads / op.cp, kv_heads=op.kv_heads / op.cp, seq=keys,
             head_dim=op.head_size, v_head_dim=op.v_head_size,
         )  # fmt: skip
         launches = self._launches("attention", backward)

@@ -9,9 +9,11 @@ from prism.common.errors import PrismError
 from prism.distributions.library import load_library
 from prism.jobs.frameworks import FRAMEWORKS, family
 from prism.jobs.job import provenance
-from prism.workload.build import build_workload
+from prism.workload.build import build_workload, make_expander, nominal_library
 from prism.workload.costs import attention_backend
-from prism.workload.modelsize import count_parameters
+from prism.workload.modelsize import count_parameters, weigh
+from prism.workload.ops import BF16_BYTES, Share, share_of
+from prism.workload.ownlayers import own_halves
 from prism.workload.stepgraph import job_graph
 from prism.workload.work import Workload, busiest_s
 
@@ -26,12 +28,38 @@ MOST_LAYERS = 100_000
 
 def parameter_figures(job: Job) -> dict[str, float] | None:
     """Parameters of a job's model, all and those that a token passes; None without sizes."""
-    if not job.model.n_layers or not _describable(job):
+    if not job.model.depth or not _describable(job):
         return None
     return {
         "total": count_parameters(job.model),
         "active": count_parameters(job.model, active=True),
     }
+
+
+def layer_figures(job: Job) -> list[dict[str, Any]] | None:
+    """Describe each table of a job's own layers; None of other jobs.
+
+    `parameters` are those of one layer, whole; `flop` and `bytes` what the kernels of one GPU do in
+    its forward and backward of a microbatch, without recomputation, `kept_bytes` what backward
+    needs.
+    """
+    if job.model.layers is None or not _describable(job):
+        return None
+    expander = make_expander(job, nominal_library(job, _library(job)))
+    share, out = share_of(job.parallelism), list[dict[str, Any]]()
+    for i, layer in enumerate(job.model.sized(share.sequences)[0]):
+        halves = own_halves(job.model, share, i)
+        ops = tuple(op for half in halves for op in half)
+        kernels = [*expander.forward(ops), *expander.backward(ops)]
+        whole = weigh(tuple(op for half in own_halves(job.model, Share(), i) for op in half))
+        out.append({
+            "layer": layer.name, "at": layer.at, "repeat": layer.repeat, "ops": len(layer.ops),
+            "parameters": whole.total + whole.spread,
+            "flop": sum(k.flop for k in kernels),
+            "bytes": sum(k.bytes for k in kernels if not k.group),
+            "kept_bytes": sum(op.kept(BF16_BYTES) for op in ops),
+        })  # fmt: skip
+    return out
 
 
 def framework_figures(job: Job, workload: Workload | None = None) -> dict[str, Any] | None:
@@ -119,7 +147,7 @@ def nominal_seconds(job: Job, workload: Workload | None = None) -> float:
 
 
 def _describable(job: Job) -> bool:
-    return job.model.durations is None and job.model.n_layers <= MOST_LAYERS
+    return job.model.durations is None and job.model.depth <= MOST_LAYERS
 
 
 def _named(job: Job) -> set[str]:

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from prism.cluster.machine import Cluster
 from prism.jobs.frameworks import FRAMEWORKS, FUSED_LOSS_BYTES, Framework
 from prism.workload.host import BLOCKS, blocks
 from prism.workload.kernels import Kernel, collective_distribution, exposed
-from prism.workload.layers import Layer, embedding_ops, layer_halves, loss_ops, share_of
+from prism.workload.layers import Layer, embedding_ops, layer_halves, loss_ops
 from prism.workload.ops import (
     Attention,
     Exchange,
@@ -33,6 +34,8 @@ from prism.workload.ops import (
     Product,
     Scan,
     Table,
+    Timed,
+    share_of,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +68,8 @@ def expert_imbalance(model: ModelBlock, layout: ParallelismBlock) -> float:
     """
     if layout.ep == 1:
         return 1.0
-    most = min(layout.ep, model.n_experts / model.experts_per_token)
+    copies = model.experts_per_token
+    most = min(layout.ep, model.n_experts / copies) if copies else float(layout.ep)
     given = layout.expert_imbalance
     busiest = min(DEFAULT_IMBALANCE, most) if given is None else float(given)
     return min(busiest, layout.expert_capacity or busiest)
@@ -109,16 +113,16 @@ class Expander:
     def layer(self, layer: Layer) -> tuple[Kernels, Kernels]:
         """Forward and backward of a layer, with what it recomputes."""
         halves = layer_halves(self.model, share_of(self.layout), layer)
-        ops = halves[0] + halves[1]
+        ops = tuple(chain.from_iterable(halves))
         again: Kernels = ()
         if self.layout.recompute == "full":
             again = self._whole_again(ops)
-        elif self.layout.recompute == "selective" and layer.mlp == "dense":
-            again = self._selected(ops) if layer.mixer in ("attention", "window") else ()
+        elif self.layout.recompute == "selective" and _selects(halves):
+            again = self._selected(ops)
         backward = tuple(map(recomputed, again))
-        backward += self.backward(halves[1]) + self.backward(halves[0])
-        forward = self._captured(layer, self._overlapped(self.forward(ops)))
-        return forward, self._captured(layer, self._overlapped(backward))
+        backward += tuple(chain.from_iterable(map(self.backward, reversed(halves))))
+        forward = self._captured(ops, self._overlapped(self.forward(ops)))
+        return forward, self._captured(ops, self._overlapped(backward))
 
     def embedding(self) -> tuple[Kernels, Kernels]:
         """Forward and backward of the input embedding."""
@@ -130,9 +134,9 @@ class Expander:
         ops = loss_ops(self.model, share_of(self.layout))
         return self.forward(ops), self.backward(ops)
 
-    def _captured(self, layer: Layer, kernels: Kernels) -> Kernels:
+    def _captured(self, ops: Sequence[Op], kernels: Kernels) -> Kernels:
         """Leave a layer's kernels without launches where a CUDA graph holds them."""
-        if layer.mlp != "experts" or not self.layout.cuda_graphs:
+        if not (self.layout.cuda_graphs and any(getattr(op, "routed", False) for op in ops)):
             return kernels
         return tuple(replace(k, launches=0.0) for k in kernels if not blocks(k))
 
@@ -199,7 +203,7 @@ class Expander:
         """Quantize what a product reads, and gather the sequence of it."""
         cast: Kernels = ()
         if op.casts and not op.in_bf16:
-            cast = self.costs.cast(f"{op.name}_cast", op.operand_rows * op.depth)
+            cast = self.costs.cast(f"{op.name}_cast", op.operand)
             cast += self._weight_cast(op, f"{op.name}_weight_cast")
         return (*cast, *self._gather(op, op.enter, op.depth, op.name))
 
@@ -288,7 +292,7 @@ class Expander:
 
     def _keys(self, op: Attention, name: str, op_kind: str) -> Kernels:
         """Communicate keys and values [bfloat16] of the cp group."""
-        n_bytes = 2.0 * op.rows * op.cp * op.keys
+        n_bytes = 2.0 * op.key_rows * op.cp * op.keys
         # one kernel class for gathering keys and scattering their gradients
         return self._collective(name, "cp_all_gather", op_kind, n_bytes, "cp")
 
@@ -301,14 +305,26 @@ class Expander:
 
     def _pointwise(self, op: Pointwise, backward: bool) -> Kernels:
         name, values = op.name + _suffix(backward), op.rows * op.width
-        kernel = self.costs.pointwise(name, op.kind, values, backward=backward)
+        if op.moved is not None:
+            n = op.launches[backward]
+            kernel = self.costs.memory(name, op.moved[backward], launches=n)
+        else:
+            kernel = self.costs.pointwise(name, op.kind, values, backward=backward)
         return (kernel,) * (kernel.bytes > 0.0)
+
+    def _timed(self, op: Timed, backward: bool) -> Kernels:
+        name, seconds = op.name + _suffix(backward), op.seconds[backward]
+        kernel = Kernel(name, "compute", seconds, 0.0, 0.0, "residual/compute", launches=1.0)
+        return (kernel,) * (seconds > 0.0)
 
     def _table(self, op: Table, backward: bool) -> Kernels:
         """Look up rows of a table, or add gradients to them."""
         name = f"embedding{_suffix(backward)}"
-        n_bytes = self.framework.embedding_bytes[backward] * op.rows * op.width
+        row_bytes = self.framework.embedding_bytes[backward] * op.traffic[backward]
+        n_bytes = row_bytes * op.rows * op.width
         kernel = self.costs.memory(name, n_bytes, "embedding")
+        if op.spread:  # it is updated with what else backward gives
+            return (kernel,)
         if not backward:
             return (kernel, *self._reduce(name, op.rows, op.width))
         gathered = self._tp_gather(name, 2.0 * op.rows * op.width)
@@ -387,6 +403,13 @@ def _n_products(ops: Sequence[Op]) -> int:
     return sum(len(op.parts) for op in ops if isinstance(op, Product))
 
 
+def _selects(halves: Sequence[Sequence[Op]]) -> bool:
+    """Whether selective recomputation is modelled: of attention and a dense feed-forward part."""
+    first, *rest = (set(map(type, half)) for half in halves)
+    routed = any(getattr(op, "routed", False) for half in halves for op in half)
+    return Attention in first and Scan not in first and any(rest) and not routed
+
+
 def _suffix(backward: bool) -> str:
     return "_backward" if backward else ""
 
@@ -395,4 +418,5 @@ _KERNELS: dict[type[Op], Callable[[Expander, Any, bool], Kernels]] = {
     Product: Expander._product, Attention: Expander._attention, Scan: Expander._scan,
     Norm: Expander._norm, Pointwise: Expander._pointwise, Table: Expander._table,
     Loss: Expander._loss, Exchange: Expander._exchange, Host: Expander._host,
+    Timed: Expander._timed,
 }  # fmt: skip

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from prism.workload.ops import (
@@ -33,33 +34,16 @@ from prism.workload.ops import (
     Pointwise,
     Product,
     Scan,
+    Share,
     Table,
 )
+from prism.workload.ownlayers import own_end, own_halves
 
 if TYPE_CHECKING:
-    from prism.jobs.jobspec.blocks import ModelBlock, ParallelismBlock
+    from prism.jobs.jobspec.blocks import ModelBlock
 
 MAMBA_CONVOLUTION = 4
 """Tokens that a Mamba-2 layer's convolution sees, in all published models."""
-
-
-class Share(NamedTuple):
-    """How one GPU's share of a model is cut; the default is the whole, for one sequence."""
-
-    sequences: float = 1.0
-    tp: int = 1
-    cp: int = 1
-    ep: int = 1
-    expert_tp: int = 1
-    sequence_parallel: bool = False
-
-
-def share_of(layout: ParallelismBlock) -> Share:
-    """One GPU's share of a microbatch."""
-    return Share(
-        float(layout.microbatch_size), layout.tp, layout.cp, layout.ep, layout.expert_shards,
-        layout.sequence_parallel,
-    )  # fmt: skip
 
 
 Mixer = Literal["attention", "window", "mamba", "linear", "parallel", ""]
@@ -71,6 +55,7 @@ class Layer(NamedTuple):
 
     mixer: Mixer = "attention"
     mlp: Mlp = "dense"
+    own: int = -1  # which of the job's own tables it is
 
 
 _MIXER: dict[str, Mixer] = {
@@ -82,6 +67,11 @@ _MLP: dict[str, Mlp] = {"-": "dense", "E": "experts"}
 
 def model_layers(model: ModelBlock) -> tuple[Layer, ...]:
     """Kinds of a model's layers, the first one first."""
+    if model.layers is not None:
+        return tuple(chain.from_iterable(
+            repeat(Layer("", "", i), layer.repeat)
+            for i, layer in enumerate(model.sized(1.0)[0]) if not layer.at
+        ))  # fmt: skip
     if model.layer_pattern:
         groups = [Layer(_MIXER.get(g[0], ""), _MLP.get(g[-1], "")) for g in model.layer_groups]
         return tuple(groups * (model.n_layers // len(groups)))
@@ -137,26 +127,31 @@ def share_sizes(model: ModelBlock, share: Share) -> Sizes:
 Half = tuple[Op, ...]
 
 
-def layer_halves(model: ModelBlock, share: Share, layer: Layer) -> tuple[Half, Half]:
-    """Tables of a layer's two halves: what mixes tokens, and its feed-forward part."""
+def layer_halves(model: ModelBlock, share: Share, layer: Layer) -> tuple[Half, ...]:
+    """Tables of a layer's halves: what mixes tokens, and its feed-forward part."""
+    if layer.own >= 0:
+        return own_halves(model, share, layer.own)
     s = share_sizes(model, share)
     return _MIXERS[layer.mixer](model, share, s), _MLPS[layer.mlp](model, share, s)
 
 
 def layer_ops(model: ModelBlock, share: Share, layer: Layer) -> Half:
     """Table of a layer."""
-    first, second = layer_halves(model, share, layer)
-    return first + second
+    return tuple(chain.from_iterable(layer_halves(model, share, layer)))
 
 
 def embedding_ops(model: ModelBlock, share: Share) -> Half:
     """Table of the input embedding."""
+    if model.layers is not None:
+        return own_end(model, share, "first")
     s = share_sizes(model, share)
     return (Table("embedding", s.tokens, s.hidden, s.vocab),)
 
 
 def loss_ops(model: ModelBlock, share: Share) -> Half:
     """Table of the last norm, the vocabulary-parallel logits, and the cross entropy."""
+    if model.layers is not None:
+        return own_end(model, share, "last")
     s = share_sizes(model, share)
     logits = Product(
         "logits", s.tokens, (Part("logits", s.vocab),), s.hidden, "loss", enter="loss",

@@ -32,13 +32,14 @@ from prism.jobs.schedule import Schedule, make_schedule
 from prism.workload.activations import (
     ACTIVATIONS,
     LayerBytes,
+    end_bytes,
     layer_bytes,
     quantizes,
     stored_bytes,
 )
-from prism.workload.layers import Layer, model_layers, share_of, share_sizes
+from prism.workload.layers import Layer, embedding_ops, loss_ops, model_layers
 from prism.workload.modelsize import DTYPE_BYTES, Chunk, Weights, lay_slots, slot_weights
-from prism.workload.ops import BF16_BYTES
+from prism.workload.ops import BF16_BYTES, TABLE_BYTES, share_of
 from prism.workload.optimizers import master_bytes, moment_bytes
 
 if TYPE_CHECKING:
@@ -54,9 +55,6 @@ MASTER_GRADIENT_BYTES = 4.0
 """A parameter's gradient in float32, as the optimizer takes it: with a master copy and two moments
 ([1]_, section 3.1) Megatron-LM's 18 bytes per parameter with gradients in float32 and 20 in
 bfloat16, 6 + 12 / d and 4 + 16 / d with its distributed optimizer ([3]_)."""
-FUSED_LOGIT_BYTES = 2.0, 2.0
-"""Bytes of a logit kept for a fused loss's backward, and beside it while that runs: the product and
-its gradient in bfloat16 (Transformer Engine, flash-attn, torch.compile)."""
 RESERVE_BYTES = 6 * GIB
 """What CUDA and NCCL take beside, an allowance. Published peaks ask for more, but jobs that ran in
 80 GB leave no more (``experiments/studies/layouts/memory.py``)."""
@@ -123,6 +121,7 @@ class _Chunk:
     late: tuple[float, ...]  # left by the input half of a split backward for the weight half
     workspace: float  # beside a backward
     units: int  # that fsdp gathers one by one: its layers
+    tables: float  # bytes, of tables that nobody gathers or reduces
 
 
 def memory_limit(job: Job) -> float:
@@ -202,34 +201,31 @@ def estimate_memory(job: Job, every: bool = False) -> list[StageMemory] | None:
 
 def _chunks(job: Job) -> list[list[_Chunk]]:
     """Lay out the model's chunks [stage][chunk]; without a pipeline a layer is one."""
-    counts = layer_split(job) if job.parallelism.pp > 1 else [1] * job.model.n_layers
+    counts = layer_split(job) if job.parallelism.pp > 1 else [1] * job.model.depth
     kinds = {layer: layer_bytes(job, layer) for layer in set(model_layers(job.model))}
+    share = share_of(job.parallelism)
+    ends = [end_bytes(job, make(job.model, share)) for make in (embedding_ops, loss_ops)]
     slots = lay_slots(job, counts)
     weights = slot_weights(job, slots)
-    chunks = {slot: _chunk(job, slot, held, kinds) for slot, held in weights.items()}
+    chunks = {slot: _chunk(job, slot, held, kinds, ends) for slot, held in weights.items()}
     return [[chunks[slot] for slot in row] for row in slots]
 
 
-def _chunk(job: Job, slot: Chunk, held: Weights, kinds: dict[Layer, LayerBytes]) -> _Chunk:
+def _chunk(
+    job: Job, slot: Chunk, held: Weights, kinds: dict[Layer, LayerBytes], ends: list[LayerBytes]
+) -> _Chunk:
     """Add up what a chunk has."""
-    p, s = job.parallelism, share_sizes(job.model, share_of(job.parallelism))
-    layers = [kinds[layer] for layer in slot.layers]
+    p, layers = job.parallelism, [kinds[layer] for layer in slot.layers]
+    layers += ends[:1] * slot.embedding + ends[1:] * slot.loss
     none = (0.0,) * len(ACTIVATIONS)
     kept = [float(sum(kind)) for kind in zip(none, *(x.kept for x in layers), strict=True)]
     late = [float(sum(kind)) for kind in zip(none, *(x.whole for x in layers), strict=True)]
     workspace = max((x.beside for x in layers), default=0.0)
-    if slot.loss:
-        torch = FRAMEWORKS[p.framework].logit_bytes
-        logit, beside = FUSED_LOGIT_BYTES if p.fused_loss else (torch[0], torch[1 + (p.tp > 1)])
-        logits, norm = s.tokens * s.vocab, s.hidden * s.resident
-        workspace = max(workspace, beside * logits)
-        kept[-1] += logit * logits + 2.0 * BF16_BYTES * norm
-        late[-1] += BF16_BYTES * (logits + norm)
     n = held.total
     gradients = DTYPE_BYTES[p.gradient_dtype] * n
     return _Chunk(
         n, held.routed, _weight_bytes(job) * n, gradients, tuple(kept), tuple(late), workspace,
-        max(1, len(layers)),
+        max(1, len(slot.layers)), TABLE_BYTES * held.spread,
     )  # fmt: skip
 
 
@@ -274,6 +270,7 @@ def _stage(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Stage
             parts["gathered"] = BF16_BYTES * n
         if framework.gathers == "group" and p.data_parallel == "zero1" and shards > 1:
             optimizer = BF16_BYTES * (n + own)
+    parts["parameters"] += sum(c.tables for c in row)
     there = sum(parts.values()) - RESERVE_BYTES
     worst = _walk(row, schedule, stage, lasting)
     parts["fragmentation"] = (framework.fragmentation[p.tp > 1] - 1.0) * worst.total

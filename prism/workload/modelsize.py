@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from prism.workload.layers import (
     Layer,
-    Share,
     embedding_ops,
     layer_ops,
     loss_ops,
     model_layers,
-    share_of,
 )
-from prism.workload.ops import Attention, Norm, Op, Product, Scan
+from prism.workload.ops import Norm, Op, Product, Share, Table, share_of
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job
@@ -35,59 +33,71 @@ class Chunk(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Parameters: of routed experts, and the others, of which every tp rank has `resident`."""
+    """Parameters: of routed experts, and the others, of which every tp rank has `resident`.
+
+    Those of tables that are spread are counted apart: no rank shares them.
+    """
 
     others: float
     routed: float
     resident: float
+    spread: float = 0.0
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Those that an optimizer updates."""
         return self.others + self.routed
 
 
 def weigh(ops: Sequence[Op]) -> Weights:
     """Add up the parameters of a table of ops."""
-    others = routed = resident = 0.0
+    others = routed = resident = spread = 0.0
     for op in ops:
-        if isinstance(op, Product) and op.routed:
+        if isinstance(op, Table) and op.spread:
+            spread += op.parameters
+        elif isinstance(op, Product) and op.routed:
             routed += op.parameters
         else:
             others += op.parameters
             if isinstance(op, Norm) or (isinstance(op, Product) and op.resident):
                 resident += op.parameters
-    return Weights(others, routed, resident)
+    return Weights(others, routed, resident, spread)
 
 
 def count_parameters(model: ModelBlock, active: bool = False) -> float:
     """Parameters of a model, embeddings included (tied ones once).
 
-    With ``active`` those that one token passes: of the routed experts, the ones it goes to. 0 of a
-    job that gives durations instead.
+    With ``active`` those that one token passes: of the routed experts, the ones it goes to, and of
+    tables that are spread none. 0 of a job that gives durations instead.
     """
-    if not model.n_layers:
-        return 0.0
-    one = Share()
     passed = model.experts_per_token / model.n_experts if active and model.n_experts else 1.0
-    ends = [*embedding_ops(model, one), *loss_ops(model, one)]
-    if model.tied_embeddings:
-        ends = [op for op in ends if op.name != "logits"]
-    total = weigh(ends).total
-    for layer, n in Counter(model_layers(model)).items():
-        found = weigh(layer_ops(model, one, layer))
-        total += n * (found.others + passed * found.routed)
+    total = 0.0
+    for n, ops in _whole_tables(model, Share()):
+        found = weigh(ops)
+        total += n * (found.others + passed * found.routed + found.spread * (not active))
     return total
 
 
-def mixing_flop(model: ModelBlock, n_sequences: float) -> float:
-    """Flop of mixing tokens, forward, in all layers: attention, and scans of Mamba-2."""
-    share = Share(n_sequences)
-    return sum(
-        n
-        * sum(op.flop for op in layer_ops(model, share, layer) if isinstance(op, Attention | Scan))
-        for layer, n in Counter(model_layers(model)).items()
-    )
+def forward_flop(model: ModelBlock, sequences: float) -> float:
+    """Count the useful flop of a forward of some sequences."""
+    tables = _whole_tables(model, Share(sequences))
+    return sum(n * sum(op.model_flop for op in ops) for n, ops in tables)
+
+
+def passed_on(model: ModelBlock, share: Share) -> float:
+    """Values that a layer gives to the next one, the most of any."""
+    kinds = set(model_layers(model))
+    return max(layer_ops(model, share, layer)[-1].result for layer in kinds)
+
+
+def _whole_tables(model: ModelBlock, share: Share) -> Iterator[tuple[int, Sequence[Op]]]:
+    """Tables of a model and how often each is there; of tied embeddings the first."""
+    if not model.depth:
+        return
+    ends = (*embedding_ops(model, share), *loss_ops(model, share))
+    yield 1, [op for op in ends if op.name != "logits" or not model.tied_embeddings]
+    for layer, n in Counter(model_layers(model)).items():
+        yield n, layer_ops(model, share, layer)
 
 
 def lay_slots(job: Job, counts: Sequence[int]) -> list[list[Chunk]]:
@@ -116,7 +126,7 @@ def count_tensors(ops: Iterable[Op], fused_products: bool) -> list[float]:
     """Count weights of a GPU as a framework keeps them: others, and routed experts'."""
     counts = [0.0, 0.0]
     for op in ops:
-        if op.parameters:
+        if op.parameters and not (isinstance(op, Table) and op.spread):
             parts = len(op.parts) if isinstance(op, Product) and not fused_products else 1
             counts[getattr(op, "routed", False)] += parts * getattr(op, "groups", 1.0)
     return counts
@@ -136,9 +146,9 @@ def slot_weights(job: Job, slots: Sequence[Sequence[Chunk]]) -> dict[Chunk, Weig
     def add_up(slot: Chunk) -> Weights:
         found = [kinds[layer] for layer in slot.layers]
         found += [embedding] * slot.embedding + [loss] * slot.loss
-        others, routed, resident = (sum(part[i] for part in found) for i in range(3))
+        others, routed, resident, spread = (sum(part[i] for part in found) for i in range(4))
         if p.ep == 1:
             others, routed = others + routed, 0.0
-        return Weights(others, routed, resident)
+        return Weights(others, routed, resident, spread)
 
     return {slot: add_up(slot) for slot in dict.fromkeys(chain.from_iterable(slots))}

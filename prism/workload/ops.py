@@ -7,14 +7,38 @@ flop, and what backward keeps are all read from it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from prism.jobs.jobspec.blocks import ParallelismBlock
 
 BF16_BYTES = 2.0
+TABLE_BYTES = 4.0
+"""Bytes of a number of a table that is spread: float32."""
 
 SCAN_FLOP = {"mamba2": 7.0, "gated_delta": 6.0}
 """Flop a token and value of a state: as Megatron-LM counts Mamba-2, and of the delta rule's three
 products of a token's vectors with the state (arXiv:2412.06464, equation 10). Chunked algorithms do
 more where chunks are longer than states; which, depends on the kernel."""
+
+
+class Share(NamedTuple):
+    """How one GPU's share of a model is cut; the default is the whole, for one sequence."""
+
+    sequences: float = 1.0
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    expert_tp: int = 1
+    sequence_parallel: bool = False
+
+
+def share_of(layout: ParallelismBlock) -> Share:
+    """One GPU's share of a microbatch."""
+    return Share(
+        float(layout.microbatch_size), layout.tp, layout.cp, layout.ep, layout.expert_shards,
+        layout.sequence_parallel,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -27,6 +51,16 @@ class Op:
     @property
     def parameters(self) -> float:
         """Its weights on this GPU."""
+        return 0.0
+
+    @property
+    def model_flop(self) -> float:
+        """Useful flop of its forward on this GPU: 2 for each weight that a token passes."""
+        return 2.0 * self.rows * self.parameters
+
+    @property
+    def result(self) -> float:
+        """Values of its result on this GPU."""
         return 0.0
 
     def kept(self, entering: float) -> float:
@@ -62,6 +96,7 @@ class Product(Op):
     in_bf16: bool = False  # whatever the job's precision
     casts: bool = True  # its operand is quantized for it, rather than for the op before
     keeps: bool = True  # its operand is kept for it, rather than for the op before
+    taps: float = 1.0  # places of a convolution's kernel, which share the values of an operand
 
     @property
     def width(self) -> float:
@@ -78,17 +113,32 @@ class Product(Op):
         """Its weights on this GPU."""
         return self.groups * self.depth * self.width
 
+    @property
+    def model_flop(self) -> float:
+        """Useful flop of its forward on this GPU: 2 for each weight that a token passes."""
+        return 2.0 * self.rows * self.depth * self.width
+
+    @property
+    def operand(self) -> float:
+        """Values of its operand that this GPU has before they are gathered."""
+        return self.operand_rows * self.depth / self.taps
+
+    @property
+    def result(self) -> float:
+        """Values of its result on this GPU."""
+        return (self.own or self.rows if self.leave else self.rows) * self.width
+
     def kept(self, entering: float) -> float:
         """Return bytes of its operand; one that is kept in bf16 already counts if quantized."""
         size = BF16_BYTES if self.in_bf16 else entering
         if not self.keeps and size == BF16_BYTES:
             return 0.0
-        return size * self.operand_rows * self.depth
+        return size * self.operand
 
 
 @dataclass(frozen=True)
 class Attention(Op):
-    """Fused causal attention of this GPU's queries with all keys, and cp's exchange of keys."""
+    """Fused attention of this GPU's queries with all keys, and cp's exchange of keys."""
 
     sequences: float
     seq: float  # tokens of a whole sequence
@@ -98,6 +148,13 @@ class Attention(Op):
     head_size: float
     v_head_size: float
     window: float = 0.0  # 0: it sees all tokens
+    keys_seq: float = 0.0  # keys of a sequence where they are not its queries
+    causal: bool = True
+
+    @property
+    def key_rows(self) -> float:
+        """Keys that this GPU computes."""
+        return self.rows * (self.keys_seq or self.seq) / self.seq
 
     @property
     def flop(self) -> float:
@@ -109,7 +166,20 @@ class Attention(Op):
         """
         seen = min(self.window or self.seq, self.seq)
         width = self.heads * (self.head_size + self.v_head_size)
+        if not self.causal:
+            pairs = self.seq * (self.keys_seq or self.seq)
+            return self.sequences * 2.0 * pairs * width / self.cp
         return self.sequences * (2.0 * self.seq * seen - seen**2) * width / self.cp
+
+    @property
+    def model_flop(self) -> float:
+        """That of `flop`."""
+        return self.flop
+
+    @property
+    def result(self) -> float:
+        """Values of its result on this GPU."""
+        return self.rows * self.out
 
     @property
     def query(self) -> float:
@@ -128,7 +198,8 @@ class Attention(Op):
 
     def kept(self, entering: float) -> float:
         """Return bytes of queries, keys, values and the result."""
-        return BF16_BYTES * self.rows * (self.query + self.out + self.keys)
+        of_keys = 0.0 if not self.keys_seq else (self.key_rows - self.rows) * self.keys
+        return BF16_BYTES * (self.rows * (self.query + self.out + self.keys) + of_keys)
 
 
 @dataclass(frozen=True)
@@ -154,6 +225,16 @@ class Scan(Op):
         return SCAN_FLOP[self.kind] * self.rows * self.inside * self.state
 
     @property
+    def model_flop(self) -> float:
+        """Useful flop of its forward on this GPU: 2 for each weight that a token passes."""
+        return self.flop + super().model_flop
+
+    @property
+    def result(self) -> float:
+        """Values of its result on this GPU."""
+        return self.rows * self.inside
+
+    @property
     def parameters(self) -> float:
         """Its weights on this GPU."""
         return self.small
@@ -174,6 +255,11 @@ class Norm(Op):
         """Its weights."""
         return self.width
 
+    @property
+    def result(self) -> float:
+        """Values of its result on this GPU."""
+        return self.rows * self.width
+
     def kept(self, entering: float) -> float:
         """Return bytes of what it reads."""
         return BF16_BYTES * self.rows * self.width
@@ -187,6 +273,24 @@ class Pointwise(Op):
     width: float
     saves: float = 0.0  # bytes that backward keeps, a value
     routed: bool = False
+    moved: tuple[float, float] | None = None  # by forward and backward, instead of a kind [byte]
+    launches: tuple[float, float] = (1.0, 1.0)  # with `moved`: kernels of forward and backward
+    weights: float = 0.0
+
+    @property
+    def parameters(self) -> float:
+        """Its weights."""
+        return self.weights
+
+    @property
+    def model_flop(self) -> float:
+        """None: its weights multiply no operand."""
+        return 0.0
+
+    @property
+    def result(self) -> float:
+        """Values of its result on this GPU."""
+        return self.rows * self.width
 
     def kept(self, entering: float) -> float:
         """Return bytes of what it reads, as far as backward needs it."""
@@ -195,15 +299,41 @@ class Pointwise(Op):
 
 @dataclass(frozen=True)
 class Table(Op):
-    """Look-up in the vocabulary-parallel embedding."""
+    """Sums of rows of a table: the vocabulary-parallel embedding, or one spread over ep ranks.
+
+    A spread one is in float32, as FBGEMM's, updated where it lies by the rows that were read: its
+    gradients are never whole, and no optimizer passes over it.
+    """
 
     width: float
     vocab: float
+    lookups: float = 1.0  # rows that are summed
+    spread: bool = False
 
     @property
     def parameters(self) -> float:
         """Its weights on this GPU."""
         return self.width * self.vocab
+
+    @property
+    def model_flop(self) -> float:
+        """As if a token passed all of the embedding, by the convention of its parameters' count."""
+        return self.rows * self.lookups * self.width if self.spread else super().model_flop
+
+    @property
+    def result(self) -> float:
+        """Values of its result on this GPU."""
+        return self.rows * self.width
+
+    @property
+    def traffic(self) -> tuple[float, float]:
+        """Forward's and backward's traffic over those of one row in bf16 for each result.
+
+        Forward reads rows and writes their sum, 2 bytes each; backward reads a gradient and adds to
+        a row in float32, 2 and 8.
+        """
+        size = TABLE_BYTES if self.spread else BF16_BYTES
+        return (size * self.lookups + 2.0) / 4.0, (2.0 + 8.0 * self.lookups) / 10.0
 
 
 @dataclass(frozen=True)
@@ -222,6 +352,18 @@ class Exchange(Op):
     width: float
     back_kind: str
     routed: bool = False
+
+    @property
+    def result(self) -> float:
+        """Values that are sent."""
+        return self.rows * self.width
+
+
+@dataclass(frozen=True)
+class Timed(Op):
+    """Op of which nothing is known but how long it takes, forward and backward [s]."""
+
+    seconds: tuple[float, float]
 
 
 @dataclass(frozen=True)

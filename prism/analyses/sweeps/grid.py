@@ -102,7 +102,7 @@ def _split(text: str) -> list[str]:
     for letter in text:
         if quote or letter in "'\"":
             quote = "" if letter == quote else quote or letter
-        depth += (letter in "[{") - (letter in "]}") if not quote else 0
+        depth += (letter in "[{(") - (letter in "]})") if not quote else 0
         if letter == "," and depth == 0 and not quote:
             parts.append("")
         else:

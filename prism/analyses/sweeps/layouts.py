@@ -78,7 +78,7 @@ def _divisors(n: int) -> list[int]:
 
 def _chunk_counts(job: Job, pp: int, microbatches: int) -> list[int]:
     """Model chunks per stage that the layers and the schedule allow; interleaved ones are equal."""
-    most = (job.model.n_layers + 2) // pp
+    most = (job.model.depth + 2) // pp
     if pp == 1:
         return [1]
     name = job.parallelism.schedule
@@ -92,7 +92,7 @@ def _chunk_counts(job: Job, pp: int, microbatches: int) -> list[int]:
 
 
 def _even(job: Job, n_chunks: int) -> bool:
-    return is_even(job.model.n_layers, n_chunks)
+    return is_even(job.model.depth, n_chunks)
 
 
 def _keeps(job: Job, n_chunks: int) -> bool:

@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, StrictBool
+from pydantic import BaseModel, Field, PrivateAttr, StrictBool
 
 from prism.jobs.dimensions import DIMENSIONS, REPLICA, STAGE, TOKENS
 from prism.jobs.frameworks import FRAMEWORKS
-from prism.jobs.jobspec.effects import Effects
+from prism.jobs.jobspec.effects import VariabilityBlock
 from prism.jobs.jobspec.machines import ClusterBlock
+from prism.jobs.jobspec.ownlayers import Expression, LayerBlock, SizedLayer, Wrong, size_layers
 from prism.jobs.jobspec.presets import PRESETS
 from prism.jobs.jobspec.run import RunBlock
 from prism.jobs.jobspec.values import (
@@ -23,7 +24,6 @@ from prism.jobs.jobspec.values import (
     Number,
     Positive,
     Seconds,
-    Share,
     Size,
     Split,
     integral,
@@ -57,7 +57,7 @@ class Durations(Block):
 
 
 class ModelBlock(Block):
-    """What is trained: a named model, its sizes, or explicit op durations."""
+    """What is trained: a named model, its sizes, layers of one's own, or explicit op durations."""
 
     name: str | None = key(
         f"A known model ({', '.join(PRESETS)}); each of its sizes can be overridden beside it."
@@ -134,6 +134,37 @@ class ModelBlock(Block):
     linear_key_heads: Number = key("Linear attention: heads of queries and keys.", 0)
     linear_head_size: Number = key("Linear attention: width of a head.", 0)
     durations: Durations | None = key("Explicit op durations instead of a model's sizes.")
+    dims: dict[str, Expression] = Field(
+        {},
+        description="Sizes of layers by name: numbers, or expressions of each other and of batch "
+        "(microbatch_size), seq (seq_len, else 1), hidden (hidden_size), n_experts and "
+        "experts_per_token.",
+    )
+    layers: tuple[LayerBlock, ...] | None = key(
+        "Layers as lists of ops, instead of a name and sizes. A size is a number or an expression "
+        "of dims, of a whole microbatch: prism divides it by tp, cp and ep."
+    )
+    _sized: dict[float, tuple[tuple[SizedLayer, ...], Wrong]] = PrivateAttr(default_factory=dict)
+
+    def known(self, batch: float) -> dict[str, float]:
+        """Names that expressions know without dims."""
+        own = {"hidden": self.hidden_size, "n_experts": self.n_experts,
+               "experts_per_token": self.experts_per_token}  # fmt: skip
+        given = {name: float(size) for name, size in own.items() if size}
+        return {"batch": batch, "seq": float(self.seq_len)} | given
+
+    def sized(self, batch: float) -> tuple[tuple[SizedLayer, ...], Wrong]:
+        """Compute the layers' sizes for some samples, and list what is wrong with them."""
+        if batch not in self._sized:
+            self._sized[batch] = size_layers(self.layers or (), self.dims, self.known(batch))
+        return self._sized[batch]
+
+    @property
+    def depth(self) -> int:
+        """Layers that a pipeline divides."""
+        if self.layers is None:
+            return self.n_layers
+        return sum(layer.repeat for layer in self.sized(1.0)[0] if not layer.at)
 
     @property
     def layer_groups(self) -> list[str]:
@@ -144,7 +175,9 @@ class ModelBlock(Block):
     def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:
         name = given.get("name")
         preset = PRESETS.get(name, {}) if isinstance(name, str) else {}
-        if "n_heads" in given and "n_kv_heads" not in given and not preset:
+        if given.get("layers") is not None:
+            given.setdefault("seq_len", 1)
+        elif "n_heads" in given and "n_kv_heads" not in given and not preset:
             given["n_kv_heads"] = given["n_heads"]
         return {**preset, **given}
 
@@ -367,47 +400,6 @@ class ParallelismBlock(Block):
     def ends_meet(self) -> bool:
         """Whether the embedding and the loss are on one stage."""
         return self.virtual_stages().ends_meet
-
-
-class VariabilityBlock(Block):
-    """How durations vary: from which library, with which effects, how dependent."""
-
-    library: str | None = key(
-        "Distribution set: a shipped one (h100-healthy), a .nc file, or none [<device>-healthy]."
-    )
-    model: str | None = key("A fitted model (.nc of `prism fit`): its graph and effects are used.")
-    dependence: Literal["full", "none"] = key(
-        "full: effects are shared as modelled; none: every op on its own.", "full"
-    )
-    ranks: Literal["drawn", "measured"] | None = key(
-        "Rank effects of a random cluster, or those a model measured [measured with a model of the "
-        "same layout, else drawn]."
-    )
-    kernel_scale: Positive = key(
-        "What-if of a fitted trace: its kernels and transfers take this many times as long.", 1.0
-    )
-    host_scale: Positive = key(
-        "The host takes this many times as long for a launch, in a fitted trace from launch to "
-        "launch: 2 is a host half as fast.",
-        1.0,
-    )
-    resolution: Literal["op", "kernel"] = key(
-        "One op per forward or backward, or one per kernel and rank.", "op"
-    )
-    effects: Effects = key("Effects that differ from the library's.", Effects())
-    model_error: Share | None = key(
-        "What a predicted run may be wrong by, one draw per run: standard deviation of the "
-        "logarithm; 0 leaves it out [the library's, by device and framework: wide where no such "
-        "job was published, more on more GPUs than any published one]."
-    )
-
-    @classmethod
-    def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:
-        if "model" not in given:
-            given.setdefault("ranks", "drawn")
-        if given.get("library") == "none":
-            del given["library"]
-        return given
 
 
 class Blocks(NamedTuple):

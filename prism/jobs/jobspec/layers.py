@@ -36,6 +36,8 @@ EXCLUSIVE: tuple[tuple[KeyPath, KeyPath], ...] = (
     (("run", "grid_intensity"), ("run", "region")),
     (("run", "checkpoint", "interval"), ("run", "checkpoint", "interval_steps")),
     (("model", "name"), ("model", "durations")),
+    (("model", "layers"), ("model", "durations")),
+    (("model", "layers"), ("model", "name")),
     (("parallelism", "microbatches"), ("parallelism", "global_batch")),
     *(((*RESIDUAL, key), (*RESIDUAL, "scale")) for key in ("cv", "law")),
 )

@@ -54,7 +54,7 @@ def validate_block(kind: type[BaseModel], data: Any) -> Checked:
             found.append((path, _words(kind, path, detail)))
         if detail["type"] == "missing" and path[:-1]:
             doubtful.add(path := path[:-1])  # what lacks a key says nothing
-        drop(data, path)
+        doubtful.add(drop(data, path))
     if isinstance(data, dict) and {("microbatches",), ("global_batch",)} & doubtful:
         data["microbatches"] = 1
     try:

@@ -7,6 +7,7 @@ from math import ceil, lcm
 from prism.common.text import format_count
 from prism.jobs.dimensions import DIMENSIONS, STAGE
 from prism.jobs.jobspec.blocks import Blocks, Durations, ModelBlock
+from prism.jobs.jobspec.owncheck import check_layers
 from prism.jobs.jobspec.presets import PRESETS, SIZES
 from prism.jobs.jobspec.problem import Problem, undivided, unmodelled
 from prism.jobs.jobspec.yaml import near
@@ -27,14 +28,19 @@ def check_model(b: Blocks) -> Iterator[Problem]:
     if m.durations is not None:
         yield from _check_durations(b, m.durations)
         return
+    if m.layers is not None:
+        yield from check_layers(b)
+        return
+    if m.dims:
+        yield "has no effect without layers; give those, or drop it", "model.dims", "model.layers"
     missing = [size for size in SIZES if getattr(m, size) < 1]
     if len(missing) == len(SIZES):
-        text = f"says no model; give a name ({known}), sizes, or durations"
-        yield text, "model", "model.name", "model.durations"
+        text = f"says no model; give a name ({known}), sizes, layers, or durations"
+        yield text, "model", "model.name", "model.durations", "model.layers"
     elif missing:
         for name in missing:
             text = "missing or 0, expected at least 1; give it, or a name"
-            yield text, f"model.{name}", "model.name", "model.durations"
+            yield text, f"model.{name}", "model.name", "model.durations", "model.layers"
     else:
         for size, by in (("hidden_size", "n_heads"), ("n_heads", "n_kv_heads")):
             n, per = getattr(m, size), getattr(m, by)
@@ -46,7 +52,9 @@ def check_model(b: Blocks) -> Iterator[Problem]:
 
 def _check_durations(b: Blocks, d: Durations) -> Iterator[Problem]:
     m, pp, key = b.model, b.parallelism.pp, "model.durations"
-    first = next((name for name in ("name", *SIZES[:-1], "n_experts") if getattr(m, name)), None)
+    first = next(
+        (name for name in ("name", *SIZES[:-1], "n_experts", "layers") if getattr(m, name)), None
+    )
     if first is not None:
         yield "has no effect beside durations; keep one of the two", f"model.{first}", key
     for name, value in d:
@@ -98,7 +106,7 @@ def _slices(cp: int) -> int:
 
 def check_split(b: Blocks) -> Iterator[Problem]:
     """Check that every model chunk has its layers."""
-    p, n_layers, split = b.parallelism, b.model.n_layers, b.parallelism.layer_split
+    p, n_layers, split = b.parallelism, b.model.depth, b.parallelism.layer_split
     if b.model.durations is not None or n_layers < 1:
         return
     n_chunks = p.pp * p.vpp
@@ -125,6 +133,8 @@ def check_split(b: Blocks) -> Iterator[Problem]:
 def check_experts(b: Blocks) -> Iterator[Problem]:
     """Check the experts of a model, and how they are divided."""
     m, p, key, of = b.model, b.parallelism, "parallelism.ep", "model.n_experts"
+    if m.layers is not None:  # see `check_layers`
+        return
     if not m.n_experts:
         if p.ep > 1:
             text = f"{p.ep}, but the model has no experts; set {of}, or ep: 1"

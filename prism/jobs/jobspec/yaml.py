@@ -224,15 +224,16 @@ def key_paths(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
             yield from key_paths(value, (*path, str(key)))
 
 
-def drop(tree: Any, path: KeyPath) -> None:
-    """Remove a key, or the list it is an item of, from nested dicts."""
+def drop(tree: Any, path: KeyPath) -> KeyPath:
+    """Remove a key, or the list it is an item of, from nested dicts; return what went."""
     for i, key in enumerate(path):
         if not isinstance(tree, dict) or key not in tree:
-            return
+            break
         if i == len(path) - 1 or not isinstance(tree[key], dict):
             del tree[key]
-            return
+            return path[: i + 1]
         tree = tree[key]
+    return path
 
 
 def _shown(text: str) -> str:

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from prism.cluster.machine import build_cluster
-from prism.common.text import format_count, format_duration, format_share
+from prism.common.text import format_count, format_duration, format_parameters, format_share
 from prism.distributions.library import load_library
 from prism.jobs.job import flatten, layer_split, provenance
 from prism.present.answer import Answer
@@ -20,7 +20,7 @@ from prism.present.answers.memory import fit_table, memory_table
 from prism.present.answers.runs import framework_text, parameters_text
 from prism.present.cells import Cell, Column, Figure, Table, count, pairs_table
 from prism.workload.build import nominal_library
-from prism.workload.described import parameter_figures, step_figures
+from prism.workload.described import layer_figures, parameter_figures, step_figures
 from prism.workload.fitting import ways_to_fit
 from prism.workload.memory import memory_figures
 
@@ -55,13 +55,18 @@ def job_answer(job: Job) -> Answer:
         "sources": sources,
     }
     source = str(job.source or "")
-    given, defaults = given_and_defaults(job_table("Values given", values, _short(sources)))
+    layers = layer_figures(job)
+    shown = values | ({"model": values["model"] | {"layers": None}} if layers else {})
+    given, defaults = given_and_defaults(job_table("Values given", shown, _short(sources)))
     if split:
         runs = ", ".join(f"{n} of {layers}" for layers, n in _runs(split))
         given = replace(given, notes=(f"model chunks by layers, in virtual-stage order: {runs}",))
     tables, size = [given], parameter_figures(job)
     if size is not None:
         figures["parameters"] = size
+    if layers:
+        figures["layers"] = layers
+        tables.append(_layers_table(layers))
     if (step := step_figures(job)) is not None:
         figures |= step
         tables.append(pairs_table("Step", _step_rows(step, job.cluster.device)))
@@ -81,6 +86,29 @@ def job_answer(job: Job) -> Answer:
         tables=(*tables, *(defaults,) * bool(defaults.rows)),
         figures=figures,
     )
+
+
+def _layers_table(layers: Sequence[Json]) -> Table:
+    """Lay out a job's own layers."""
+    rows = tuple(
+        (
+            layer["layer"], layer["at"] or count(layer["repeat"]), count(layer["ops"]),
+            Figure(layer["parameters"], format_parameters(layer["parameters"])),
+            Figure(layer["flop"], f"{layer['flop'] / 1e12:,.4g} Tflop"),
+            Figure(layer["bytes"], f"{layer['bytes'] / 1e9:,.4g} GB"),
+            Figure(layer["kept_bytes"], f"{layer['kept_bytes'] / 1e9:,.4g} GB"),
+        )
+        for layer in layers
+    )  # fmt: skip
+    columns = (
+        Column("layer", right=False), Column("times"), Column("ops"), Column("parameters"),
+        Column("flop"), Column("memory traffic"), Column("kept"),
+    )  # fmt: skip
+    notes = (
+        "parameters: of one layer, whole; the rest: of one GPU in a microbatch's forward and "
+        "backward, kept: what backward needs",
+    )
+    return Table("Layers", columns, rows, notes)
 
 
 def _step_rows(step: Json, device: str) -> list[tuple[str, Cell]]:

@@ -43,7 +43,7 @@ def error_kind(job: Job) -> str:
     kind, again = family(p.framework), p.data_parallel in ("fsdp", "hsdp")
     if kind in ("megatron", "nanotron"):
         again = not (again and p.reshard_after_forward)
-    if model.layer_pattern or not again or (model.n_experts and kind != "megatron"):
+    if model.layers or model.layer_pattern or not again or (model.n_experts and kind != "megatron"):
         return UNMEASURED
     return "experts" if model.n_experts else kind
 
