@@ -38,7 +38,7 @@ def job_shapes(named: str, kind: str) -> tuple[str, ...]:
         sizes = (
             layout.microbatch_size,
             job.model.n_heads / layout.tp,
-            job.model.seq_len / layout.cp,
+            job.model.seq_len / layout.token_shards,
             job.model.head_size or job.model.hidden_size / job.model.n_heads,
         )
         return ("x".join(str(_whole(size)) for size in sizes),)

@@ -260,7 +260,7 @@ def made_with() -> dict[str, str]:
     """Attributes that say which code made a result."""
     return {
         "prism_version": prism.__version__,
-        "source_sha256": identity().source,
+        "source_sha256": identity()["source"],
         "versions": _versions(),
     }
 

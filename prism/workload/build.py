@@ -220,7 +220,7 @@ def _transfers(
 ) -> tuple[Collective | None, dict[int, tuple[Collective, Collective]]]:
     """Lay out what one GPU sends to the next stage: its part of the stream, on far links in two."""
     layout = job.parallelism
-    tokens = layout.microbatch_size * job.model.seq_len / layout.cp
+    tokens = layout.microbatch_size * job.model.seq_len / layout.token_shards
     n_bytes = 2.0 * tokens * job.model.hidden_size / layout.tp
     duration, distribution = cluster.transfer_time(n_bytes), "residual/p2p"
     sent, far = (

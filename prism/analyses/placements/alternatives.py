@@ -14,6 +14,7 @@ from prism.cluster.groups import count_replicas, shard_size
 from prism.cluster.nodemap import Placement, slowdown_keys
 from prism.common.errors import PrismError, option
 from prism.common.text import format_count, format_share
+from prism.jobs.dimensions import REPLICA
 from prism.jobs.hostfiles import as_ranges
 from prism.jobs.job import Job, job_from_dict, layer_split
 from prism.simulation.othernodes import relocate
@@ -102,12 +103,12 @@ def _replicas_without(problem: Problem) -> tuple[int, str]:
     """Replicas (with hsdp shard groups) that the healthy nodes hold; and why not, if not."""
     job, p = problem.step.job, problem.step.job.parallelism
     healthy = job.n_nodes - len(problem.slow)
-    each, n = p.tp * p.cp * p.pp * shard_size(job), count_replicas(job)
+    each, n = p.replica_gpus * shard_size(job), count_replicas(job)
     kept = min(n, healthy * job.cluster.gpus_per_node // each)
     if kept < 1:
         why = (
             f"the {format_count(healthy, 'other node')} do not hold one replica of "
-            f"{format_count(each, 'GPU')}; lower tp, cp or pp"
+            f"{format_count(each, 'GPU')}; lower {', '.join(REPLICA[:-1])} or {REPLICA[-1]}"
         )
         return 0, why
     if kept == n:

@@ -4,10 +4,13 @@ What holds between keys is `prism.jobs.jobspec.check`. Units are in the names; d
 on another key are filled in before validation and described in words.
 """
 
+from collections.abc import Iterable
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, StrictBool
 
+from prism.jobs.dimensions import DIMENSIONS, REPLICA, STAGE, TOKENS
 from prism.jobs.frameworks import FRAMEWORKS
 from prism.jobs.jobspec.effects import Effects
 from prism.jobs.jobspec.machines import ClusterBlock
@@ -325,6 +328,31 @@ class ParallelismBlock(Block):
         """Whether the last stage sends to the first."""
         return self.vpp > 1 and TRAITS[self.schedule].shape == "looped"
 
+    def gpus(self, dimensions: Iterable[str]) -> int:
+        """Multiply the sizes of dimensions."""
+        return prod(getattr(self, name) for name in dimensions)
+
+    @property
+    def token_shards(self) -> int:
+        """GPUs that divide the tokens of a sequence, each with the same parameters."""
+        return self.gpus(TOKENS)
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs of one stage of a replica."""
+        return self.gpus(STAGE)
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs of a replica."""
+        return self.gpus(REPLICA)
+
+    @property
+    def sizes(self) -> str:
+        """Sizes above 1, as ``tp8 pp4``."""
+        sizes = {name: getattr(self, name) for name in DIMENSIONS}
+        return " ".join(f"{name}{size}" for name, size in sizes.items() if size > 1)
+
     @property
     def expert_shards(self) -> int:
         """GPUs of a tp group that share each routed expert."""
@@ -333,7 +361,7 @@ class ParallelismBlock(Block):
     @property
     def expert_ranks(self) -> int:
         """Ranks of a stage among which experts are divided."""
-        return self.dp * self.cp * self.tp // self.expert_shards
+        return self.dp * self.stage_gpus // self.expert_shards
 
     @property
     def ends_meet(self) -> bool:

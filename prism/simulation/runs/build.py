@@ -21,6 +21,7 @@ from prism.jobs.jobspec.run import (
     FailuresBlock,
 )
 from prism.simulation.draws import congested_leaves, stalls_in
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import Prepared
 from prism.simulation.runs.parts import (
     HOUR_S,
@@ -57,7 +58,7 @@ PEAK_H = 15.0  # assumption: slowest when the day is hottest
 PAUSES = ("stalls", "evaluations", "pauses", "checkpoints", "lost_work", "restarts", "spares")
 
 
-def build_run_model(step: Prepared, dataset: "xr.Dataset", seed: int, threads: int) -> RunModel:
+def build_run_model(step: Prepared, dataset: "xr.Dataset", context: RunContext) -> RunModel:
     """Return what a run of this job is made of.
 
     Parameters
@@ -80,7 +81,7 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", seed: int, threads: i
     lasting = full and regime.duration_s > 2.0 * ideal and regime.acts
     stalling = stall.rate_per_hour * stall.duration_s > 0.0
     if lasting or slow is not None or stalling:
-        sim = Simulator(step, seed, threads)
+        sim, seed = Simulator(step, context.quiet), context.seed
         blocks = range(-(-times.size // LANES))
         congestion = find_congestion(sim) if lasting else None
         if congestion is not None:
