@@ -219,7 +219,7 @@ def estimate_job(
         drawn.values.update(framework=framework, framework_others=list(others.values()))
     if (library := step.effects.library) is not None:
         drawn.values["library"] = {"name": library.name, "kind": library.kind}
-    if others := other_libraries(step, dataset, call["seed"], threads):
+    if others := other_libraries(step, dataset, context):
         names, *ratios = zip(*others, strict=True)
         drawn.coords["other_library"] = list(names)
         drawn.values.update(zip(OTHER_LIBRARIES, map(list, ratios), strict=True))

@@ -8,6 +8,7 @@ from prism.analyses.differences import Candidate, difference
 from prism.common.errors import PrismError
 from prism.distributions.library import library_names, load_library
 from prism.engine import LANES
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import Prepared, prepare_again
 from prism.simulation.steps import run_blocks
 
@@ -18,7 +19,7 @@ DRAWS, LEAST = 8, 128
 """Cluster draws with each library, and the least that a job has: they cost some percent of it."""
 
 
-def other_libraries(step: Prepared, dataset: "xr.Dataset", seed: int, threads: int) -> list[Any]:
+def other_libraries(step: Prepared, dataset: "xr.Dataset", context: RunContext) -> list[Any]:
     """Simulate a few of a job's cluster draws with each other library of its device.
 
     Returns
@@ -41,10 +42,10 @@ def other_libraries(step: Prepared, dataset: "xr.Dataset", seed: int, threads: i
         if name.partition("-")[0] != own.partition("-")[0] or name == own:
             continue
         try:
-            program = prepare_again(step, load_library(name), seed).program
+            program = prepare_again(step, load_library(name), context.seed).program
         except PrismError:  # what the job sets does not go with that library
             continue
-        drawn = run_blocks(program, range(DRAWS), seed, threads)[0].astype(np.float64)
+        drawn = run_blocks(program, range(DRAWS), context.quiet)[0].astype(np.float64)
         gap = difference(Candidate(times=drawn), base, "p95")
         mean = float(drawn.mean() / times.mean())
         found.append((name, 1.0 + gap.share, mean, gap.half_widths[1]))
