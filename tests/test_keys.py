@@ -1002,6 +1002,18 @@ KEYS: dict[str, list[Case]] = {
              below={"run.failures": {"per_1000_node_days": 20_000.0, "spares": 0, "repair": "2h",
                                      "causes": causes()}}),
     ],
+    # two nodes at once where one spare is: all wait for a repair
+    "run.failures.causes.*.nodes": [
+        case("pipe", {"rack": {"share": 1.0, "nodes": 2}}, runs=100, run__mean=ratio(1.2, 5.0),
+             below={"cluster": {"nodes": 4, "gpus_per_node": 1}, "run.steps": 1000,
+                    "run.failures": {"per_1000_node_days": 5000.0, "spares": 1, "repair": "1h",
+                                     "restart": 60.0, "causes": {"rack": {"share": 1.0}}}}),
+    ],
+    "run.failures.causes.*.repair": [
+        case("fail", causes("repair", "8h"), runs=100, run__mean=ratio(1.2, 3.0),
+             below={"run.failures": {"per_1000_node_days": 20_000.0, "spares": 0, "repair": "2h",
+                                     "causes": causes()}}),
+    ],
     # 10 steps of half the batch, then 95 of the whole
     "run.batch_ramp[].global_batch": [
         case("gpu", [{"tokens": 10 * 1024, "global_batch": 1}], steps=to(105), run__mean=ratio(

@@ -197,7 +197,7 @@ def test_summary_has_the_keys_of_the_interface(result, of_model, transformer_job
     assert (answer["job"], answer["seed"], answer["world_size"]) == ("pipeline-8x32", 4, 8)
     model = prism.summary(of_model)
     assert ALWAYS | OF_A_MODEL == set(model)
-    assert model["library"] == {"name": "h100-stressed", "kind": "stressed"}
+    assert model["library"] == {"name": "h100-stressed", "kind": "stressed", "others": []}
     p, tokens = transformer_job.parallelism, model["tokens_per_step"]
     assert model["global_batch"] == p.dp * p.microbatches * p.microbatch_size
     assert tokens == model["global_batch"] * MODEL["seq_len"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prism.analyses.estimates.libraries import other_libraries
 from prism.analyses.estimates.run import DrawnRun, calibration_of, draw_run
 from prism.common import sizes
 from prism.common.errors import PrismError, option
@@ -31,7 +32,14 @@ from prism.simulation.execution.context import (
 )
 from prism.simulation.jobwarnings import job_doubts, mean_doubts, replica_doubts
 from prism.simulation.prepare import Prepared, prepare
-from prism.simulation.results import TAIL_SAMPLES, job_of, make_dataset, provenance, read_group
+from prism.simulation.results import (
+    OTHER_LIBRARIES,
+    TAIL_SAMPLES,
+    job_of,
+    make_dataset,
+    provenance,
+    read_group,
+)
 from prism.simulation.steps import (
     REPLICATES,
     simulate_step,
@@ -211,6 +219,10 @@ def estimate_job(
         drawn.values.update(framework=framework, framework_others=list(others.values()))
     if (library := step.effects.library) is not None:
         drawn.values["library"] = {"name": library.name, "kind": library.kind}
+    if others := other_libraries(step, dataset, context):
+        names, *ratios = zip(*others, strict=True)
+        drawn.coords["other_library"] = list(names)
+        drawn.values.update(zip(OTHER_LIBRARIES, map(list, ratios), strict=True))
     attrs["wall_seconds"] = time.perf_counter() - begin
     thresholds = call["slowdown_thresholds"]
     slower = [float((dataset.step_time > t * dataset.ideal_step_time).mean()) for t in thresholds]

@@ -17,7 +17,8 @@ FACE = {
     "othernodes": "relocate",
     "prepare": "Prepared prepare prepare_again treat_classes",
     "program": "Program global_ops ideal_program make_keys",
-    "results": "SCHEMA TAIL_SAMPLES job_of made_with make_dataset provenance read_group",
+    "results":
+        "OTHER_LIBRARIES SCHEMA TAIL_SAMPLES job_of made_with make_dataset provenance read_group",
     "runs.build":
         "PAUSES build_run_model describe_failures effective_share marks_of mean_step "
         "model_of_steps with_failures",

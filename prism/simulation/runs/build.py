@@ -250,15 +250,17 @@ def effective_share(terms: Mapping[str, Array], total: Array) -> Array:
 
 
 def _failures(f: FailuresBlock, n_nodes: int) -> Interruptions:
+    repair_s = REPAIR_S if f.repair is None else f.repair
     causes = tuple(
         Cause(
             name, cause.share,
             f.detection if cause.detection is None else cause.detection,
-            f.restart if cause.restart is None else cause.restart, cause.replace,
+            f.restart if cause.restart is None else cause.restart,
+            cause.nodes if cause.replace else 0,
+            repair_s if cause.repair is None else cause.repair,
         )
         for name, cause in f.causes.items()
     )  # fmt: skip
-    repair_s = REPAIR_S if f.repair is None else f.repair
     assert f.per_1000_node_days is not None  # filled by `Job.failures`
     return Interruptions(
         f.per_1000_node_days, n_nodes, f.detection, f.restart, f.spares, repair_s, causes
