@@ -219,3 +219,15 @@ def test_a_run_that_never_ends_is_refused_soon():
     with pytest.raises(prism.PrismError, match="events; lower the rates"):
         prism.estimate(job, replicates=64, run_replicates=100, seed=1)
     assert time.process_time() - begin < 20.0  # 300,000 events are minutes
+
+
+@pytest.mark.parametrize("share", [0.25, 1 / 3, 0.8])
+def test_restarts_that_fail_are_begun_again(share):
+    """A restart takes 1 / share times as long in the mean, with a geometric number of tries."""
+    failures = {"per_1000_node_days": 2.0, "restart": 600, "restart_success": share}
+    job = tiny(steps=30_000_000, failures=failures, checkpoint={"interval": 600, "write_s": 0})
+    found = figures(job, run_replicates=2000)
+    each = found["delay_by_term"]["restarts"] / found["failures"]
+    spread = 600.0 * sqrt(1.0 - share) / share  # of one restart
+    error = 5.0 * spread / sqrt(2000 * found["failures"]) + 1.0
+    assert each == pytest.approx(600.0 / share, abs=error)

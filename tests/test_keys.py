@@ -976,6 +976,8 @@ KEYS: dict[str, list[Case]] = {
     ],
     "run.failures.restart": [case("fail", 1200.0, runs=100, ettr=ratio(0.8, 0.95),
                                   run__mean=ratio(1.1, 1.2))],
+    "run.failures.restart_success": [case("fail", 0.5, runs=100, ettr=ratio(0.8, 0.95),
+                                          run__mean=ratio(1.1, 1.3))],
     "run.failures.detection": [case("fail", 600, runs=100, run__mean=ratio(1.1, 1.2))],
     # one node and no spare: each failure waits for a repair of an hour, or of a day
     "run.failures.spares": [case("fail", 0, also={"run.failures.repair": "1h"}, runs=100,

@@ -139,6 +139,8 @@ class Stops:
             restart = restart if cause.restart is None else cause.restart
             lost = cause.nodes if cause.replace else 0
             repair = cause.repair or repair
+        if self.fail.restart_success < 1.0:
+            restart *= self.rng.geometric(self.fail.restart_success)
         return now + (detection if failed else 0.0), restart, lost, repair
 
 

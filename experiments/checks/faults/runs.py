@@ -28,8 +28,8 @@ FAULTS = [
     ),
     (
         "a repair takes exactly its mean time",
-        "repaired = at + self.rng.standard_exponential(runs.size) * repair_s",
-        "repaired = at + repair_s",
+        "at + self.rng.standard_exponential(runs.size) * repair_s",
+        "at + np.ones(runs.size) * repair_s",
     ),
     (
         "energy leaves out the time that a run stands still",

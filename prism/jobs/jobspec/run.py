@@ -97,6 +97,11 @@ class FailuresBlock(Block):
         "Time until a failure is noticed [s, or 10min; the restart holds it].", 0.0
     )
     restart: Pause = key("Time from there to the next step [s, or 10min; 5 to 20 min].", RESTART_S)
+    restart_success: Annotated[float, Field(strict=True, ge=0.01, le=1)] = key(
+        "Share of restarts that work; after another one as much time goes by again [1; a third of "
+        "12 automatic ones on record].",
+        1.0,
+    )
     spares: Stock | None = key("Nodes at hand to replace failed ones [always enough].")
     repair: Duration | None = key(
         "Mean time until a failed node is a spare again [1d, with spares; s]."

@@ -263,5 +263,6 @@ def _failures(f: FailuresBlock, n_nodes: int) -> Interruptions:
     )  # fmt: skip
     assert f.per_1000_node_days is not None  # filled by `Job.failures`
     return Interruptions(
-        f.per_1000_node_days, n_nodes, f.detection, f.restart, f.spares, repair_s, causes
-    )
+        f.per_1000_node_days, n_nodes, f.detection, f.restart, f.spares, repair_s, causes,
+        f.restart_success,
+    )  # fmt: skip

@@ -394,6 +394,8 @@ class RunLoop:
         at, clock, rng = self.time[runs], self.clock[FAILURE], self.rng
         kind = np.searchsorted(self.shares, rng.random(runs.size) * self.shares[-1], side="right")
         detection, restart, nodes, repair = self.kinds[:, np.where(failed, kind, -1)]
+        if self.fail.restart_success < 1.0:
+            restart = restart * rng.geometric(self.fail.restart_success, runs.size)
         again = at + waiting_times(rng, np.full(runs.size, self.fail.rate_per_s))
         clock[runs] = np.where(failed, again, clock[runs])
         found, gone, wait = at + detection, nodes > 0.0, np.zeros(runs.size)
@@ -403,8 +405,7 @@ class RunLoop:
         self.waits[runs] += waited
         self.restarts[runs] += until - at - waited
         self.time[runs] = until
-        # the drift goes on meanwhile; of each node replaced, the cluster is another one with
-        # probability 1 / nodes
+        # the drift goes on; a node replaced makes it another cluster with probability 1 / nodes
         left = np.exp(-rate_of(until - at, self.drift_s[self.cluster[runs]]))
         z = rng.standard_normal(runs.size)
         self.drift[runs] = left * self.drift[runs] + np.sqrt(1.0 - left**2) * z
@@ -413,10 +414,12 @@ class RunLoop:
 
     def _take_spares(self, runs: Index, at: Array, nodes: Array, repair_s: Array) -> Array:
         """Seconds until spares for all nodes are there; those become spares, together, in turn."""
-        wait = np.zeros(runs.size)
         if self.spares is None:
-            return wait
-        repaired = at + self.rng.standard_exponential(runs.size) * repair_s
+            return np.zeros(runs.size)
+        repaired, wait = (
+            at + self.rng.standard_exponential(runs.size) * repair_s,
+            np.zeros(runs.size),
+        )
         for n in np.unique(nodes).astype(int):
             own = np.flatnonzero(nodes == n)
             held = np.vstack([self.spares[:, runs[own]], np.tile(repaired[own], (n, 1))])

@@ -112,7 +112,8 @@ def _check_end(model: RunModel, n_steps: int) -> None:
                 f"{often}, but {what}: the run would hardly progress; set a shorter "
                 "run.checkpoint.interval"
             )
-        if max(k.detection_s + k.restart_s for k in fail.kinds) > most_s:
+        down = (k.detection_s + k.restart_s / fail.restart_success for k in fail.kinds)
+        if max(down) > most_s:
             raise PrismError(
                 f"{often}, less than a restart takes; lower per_1000_node_days, detection or "
                 "restart"

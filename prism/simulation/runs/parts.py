@@ -68,6 +68,7 @@ class Interruptions:
     spares: int | None = None  # nodes at hand to replace failed ones; None: always enough
     repair_s: float = 0.0  # mean time, exponential, until a replaced node is a spare again
     causes: tuple[Cause, ...] = ()  # none: all failures alike, a node replaced each time
+    restart_success: float = 1.0  # share of restarts that work; the others are tried again
 
     @property
     def rate_per_s(self) -> float:
@@ -84,7 +85,8 @@ class Interruptions:
     def mean_down_s(self) -> float:
         """Mean time from a failure to the next step, where spares are at hand [s]."""
         shares = np.array([k.share for k in self.kinds])
-        down = np.array([k.detection_s + k.restart_s for k in self.kinds])
+        each = self.restart_success
+        down = np.array([k.detection_s + k.restart_s / each for k in self.kinds])
         return float(shares @ down / shares.sum())
 
 
