@@ -51,8 +51,8 @@ FAULTS = [
     ),
     (
         "a failed node is a spare at once",
-        "np.tile(repaired[own], (n, 1))",
-        "np.tile(at[own], (n, 1))",
+        "*[repaired[own]] * n]",
+        "*[at[own]] * n]",
     ),
     (
         "clusters differ by the noise of their few simulated steps too",

@@ -414,16 +414,13 @@ class RunLoop:
 
     def _take_spares(self, runs: Index, at: Array, nodes: Array, repair_s: Array) -> Array:
         """Seconds until spares for all nodes are there; those become spares, together, in turn."""
+        wait = np.zeros(runs.size)
         if self.spares is None:
-            return np.zeros(runs.size)
-        repaired, wait = (
-            at + self.rng.standard_exponential(runs.size) * repair_s,
-            np.zeros(runs.size),
-        )
+            return wait
+        repaired = at + self.rng.standard_exponential(runs.size) * repair_s
         for n in np.unique(nodes).astype(int):
             own = np.flatnonzero(nodes == n)
-            held = np.vstack([self.spares[:, runs[own]], np.tile(repaired[own], (n, 1))])
-            held.sort(axis=0)
+            held = np.sort([*self.spares[:, runs[own]], *[repaired[own]] * n], axis=0)
             self.spares[:, runs[own]], wait[own] = held[n:], np.maximum(held[n - 1] - at[own], 0.0)
         return wait
 
