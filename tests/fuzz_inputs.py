@@ -2,7 +2,7 @@
 
 `make_originals` writes small whole files of every kind with prism itself and with the makers beside
 this file; `make_input` copies one and breaks it as the seed says; `run_input` calls a command and
-names what it must not do. Used by the tests and by ``experiments/verification/fuzz.py``.
+names what it must not do. Used by the tests and by ``experiments/checks/fuzz.py``.
 """
 
 import contextlib
@@ -235,7 +235,7 @@ def _traces(folder: Path, job: str) -> dict[str, Any]:
 
 def _imports(folder: Path) -> dict[str, Any]:
     """Files of other tools: shipped public configurations, and topologies of 64 nodes."""
-    public = sorted((ROOT / "experiments" / "public-configs" / "configs").iterdir())
+    public = sorted((ROOT / "experiments" / "validation" / "public-configs" / "configs").iterdir())
     gpus = {"bigscience-bloom-176b.slurm": "384", "megatron-llama3-8b-h100-fp8.sh": "8",
             "deepspeed-llama-70b.json": "32"}  # fmt: skip
     named = {"deepspeed-llama-70b.json": ("--set", "model.name=llama3-70b")}

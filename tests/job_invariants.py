@@ -1,7 +1,7 @@
 """What must hold of any job file through estimate, rank, place and sweep, whatever it says.
 
 A job is taken or refused, never a traceback; what is answered is one JSON object whose figures
-are in order. Used by the tests and by ``experiments/verification/random_jobs.py``.
+are in order. Used by the tests and by ``experiments/checks/random_jobs.py``.
 """
 
 import json

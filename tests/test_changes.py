@@ -10,7 +10,7 @@ import pytest
 
 import prism
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "experiments" / "verification"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "experiments" / "checks"))
 import pauses
 from changes import CASES, STATIONARY, is_found, rows_of
 from changes_made import during, noise

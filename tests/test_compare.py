@@ -1,6 +1,6 @@
 """prism compare: its errors and sample sizes in closed form, what it refuses, its gate.
 
-Sizes and power with enough repetitions are in experiments/verification/compare.py.
+Sizes and power with enough repetitions are in experiments/checks/compare.py.
 """
 
 import json

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def script(name):
-    file = ROOT / "experiments" / "verification" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"verification_{name}", file)
+    file = ROOT / "experiments" / "checks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"checks_{name}", file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -295,7 +295,7 @@ $ touch one.png
 <!-- picture: one.png pictures/one.png -->
 ![one](pictures/one.png)
 
-<!-- picture: python experiments/front/run.py pictures/front.png -->
+<!-- picture: python experiments/studies/front/run.py pictures/front.png -->
 ![two](pictures/front.png)
 
 ```text
@@ -311,7 +311,7 @@ $ measure
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
     """A repository of a page, with the shipped files that its pictures are made of."""
-    for folder in ("distributions", "experiments/jobs", "experiments/front"):
+    for folder in ("distributions", "experiments/jobs", "experiments/studies/front"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     (tmp_path / "tests").mkdir()
     shutil.copy(ROOT / "tests" / "test_golden.py", tmp_path / "tests")
@@ -352,8 +352,8 @@ def test_a_picture_is_stale_where_what_it_was_made_of_is_another(clone, capsys):
     other("experiments/jobs/llama3-405b-16k.yaml", expected={"front"})
     other("experiments/jobs/llama3-405b-16k.yaml", lambda data: b"# a comment\n" + data)
     other("experiments/jobs/llama3-70b-fsdp-512.yaml", expected={"one", "front"})
-    other("experiments/front/run.py", expected={"front"})
-    other("experiments/front/run.py", lambda data: data + b"# a comment\n'text'\n")
+    other("experiments/studies/front/run.py", expected={"front"})
+    other("experiments/studies/front/run.py", lambda data: data + b"# a comment\n'text'\n")
     golden = "tests/test_golden.py"
     other(golden, lambda data: re.sub(rb'"[0-9a-f]{16}"', b'"%016x"' % 1, data), {"one", "front"})
     other("docs/page.md", lambda data: data.replace(b"seed 1", b"seed 2"), {"one"})

@@ -252,7 +252,7 @@ def test_memory_over_steps_is_found_and_absent_memory_is_not(fitted):
 
 
 def test_intervals_of_whole_traces_cover_the_truth(fitted):
-    """Some traces of one job; the full table is experiments/verification/synthetic_truth.py."""
+    """Some traces of one job; the full table is experiments/checks/synthetic_truth.py."""
     true = {"rank": 0.008, "step": 0.01, "rank_step": 0.004, "microbatch": 0.015,
             "residual": 0.005}  # fmt: skip
     effects = Effects(

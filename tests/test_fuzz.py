@@ -1,4 +1,4 @@
-"""A seeded sample of the broken inputs of ``experiments/verification/fuzz.py``."""
+"""A seeded sample of the broken inputs of ``experiments/checks/fuzz.py``."""
 
 import pytest
 from fuzz_inputs import count_controls, find_faults, make_input, make_originals

@@ -329,6 +329,22 @@ def test_gpus_draw_their_limit_at_work_and_less_while_they_wait(pp, busy, watts)
     assert found["energy"]["gpu_mwh_mean"] == pytest.approx(joules / 3.6e9)
 
 
+def test_gpus_draw_what_was_measured_in_training():
+    """MLPerf's Llama 2 70B LoRA on 2 and 16 nodes of 4 H100 (arXiv:2604.07345): 548 W per GPU over
+    41 runs, and 2,632 and 2,402 W per node with its CPUs. Here all weights learn."""
+    few, many = (
+        run_of({
+            "model": {"name": "llama2-70b", "seq_len": 8192},
+            "parallelism": {"tp": 4, "dp": n, "data_parallel": "zero1", "microbatches": 4,
+                            "precision": "fp8"},
+            "cluster": {"nodes": n, "gpus_per_node": 4, "device": "h100"},
+        })["energy"]["gpu_power_w"]
+        for n in (2, 16)
+    )  # fmt: skip
+    assert (few + many) / 2.0 == pytest.approx(548.0, rel=0.1)
+    assert 4.0 * (few - many) == pytest.approx(2632.0 - 2402.0, rel=0.2)
+
+
 def test_throttled_nodes_draw_less_for_longer():
     hot = {"power_limit_w": 700, "throttled_share": 0.5, "throttled_power_w": 350,
            "nodes": 2, "gpus_per_node": 1}  # fmt: skip

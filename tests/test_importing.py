@@ -11,7 +11,7 @@ import pytest
 
 import prism
 
-PUBLIC = Path(__file__).resolve().parents[1] / "experiments" / "public-configs"
+PUBLIC = Path(__file__).resolve().parents[1] / "experiments" / "validation" / "public-configs"
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --nodes=4

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-PUBLIC = Path(__file__).resolve().parents[1] / "experiments" / "public-configs"
+PUBLIC = Path(__file__).resolve().parents[1] / "experiments" / "validation" / "public-configs"
 
 # --------------------------------------------------------------- names that touch the step's time
 MEGATRON = """\

@@ -768,6 +768,12 @@ KEYS: dict[str, list[Case]] = {
         case("nvlink", {0: {"other": 2.0}}, path__dp_all_reduce=times(2.0),
              path__gemm_mlp=ratio(1.0, 1.1)),
     ],
+    # the slowest of eight decides; links, and what small products wait for, stay
+    "cluster.gpu_slowdowns": [
+        case("eight", [1, 1, 1, 1, 1, 1, 1, 1.5], mean=times(1.5)),
+        case("nvlink", [1.5] * 8, below={"cluster": {"nodes": 1, "device": "h100"}},
+             path__dp_all_reduce=times(1.0), path__gemm_mlp=ratio(1.3, 1.5)),
+    ],
     # the slow node is a spare, or has the last of two stages
     "cluster.hosts": [
         case("pipe", [0, 1, 2, 4], mean=to(33.0),

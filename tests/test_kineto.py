@@ -315,7 +315,7 @@ def test_clocks_are_aligned_whatever_their_offset_and_drift(tmp_path, how):
 
 
 def test_ranks_take_time_in_proportion(tmp_path):
-    """Eight times as many, of 200 collectives each; experiments/verification/kineto_ranks.py."""
+    """Eight times as many, of 200 collectives each; experiments/checks/kineto_ranks.py."""
 
     def seconds(n_ranks, times):
         folder = tmp_path / str(n_ranks)
@@ -669,8 +669,8 @@ def test_copies_of_the_same_events_take_time_in_proportion(run, tmp_path):
 
 
 def test_memory_grows_by_few_times_the_file(tmp_path):
-    # the 300 MB of experiments/verification/kineto_large.py, made small
-    script = Path(__file__).parents[1] / "experiments" / "verification" / "kineto_large.py"
+    # the 300 MB of experiments/checks/kineto_large.py, made small
+    script = Path(__file__).parents[1] / "experiments" / "checks" / "kineto_large.py"
     command = [sys.executable, str(script), "--megabytes"]
     peak = []
     for size in (1, 31):

@@ -99,7 +99,9 @@ def test_healthy_h100_is_as_documented():
 
 
 def test_libraries_hold_what_was_fitted_to_published_jobs():
-    with (HERE / "experiments" / "public-jobs" / "fitted.csv").open(newline="") as file:
+    with (HERE / "experiments" / "validation" / "public-jobs" / "fitted.csv").open(
+        newline=""
+    ) as file:
         rows = list(csv.DictReader(file))
     assert {row["device"] for row in rows} == set(CLASSES)
     for row in rows:
@@ -119,7 +121,9 @@ def test_libraries_hold_what_was_fitted_to_published_jobs():
 
 
 def test_the_error_of_a_class_nobody_measured_is_that_of_classes_not_fitted():
-    with (HERE / "experiments" / "public-jobs" / "unfitted.csv").open(newline="") as file:
+    with (HERE / "experiments" / "validation" / "public-jobs" / "unfitted.csv").open(
+        newline=""
+    ) as file:
         squares = [float(r["mean"]) ** 2 + float(r["sd"]) ** 2 for r in csv.DictReader(file)]
     assert len(squares) == 17
     for shipped in map(library, FILES):

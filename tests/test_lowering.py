@@ -138,7 +138,7 @@ def layered(rank_cv, residual_cv, hot, shared):
 
 @pytest.mark.parametrize("case", CASES)
 def test_resolutions_agree(case):
-    """Same keys, so same clusters; `experiments/verification/lowering.py` runs it at 1e5."""
+    """Same keys, so same clusters; `experiments/checks/lowering.py` runs it at 1e5."""
     kernel, op = (steps(job, 120) for job in both_resolutions(layered(*case)))
     assert stats.ks_2samp(kernel.ravel(), op.ravel(), method="asymp").statistic <= 0.035
     assert op.mean() == pytest.approx(kernel.mean(), rel=1e-3)

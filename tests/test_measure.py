@@ -404,7 +404,7 @@ def test_attention_command_takes_a_backend_and_sustains(tmp_path):
 @pytest.mark.slow
 @needs_torch
 def test_one_gpu_experiment_runs_on_a_processor(tmp_path):
-    script = Path(__file__).parents[1] / "experiments" / "one-gpu" / "run.py"
+    script = Path(__file__).parents[1] / "experiments" / "validation" / "one-gpu" / "run.py"
     command = [sys.executable, str(script), "--device", "cpu", "--quick", "-o", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)
     kernels, steps = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("kernels", "steps"))

@@ -35,7 +35,7 @@ def script(path):
     return module
 
 
-published = script("layouts/memory.py")
+published = script("studies/layouts/memory.py")
 with_data = pytest.mark.skipif(not published.DATA.is_dir(), reason=f"no {published.DATA}")
 
 
@@ -339,7 +339,7 @@ def test_published_layouts_that_ran_are_accepted():
 @with_data
 def test_labels_of_a_labs_layouts_are_predicted_and_the_probability_is_reliable():
     """2,468 layouts that ran or ran out of memory (layout_sweep); none but the spread is fitted."""
-    sweep = script("validation/layout_sweep.py")
+    sweep = script("validation/layout-sweep/layout_sweep.py")
     rows = sweep.published.layout_rows(sweep.DATA)
     rows = rows[rows.status.isin(["Success", "OOM"])].iloc[::2]
     p, ran = [], []

@@ -1,4 +1,4 @@
-"""Published jobs, from their files alone: experiments/public-jobs with few replicates."""
+"""Published jobs, from their files alone: experiments/validation/public-jobs, few replicates."""
 
 import importlib.util
 from pathlib import Path
@@ -9,7 +9,7 @@ from campaign import some
 
 import prism
 
-SCRIPT = Path(__file__).parents[1] / "experiments" / "public-jobs" / "run.py"
+SCRIPT = Path(__file__).parents[1] / "experiments" / "validation" / "public-jobs" / "run.py"
 SMALL = 128  # GPUs up to which jobs are simulated here
 
 

@@ -26,7 +26,7 @@ def measured(tmp_path):
 
 
 def test_one_slow_node_of_48_is_found_and_noise_is_not(measured):
-    """The verification script shrinkage.py has the rates; without repeats few are found."""
+    """experiments/checks/shrinkage.py has the rates; without repeats few are found."""
     found = np.array([measured(seed)[0] for seed in range(15)])
     others = np.delete(found, 7, axis=1)
     assert found[:, 7].mean() == pytest.approx(1.025, abs=0.004)

@@ -3,7 +3,7 @@
     python tests/test_snapshots.py          # records them anew; look at the difference
 
 What commands print as text is recorded in README.md and docs/, which
-`experiments/verification/documentation.py` runs and compares.
+`experiments/checks/documentation.py` runs and compares.
 """
 
 import contextlib

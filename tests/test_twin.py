@@ -1,4 +1,4 @@
-"""prism against its twin; all jobs with their errors: experiments/verification/against_twin.py."""
+"""prism against its twin; all jobs with their errors: experiments/checks/against_twin.py."""
 
 import numpy as np
 import pytest

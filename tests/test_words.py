@@ -1,4 +1,4 @@
-"""Words of texts that readers meet, see `experiments/verification/words.py`."""
+"""Words of texts that readers meet, see `experiments/checks/words.py`."""
 
 import importlib.util
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import prism
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = ROOT / "experiments" / "verification" / "words.py"
+SCRIPT = ROOT / "experiments" / "checks" / "words.py"
 spec = importlib.util.spec_from_file_location("words", SCRIPT)
 words = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(words)

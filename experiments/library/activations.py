@@ -2,12 +2,12 @@
 
     python experiments/library/activations.py
 
-Needs the extra `measure`; no GPU. Counts what autograd saves of the decoder of experiments/one-gpu,
-weights left out, in bytes a token, for the memory fields of `prism.jobs.frameworks`. A GPU's
-fused kernels stand in for the processor's: a norm saves its input, attention queries, keys, values
-and its result head by head. Compiled, the graph is parted as torch.compile does, without
-generating code. Keys are repeated for all heads, which the library takes of eager PyTorch alone:
-torchtitan's attention takes grouped keys.
+Needs the extra `measure`; no GPU. Counts what autograd saves of the decoder of
+experiments/validation/one-gpu, weights left out, in bytes a token, for the memory fields of
+`prism.jobs.frameworks`. A GPU's fused kernels stand in for the processor's: a norm saves its input,
+attention queries, keys, values and its result head by head. Compiled, the graph is parted as
+torch.compile does, without generating code. Keys are repeated for all heads, which the library
+takes of eager PyTorch alone: torchtitan's attention takes grouped keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "one-gpu"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "validation" / "one-gpu"))
 import model as decoder
 
 SIZES = decoder.Model(1, 256, 1024, 8, 8, 512, 128, 2, 1)

@@ -2,11 +2,11 @@
 
 Run from anywhere: `python experiments/library/build.py`. The measured data are looked for in the
 folder of the environment variable PRISM_DATA, or in ../shared/data beside the checkout; what was
-fitted to published jobs comes from experiments/public-jobs/fitted.csv. A healthy set is a cluster
-after its burn-in that trains on sequences of one length; an uncurated set has the GPUs of a cluster
-without burn-in; a stressed set changes what `stressed` names on top; a production set is a healthy
-one with what `production` names. Entries are fitted where there are data, and taken from the
-literature or assumed where not. Every entry says which in its source.
+fitted to published jobs comes from experiments/validation/public-jobs/fitted.csv. A healthy set is
+a cluster after its burn-in that trains on sequences of one length; an uncurated set has the GPUs of
+a cluster without burn-in; a stressed set changes what `stressed` names on top; a production set is
+a healthy one with what `production` names. Entries are fitted where there are data, and taken from
+the literature or assumed where not. Every entry says which in its source.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from prism.jobs.devices import DEVICES
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "distributions"
-FITTED = ROOT / "experiments" / "public-jobs" / "fitted.csv"
+FITTED = ROOT / "experiments" / "validation" / "public-jobs" / "fitted.csv"
 UNFITTED = FITTED.with_name("unfitted.csv")
 MODEL_CLASSES = {
     "megatron": "Megatron", "compiled": "torch.compile, sharded", "eager": "eager PyTorch, sharded",
@@ -315,8 +315,8 @@ def run_entries(data: Data, gpu: str, carried: str) -> list[Entry]:
     classes = pd.read_csv(UNFITTED)
     error = float(np.sqrt((classes["mean"] ** 2 + classes.sd**2).mean()))
     told = f"rms of {len(classes)} classes of jobs as if nothing had been fitted to them, each"
-    told += f" counting once (experiments/public-jobs/unfitted.csv): {error:.2g}; no less than that"
-    told += " of any class with jobs"
+    told += f" counting once (experiments/validation/public-jobs/unfitted.csv): {error:.2g}; no"
+    told += " less than that of any class with jobs"
     kinds = data.jobs.index.get_level_values(1)
     error = max(error, *data.jobs[kinds.str.startswith("run/model_error_")
                                   & (kinds != "run/model_error_growth")].value)  # fmt: skip

@@ -134,7 +134,7 @@ def simulate() -> None:
     """Print the shipped job by library, and MLPerf's systems in order."""
     import prism
 
-    sys.path.insert(0, str(ROOT / "experiments" / "public-jobs"))
+    sys.path.insert(0, str(ROOT / "experiments" / "validation" / "public-jobs"))
     from run import HERE, mlperf_job
 
     print(f"\n{SIMULATED}: p50, p5 and p95 of steps")

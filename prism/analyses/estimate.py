@@ -379,7 +379,7 @@ def _warnings(step: Prepared, call: dict[str, Any], n_clusters: int) -> list[str
                 "congestion: drawn anew for every step, so runs vary less than they would; set "
                 "variability.effects.regime.duration_s"
             )
-        if job.parallelism.cp > 1:
+        if job.parallelism.token_shards > 1:
             out.append("congestion: not applied to context-parallel collectives inside ops")
     need = round(TAIL_SAMPLES / 0.01)
     if replicates < need:

@@ -16,6 +16,7 @@ import xarray as xr
 
 from prism.common.errors import PrismError, option
 from prism.common.results import Columns, Field, Result, pack_figures, read_figures
+from prism.jobs.dimensions import DIMENSIONS
 from prism.jobs.job import Job, job_from_dict, load_job
 from prism.jobs.jobspec.values import parse_duration
 from prism.simulation.results import made_with
@@ -33,12 +34,13 @@ SIDES = ("a", "b")
 _RATE = re.compile(r"([\d.]+)\s*tflops?(?:/s)?(?:/gpu)?", re.IGNORECASE)
 
 LAYOUT = frozenset({
-    "tp", "cp", "pp", "vpp", "dp", "ep", "expert_tp", "expert_node_limit", "data_parallel",
+    *DIMENSIONS, "expert_tp", "expert_node_limit", "data_parallel",
     "shard_size", "reshard_after_forward", "schedule", "p2p", "sequence_parallel", "bucket_layers",
     "prefetch", "layer_split",
 })  # fmt: skip
 BATCH = frozenset({"microbatches", "global_batch", "microbatch_size"})
-SIZE = frozenset({"nodes", "hosts", "placement", "node_slowdowns", "leaf_nodes"})
+SIZE = frozenset({"nodes", "hosts", "placement", "node_slowdowns", "gpu_slowdowns",
+                  "leaf_nodes"})  # fmt: skip
 CHANGES = ("model", "machine", "software", "batch", "layout and GPUs", "variability")
 """Kinds of changes, in the order in which they are made."""
 

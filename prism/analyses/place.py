@@ -13,6 +13,7 @@ import numpy as np
 from prism.analyses.differences import QUANTILES, Sampler
 from prism.analyses.placements.alternatives import changed_job
 from prism.analyses.placements.answer import answer, make_case
+from prism.analyses.placements.heat import by_heat, part_job
 from prism.analyses.placements.placing import Placing, make_placing
 from prism.analyses.placements.problem import MOST_PLACED, make_problem
 from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node, slowdown_keys
@@ -37,6 +38,7 @@ def place(
     objective: str = "p95",
     tolerance: float = 0.001,
     keep_segments: int | None = None,
+    heat: bool = False,
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -69,6 +71,10 @@ def place(
         Size of a segment: as many slots in a row, in rank order, stay on nodes of one rack (an
         NVLink domain, or as many nodes in a row where a domain is smaller). Nodes then move within
         their rack, or all of a segment's with those of another one.
+    heat : bool
+        GPUs are slow by their position in the node, as ``cluster.gpu_slowdowns`` says: which
+        stages should get the cool ones. Parts of nodes that are alike then count as nodes, called
+        NODE:FIRST-LAST by their GPUs.
     seed, threads, progress
         As in `prism.simulate`.
 
@@ -97,9 +103,19 @@ def place(
     _check(job, objective, tolerance, spares, keep_segments)
     known = nodes if isinstance(nodes, Inventory) else Inventory({})
     names, notes = known.hosts | dict(hosts or {}), list(known.notes)
+    per_node = job.cluster.gpus_per_node
+    if heat:
+        if nodes or spares or keep_segments or (slow_nodes, slowdown) != (None, None):
+            raise PrismError(
+                f"{option('heat')}: places the GPUs of the job's own nodes; leave out slow nodes, "
+                "spares and segments"
+            )
+        job, names = part_job(job, names)
     inventory = _inventory(job, slow_nodes, slowdown, kind, nodes, seed, notes)
     built = _with_nodes(job, inventory, spares)
-    problem = make_problem(prepare(built, seed), inventory, threads, keep_segments or 0)
+    offered = tuple(by_heat(built, per_node)) if heat else ()
+    step = prepare(built, seed)
+    problem = make_problem(step, inventory, threads, keep_segments or 0, offered)
     if not problem.placed:
         raise PrismError(f"{built.source or built.name}: {_no_slow_node(problem.slowdowns)}")
     n, n_placed = len(problem.slow), len(problem.placed)
@@ -119,6 +135,8 @@ def place(
     call: dict[str, Any] = {
         "objective": objective, "tolerance": tolerance, "keep_segments": keep_segments, "seed": seed
     }  # fmt: skip
+    if heat:
+        call["heat"] = True
     if built is job:  # its slow nodes are not written into it
         call["nodes"] = {str(n): list(slow) for n, slow in inventory.items()} or None
     found["wall_seconds"] = time.perf_counter() - begin

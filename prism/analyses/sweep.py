@@ -213,6 +213,7 @@ def _points(
             progress(BUILT * (len(points) + len(refused)) // asked, 1000)
         try:
             made = job_at(values, setting, follows, job.name)
+            is_job = _as_it_is(made) == _as_it_is(job)
             memory = memory_figures(made, every=False)
             fits = memory is None or memory["p_fits"] >= min_p_fits
             if memory is not None and all_layouts and not (own or fits):
@@ -222,8 +223,9 @@ def _points(
                 )
             points.append(
                 Point(
-                    setting=setting, job=made, group=group, own=own or made == job,
-                    work=_work(made) / _work(job), memory=memory, fits=fits,
+                    setting=setting, job=made, group=group, own=own or is_job,
+                    is_job=is_job, memory=memory, fits=fits,
+                    work=_work(made) / _work(job),
                     least=least_seconds(made) if all_layouts else 0.0,
                 )
             )  # fmt: skip
@@ -263,6 +265,11 @@ def _check_size(settings: int, replicates: int) -> None:
     steps = (8 * settings * replicates, sizes.BYTE)
     counts = {"settings": (settings, sizes.SETTING), "bytes of their steps": steps}
     sizes.check_size("sweep", counts, f"{option('vary')} or {option('replicates')}")
+
+
+def _as_it_is(job: Job) -> dict[str, Any]:
+    """Give all values of a job; a global batch is what the microbatches make it."""
+    return job.model_dump(exclude={"source": True, "parallelism": {"global_batch"}})
 
 
 def _work(job: Job) -> float:

@@ -58,7 +58,7 @@ PROBABILITY = 0.9
 LATER = 0.0022
 """Standard deviation of the mean of steps to come over that of those done, less 1, beyond what the
 latter's noise and drift tell. 0.24 % and 0.21 % in halves of 27 MLPerf systems, each tested on the
-other (`experiments/verification/watch.py --later`)."""
+other (`experiments/checks/watch.py --later`)."""
 _REPEATS = 20  # simulated fits behind the spread of a model that each look makes anew
 
 

@@ -29,6 +29,8 @@ GROUPS_BY = {
 }  # fmt: skip
 # The same of `Layout.expert_ranks` (replica, stage, ep group, ep rank, rank of an expert).
 EXPERT_GROUPS_BY = {"ep": (0, 1, 2, 4), "expert_dp": (1, 3, 4)}
+# Kinds whose groups lie within a stage: of one replica, and over them.
+OF_STAGE = {kind: 0 in by for kind, by in {**GROUPS_BY, **EXPERT_GROUPS_BY}.items() if 1 in by}
 
 
 class Layout(NamedTuple):
@@ -43,6 +45,11 @@ class Layout(NamedTuple):
     shard: int = 1  # data-parallel ranks that are simulated as one, see `shard_size`
     ep: int = 1
     expert_tp: int = 1  # 1, or tp
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs of one stage of a replica."""
+        return self.tp * self.cp
 
     def ranks(self, shard: int) -> Int:
         """Rank of every member [replica, stage, shard, cp, tp], of this many to a shard group."""
@@ -146,7 +153,7 @@ def layout_of(job: Job) -> Layout:
 def _rank_strides(job: Job) -> tuple[int, int]:
     """Ranks from a stage to the next and from a replica to the next."""
     p = job.parallelism
-    group = p.tp * p.cp
+    group = p.stage_gpus
     if job.cluster.placement == "tp-cp-pp-dp":  # as Llama 3 (arXiv:2407.21783, section 3.3.2)
         return group, group * p.pp
     return group * p.dp, group
@@ -161,7 +168,7 @@ def shard_size(job: Job) -> int:
     """
     p = job.parallelism
     if p.data_parallel != "hsdp":
-        each = p.tp * p.cp
+        each = p.stage_gpus
         return math.lcm(p.ep * p.expert_shards, each) // each
     if p.shard_size is not None:
         return p.shard_size

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.cluster.groups import Visits, count_units, find_visits
+from prism.cluster.groups import OF_STAGE, Visits, count_units, find_visits
 from prism.cluster.linktiers import Hops, Reach, Tier, extra_latency, unit_sizes
 from prism.cluster.machine import Cluster
 from prism.cluster.nodemap import Placement
@@ -62,9 +62,9 @@ class Wiring:
         else:
             each = [c.ring_time(n_bytes, size, *reach, op_kind) for reach in rings.distinct]
         times = np.array(each)[rings.kind]
-        if group in ("tp", "cp", "shard", "ep"):
+        if OF_STAGE.get(group):
             return np.asarray(times.reshape(n_replicas, n_stages, -1)[:, stage].max(axis=1))
-        if group in ("dp_cp", "replicas", "expert_dp"):
+        if group in OF_STAGE:
             times = times.reshape(n_stages, -1)[stage]
         return np.full(n_replicas, times.max())
 

@@ -1,7 +1,7 @@
 """What work needs, estimated from the job's numbers before it begins, and refused where too much.
 
 The figures are slopes of peak memory and processor time between two sizes of one job, on a thread
-each (Python 3.11, numpy 2); `experiments/verification/sizes.py` holds them against large jobs.
+each (Python 3.11, numpy 2); `experiments/checks/sizes.py` holds them against large jobs.
 """
 
 from __future__ import annotations

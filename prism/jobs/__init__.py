@@ -3,6 +3,7 @@
 # what rooms above may import, by module
 FACE = {
     "devices": "DEVICES Device HOP_S LIBRARIES device_key find_device",
+    "dimensions": "COMMUNICATING DIMENSIONS GPUS REPLICA STAGE",
     "frameworks": "FRAMEWORKS FUSED_LOSS_BYTES Framework HELPER_PASSES family",
     "hostfiles": "COLUMNS as_ranges host_order launcher_files placement_csv slot_rows",
     "hostlists": "is_number looks_like_list read_hosts_text",
@@ -17,6 +18,7 @@ FACE = {
     "jobspec.hardware": "HardwareScale",
     "jobspec.layers": "merge",
     "jobspec.machines": "ClusterBlock Link NetworkLink",
+    "jobspec.modelcheck": "splits_over",
     "jobspec.messages": "dotted_key never_legal",
     "jobspec.ownlayers": "SizedLayer SizedOp",
     "jobspec.presets": "PRESETS SIZES",

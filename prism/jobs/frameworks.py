@@ -101,9 +101,9 @@ the dot products with its gradient, and the queries' gradient from float32 (pass
 FRAGMENTATION = 1.16, 1.27
 """Reserved over allocated bytes of what comes and goes in a step, alone and over tp, by PyTorch's
 allocator as it is: of nanotron's peaks, 5 to 95 % 1.05 to 1.3 and 1.06 to 1.6
-(``experiments/validation/layout_sweep.py``). Recipes of Megatron Bridge and torchtitan set
-``expandable_segments``; LLM Foundry's layouts that ran, of one size each, leave no room for any
-(``experiments/layouts/memory.py``): other eager jobs are taken to lie between."""
+(``experiments/validation/layout-sweep/layout_sweep.py``). Recipes of Megatron Bridge and torchtitan
+set ``expandable_segments``; LLM Foundry's layouts that ran, of one size each, leave no room for any
+(``experiments/studies/layouts/memory.py``): other eager jobs are taken to lie between."""
 
 FUSED_LOSS_BYTES = 6.0, 6.0
 """Logits read twice and written once in bfloat16, and as much for the gradient."""

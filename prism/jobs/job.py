@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.jobs.devices import LIBRARIES
+from prism.jobs.dimensions import GPUS
 from prism.jobs.jobspec.blocks import (
     BLOCKS,
     Blocks,
@@ -143,13 +144,8 @@ class Job(BaseModel):
         return self
 
     def __repr__(self) -> str:
-        p = self.parallelism
-        sizes = " ".join(
-            f"{key}{size}"
-            for key in ("tp", "cp", "pp", "vpp", "dp", "ep")
-            if (size := getattr(p, key)) > 1
-        )
-        return f"<Job {self.name}: {format_count(self.world_size, 'GPU')}, {sizes or 'dp1'}>"
+        gpus = format_count(self.world_size, "GPU")
+        return f"<Job {self.name}: {gpus}, {self.parallelism.sizes or 'dp1'}>"
 
     __str__ = __repr__
 
@@ -165,8 +161,7 @@ class Job(BaseModel):
     @property
     def world_size(self) -> int:
         """GPUs of the job, tp * cp * pp * dp."""
-        p = self.parallelism
-        return p.tp * p.cp * p.pp * p.dp
+        return self.parallelism.gpus(GPUS)
 
     @property
     def n_nodes(self) -> int:

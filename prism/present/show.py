@@ -133,11 +133,10 @@ def describe_jobs() -> Answer:
     rows: list[dict[str, Any]] = []
     for job in map(load_job, shipped_jobs()):
         layout = job.parallelism
-        sizes = {key: getattr(layout, key) for key in ("tp", "cp", "pp", "vpp", "dp", "ep")}
         rows.append({
             "job": job.name, "gpus": job.world_size,
             "device": None if job.model.durations else str(job.cluster.device),
-            "layout": " ".join(f"{key}{size}" for key, size in sizes.items() if size > 1),
+            "layout": layout.sizes,
             "microbatches": layout.microbatches, "data_parallel": layout.data_parallel,
             "schedule": layout.schedule,
         })  # fmt: skip

@@ -33,10 +33,9 @@ def job_doubts(job: Job) -> Iterator[str]:
         )
     if p.data_parallel == "hsdp" and p.dp > 1 and shard_size(job) == 1:
         yield (
-            f"hsdp: one replica (tp {p.tp}, cp {p.cp}) fills the NVLink domain of "
-            f"{format_count(job.cluster.nvlink_domain_gpus, 'GPU')}, so that nothing is sharded, "
-            "as with ddp; set "
-            "parallelism.shard_size"
+            f"hsdp: one replica of {format_count(p.replica_gpus, 'GPU')} fills the NVLink domain "
+            f"of {format_count(job.cluster.nvlink_domain_gpus, 'GPU')}, so that nothing is "
+            "sharded, as with ddp; set parallelism.shard_size"
         )
     cluster, device = job.cluster, job.cluster.device
     limits = {

@@ -1,5 +1,6 @@
 """Names of kernel classes, effects and targets, as a performance engineer says them."""
 
+from prism.jobs.dimensions import COMMUNICATING
 from prism.jobs.jobspec.effects import WORDS
 
 _NAMES = {
@@ -28,7 +29,7 @@ _TERMS = {
     "spares": "waiting for spare nodes",
 }
 TARGETS = {"step_time": "step time", "time_to_train": "time-to-train"}
-_GROUPS = ("dp_cp_", "tp_", "dp_", "cp_", "ep_", "pp_", "world_")
+_GROUPS = tuple(f"{name}_" for name in ("dp_cp", *COMMUNICATING, "world"))
 
 
 def short_label(name: str, kind: str = "") -> str:

@@ -27,13 +27,12 @@ def site_nodes(
 ) -> Program:
     """Put a job's nodes to their places."""
     origin = _checked_origin(program, placement, slowdowns)
-    n, gpus = placement.n_nodes, placement.gpus_per_node
     factor = [
-        _by_gpu(slowdowns, role, loading, n, gpus)
+        _by_gpu(slowdowns, role, loading, placement)
         for role, loading in zip(origin.roles, origin.loadings, strict=True)
     ]
     fixed = {
-        role: _by_gpu(slowdowns, role, 0.0, n, gpus) for role in FIXED_ROLES
+        role: _by_gpu(slowdowns, role, 0.0, placement) for role in FIXED_ROLES
         if any(getattr(slow, role) not in (None, 1.0) for slow in slowdowns.values())
     }  # fmt: skip
     low, typical = _stretch(origin, placement, fixed)
@@ -131,14 +130,15 @@ def needs_memory(slowdowns: Mapping[int, NodeSlowdown]) -> bool:
 
 
 def _by_gpu(
-    slowdowns: Mapping[int, NodeSlowdown], role: str, loading: float, n_nodes: int, gpus: int
+    slowdowns: Mapping[int, NodeSlowdown], role: str, loading: float, placement: Placement
 ) -> Array:
     """Factor of every GPU on what follows a role [gpu]; memory that of compute by default."""
-    out = np.ones((n_nodes, gpus))
+    out = np.ones((placement.n_nodes, placement.gpus_per_node))
     for node, slow in slowdowns.items():
         as_compute = role == "memory" and slow.memory is None
         out[node] = slow.compute**loading if as_compute else getattr(slow, role)
-    return out.ravel()
+    by_position = placement.job.cluster.gpu_slowdowns
+    return (out if by_position is None else out * np.power(by_position, loading)).ravel()
 
 
 def _stretch(

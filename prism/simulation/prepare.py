@@ -154,7 +154,7 @@ def _check_size(job: Job) -> None:
     way_out = "parallelism.microbatches, pp, vpp, dp, model.n_layers or cluster.nodes"
     counts: dict[str, tuple[float, sizes.Cost]] = {}
     if job.variability.resolution == "kernel":
-        ops *= p.tp * p.cp * max(1, 16 * layers // chunks)  # some 16 kernels a layer
+        ops *= p.stage_gpus * max(1, 16 * layers // chunks)  # some 16 kernels a layer
         counts["kernels"] = ops, sizes.KERNEL
         way_out += ", or take resolution op"
     else:  # the first chunk, the last, and those between have kinds of ops of their own

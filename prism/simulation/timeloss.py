@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.distributions.tables import sample_table
+from prism.jobs.dimensions import COMMUNICATING
 from prism.simulation.execution.tasks import Arrays
 from prism.simulation.prepare import Prepared, silence, silent_model
 from prism.simulation.program import Program, ideal_program
@@ -22,7 +23,7 @@ from prism.simulation.variability import is_communication
 Array = NDArray[np.float64]
 Run = Callable[..., Arrays]
 
-GROUPS = ("dp", "pp", "ep", "cp", "tp")
+GROUPS = COMMUNICATING[::-1]
 """Groups of ranks in the order in which their communication is made free, the widest first."""
 OTHER_NAMES = {"p2p": "pp", "transfer": "pp", "send": "pp", "embedding": "pp", "layernorm": "tp"}
 """Groups of classes named otherwise, by their first word."""

@@ -81,7 +81,7 @@ def _changes(job: Job) -> Iterator[Changes]:
         yield {"microbatch_size": p.microbatch_size // 2, "microbatches": 2 * p.microbatches}
     if p.dp % 2 == 0:
         halved: Changes = {"dp": p.dp // 2, "microbatches": 2 * p.microbatches}
-        if p.dp == 2 and p.cp == 1:
+        if p.dp == 2 and p.token_shards == 1:
             halved["data_parallel"] = "none"
         if 2 * p.tp <= job.cluster.nvlink_domain_gpus:
             yield {"tp": 2 * p.tp, **halved}

@@ -82,7 +82,7 @@ class Host(NamedTuple):
 
 def blocks(kernel: Kernel) -> bool:
     """Tell where the host waits, in what is recomputed too."""
-    return kernel.name.endswith(BLOCKS.name)
+    return kernel.kernel_class == GAPS and kernel.name.endswith(BLOCKS.name)
 
 
 def _gap(seconds: float, behind_s: float) -> tuple[Kernel, ...]:

@@ -13,6 +13,7 @@ COMPUTE_CLASSES = frozenset(
 MEMORY_CLASSES = frozenset({"memory", "embedding", "optimizer"})
 GAPS = "launch_gaps"
 """Class of what a device waits for its host: no slow GPU makes it longer."""
+_ON_DEVICE = COMPUTE_CLASSES | MEMORY_CLASSES | {GAPS}
 
 SCALE_BYTES = {"fp8_block": 4.0 / 128.0, "mxfp8": 1.0 / 32.0, "nvfp4": 1.0 / 16.0}
 """Bytes of scales per number: float32 per 128, 8 bit per 32 and per 16 (OCP MX; NVIDIA NVFP4)."""
@@ -26,7 +27,7 @@ LOGNORMAL = "lognormal/"
 
 def is_compute(kernel_class: str) -> bool:
     """Tell whether a kernel works on the GPU itself rather than on a link."""
-    return kernel_class in COMPUTE_CLASSES | MEMORY_CLASSES or kernel_class == GAPS
+    return kernel_class in _ON_DEVICE
 
 
 @dataclass(frozen=True)

@@ -57,12 +57,12 @@ MASTER_GRADIENT_BYTES = 4.0
 bfloat16, 6 + 12 / d and 4 + 16 / d with its distributed optimizer ([3]_)."""
 RESERVE_BYTES = 6 * GIB
 """What CUDA and NCCL take beside, an allowance. Published peaks ask for more, but jobs that ran in
-80 GB leave no more (``experiments/layouts/memory.py``)."""
+80 GB leave no more (``experiments/studies/layouts/memory.py``)."""
 DRIVER_SHARE = 79.1 / 80
 """GiB that a driver offers over the data sheet's GB (H100 and A100 of 80 GB, by torch)."""
 SPREAD = 0.13
 """Of an estimate, as a standard deviation of its logarithm: calibrated on which of nanotron's
-layouts ran (``experiments/validation/layout_sweep.py``)."""
+layouts ran (``experiments/validation/layout-sweep/layout_sweep.py``)."""
 NORMAL_95 = 1.645
 LEAST_P_FITS = 0.9
 """Probability of fitting below which a layout is not recommended."""
@@ -184,7 +184,8 @@ def estimate_memory(job: Job, every: bool = False) -> list[StageMemory] | None:
     until the last input half, gradients until the last weight half.
 
     What comes and goes is fragmented by the framework's factor; what lasts is not. Errors are in
-    ``experiments/layouts/memory.py`` and ``experiments/validation/layout_sweep.py``.
+    ``experiments/studies/layouts/memory.py`` and
+    ``experiments/validation/layout-sweep/layout_sweep.py``.
     """
     model = job.model
     if model.durations is not None or job.variability.model is not None:
@@ -241,10 +242,8 @@ def _stage(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Stage
     """Walk a stage's schedule to the moment when it holds most."""
     p, framework = job.parallelism, FRAMEWORKS[job.parallelism.framework]
     n, experts = (sum(getattr(c, key) for c in row) for key in ("parameters", "experts"))
-    shards = p.cp * (shard_size(job) if p.data_parallel == "hsdp" else p.dp)
-    shared = (
-        p.cp * p.dp * p.tp // (p.ep * p.expert_shards)
-    )  # ranks that hold the same routed experts
+    shards = p.token_shards * (shard_size(job) if p.data_parallel == "hsdp" else p.dp)
+    shared = p.expert_ranks // p.ep  # ranks that hold the same routed experts
     whole = p.data_parallel in ("ddp", "none")
     own = n if whole else (n - experts) / shards + experts / shared  # whose state is here
     parts = dict.fromkeys(PARTS, 0.0) | {

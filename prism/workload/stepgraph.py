@@ -345,7 +345,7 @@ def job_graph(job: Job, workload: Workload, microbatches: int, resolution: str =
     p, chunks = job.parallelism, len(workload.chunks[0])
     sharded = p.data_parallel in ("fsdp", "hsdp")
     options = GraphOptions(
-        n_replicas=count_replicas(job), group_size=p.tp * p.cp, resolution=resolution, p2p=p.p2p,
+        n_replicas=count_replicas(job), group_size=p.stage_gpus, resolution=resolution, p2p=p.p2p,
         overlap=p.overlap,
         prefetch=p.prefetch if sharded else chunks,  # zero1 has room for all of its parameters
         reshard_after_forward=sharded and p.reshard_after_forward,

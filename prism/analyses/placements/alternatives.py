@@ -14,6 +14,8 @@ from prism.cluster.groups import count_replicas, shard_size
 from prism.cluster.nodemap import Placement, slowdown_keys
 from prism.common.errors import PrismError, option
 from prism.common.text import format_count, format_share
+from prism.jobs.dimensions import REPLICA
+from prism.jobs.hostfiles import as_ranges
 from prism.jobs.job import Job, job_from_dict, layer_split
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared, prepare
@@ -45,6 +47,8 @@ def list_alternatives(problem: Problem, same_stage: Int, seed: int) -> list[Alte
         "spares": lambda: use_spares(problem),
         "fewer_layers": lambda: fewer_layers(problem, same_stage, seed),
     }
+    if problem.offered:  # as many slow GPUs as there are positions, in every node
+        makers = {"fewer_layers": makers["fewer_layers"]}
     if problem.slow.isdisjoint(problem.hosts.tolist()):
         text = "no slow node takes part in the job: all are spares"
         return [Alternative(n, n.replace("_", " "), impossible=text) for n in makers]
@@ -99,12 +103,12 @@ def _replicas_without(problem: Problem) -> tuple[int, str]:
     """Replicas (with hsdp shard groups) that the healthy nodes hold; and why not, if not."""
     job, p = problem.step.job, problem.step.job.parallelism
     healthy = job.n_nodes - len(problem.slow)
-    each, n = p.tp * p.cp * p.pp * shard_size(job), count_replicas(job)
+    each, n = p.replica_gpus * shard_size(job), count_replicas(job)
     kept = min(n, healthy * job.cluster.gpus_per_node // each)
     if kept < 1:
         why = (
             f"the {format_count(healthy, 'other node')} do not hold one replica of "
-            f"{format_count(each, 'GPU')}; lower tp, cp or pp"
+            f"{format_count(each, 'GPU')}; lower {', '.join(REPLICA[:-1])} or {REPLICA[-1]}"
         )
         return 0, why
     if kept == n:
@@ -189,7 +193,10 @@ def _drop_trace_replicas(problem: Problem) -> Alternative:
 
 # ------------------------------------------------------------------------------- less work for them
 def fewer_layers(problem: Problem, hosts: Int, seed: int) -> Alternative:
-    """Take a layer off the stage that slow nodes are at; the stage with least work takes it."""
+    """Take a layer off the stage that slow nodes are at; the stage with least work takes it.
+
+    Where GPUs are slow by their position, off every stage that such GPUs are at.
+    """
     name, job, label = "fewer_layers", problem.step.job, "a layer fewer on the slow stage"
     if problem.step.workload is None:
         text = "a fitted trace has the graph that was measured; only its workers can be moved"
@@ -203,19 +210,24 @@ def fewer_layers(problem: Problem, hosts: Int, seed: int) -> Alternative:
     busy = _stage_seconds(problem.step)
     slow = [s for slot, node in enumerate(hosts.tolist()) if node in problem.slow
             for s in {stage for _, stage in problem.layout.pairs[slot]}]  # fmt: skip
-    source = max(set(slow), key=lambda s: (slow.count(s), s))
-    target = min((s for s in range(pp) if s not in slow), key=lambda s: busy[s], default=-1)
-    if target < 0:
+    sources = sorted(set(slow), key=lambda s: (-slow.count(s), -s))
+    targets = sorted((s for s in range(pp) if s not in slow), key=lambda s: busy[s])
+    moves = list(zip(sources if problem.offered else sources[:1], targets, strict=False))
+    if not moves:
         return Alternative(name, label, impossible="every stage has a slow node")
     chunks, of_stage = job.parallelism.virtual_stages(), range(job.parallelism.vpp)
-    giving, taking = (np.array([chunks.virtual(s, c) for c in of_stage]) for s in (source, target))
-    giver, taker = giving[split[giving].argmax()], taking[split[taking].argmin()]
-    if split[giver] < 1:
-        return Alternative(name, label, impossible=f"stage {source} has no layers")
-    split[giver], split[taker] = split[giver] - 1, split[taker] + 1
+    for pair in moves:
+        giving, taking = (np.array([chunks.virtual(s, c) for c in of_stage]) for s in pair)
+        giver, taker = giving[split[giving].argmax()], taking[split[taking].argmin()]
+        if split[giver] < 1:
+            return Alternative(name, label, impossible=f"stage {pair[0]} has no layers")
+        split[giver], split[taker] = split[giver] - 1, split[taker] + 1
     step = prepare(changed_job(job, parallelism={"layer_split": split.tolist()}), seed)
     _check_memory(problem, step.job)
+    source, target = (as_ranges(sorted(stages), ", ") for stages in zip(*moves, strict=True))
     label = f"slow nodes at stage {source}, a layer of it moved to stage {target}"
+    if len(moves) > 1:
+        label = f"slow nodes at stages {source}, a layer of each moved to stages {target}"
     return Alternative(name, label, relocate(step, hosts, problem.slowdowns))
 
 

@@ -125,15 +125,17 @@ def answer(case: PlacementCase) -> dict[str, Any]:
         "worst_over_best_p50": last["p50"] / first["p50"],
         "worst_over_best_p95": last["p95"] / first["p95"],
         "alternatives": {
-            "all_in_one_replica": comparison.figures(together),
-            "random": _at_random(case, [*candidates, together], comparison),
+            **({} if problem.offered else {
+                "all_in_one_replica": comparison.figures(together),
+                "random": _at_random(case, [*candidates, together], comparison),
+            }),
             **_alternatives(case, comparison, found, n),
         },
         **_explain(problem), "steps": problem.step.job.n_steps,
         **({"keep_segments": problem.segment} if problem.segment else {}),
         "slow_nodes": _slow_nodes(problem, best.hosts),
         "n_candidates": len(candidates), "n_screened": len(found.patterns),
-        "method": METHOD if found.complete else "search",
+        "method": METHOD if found.complete else "rules" if problem.offered else "search",
         "replicates": most * engine.LANES,
         "hosts": np.stack([placements[row["name"]].hosts for row in rows]),
     }  # fmt: skip

@@ -3,6 +3,7 @@
 Rows of a table may be subtracted: all ran on the same draws. Lists of stages are words in a table.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -146,6 +147,11 @@ class Placing(Result):
             "slow_nodes": self._slow_nodes, "notes": read_texts(data, "notes"),
         }  # fmt: skip
 
+    @property
+    def by_heat(self) -> bool:
+        """Whether its slow nodes are the slow GPUs of every node."""
+        return "heat" in json.loads(self.attrs["call"])
+
     # ------------------------------------------------------------------------------ tables
     @property
     def placements(self) -> "pd.DataFrame":
@@ -192,8 +198,11 @@ class Placing(Result):
             ``mpich_hostfile.txt``, ``rankfile.txt``.
         """
         hosts, groups, per_node, names = self._slots(placement)
+        csv = placement_csv(hosts, groups, per_node, names)
+        if self.by_heat:  # parts of nodes, which launchers do not know
+            return {"hosts.csv": csv}
         return {
-            "hosts.csv": placement_csv(hosts, groups, per_node, names),
+            "hosts.csv": csv,
             "hostfile.txt": host_order(hosts, names),
             **launcher_files(hosts, names, per_node),
         }

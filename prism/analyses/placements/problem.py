@@ -40,6 +40,7 @@ class Problem:
     threads: int = 1
     differ: bool = False  # whether the nodes that are not placed differ too
     segment: int = 0  # slots in a row that stay on nodes of one rack; 0: each node for itself
+    offered: tuple[Int, ...] = ()  # placements to choose from; none: all, or a search
     _known: dict[bytes, float] = field(default_factory=dict, repr=False)
     _whole: dict[Pattern, Int] = field(default_factory=dict, repr=False)  # with segments kept
 
@@ -133,7 +134,7 @@ class Problem:
     def pattern(self, hosts: Int) -> Pattern:
         """Pattern of a placement; the first one that keeps its segments stands for it."""
         pattern = self.layout.pattern(hosts, self.classes)
-        if self.segment:
+        if self.segment or self.offered:
             self._whole.setdefault(pattern, hosts)
         return pattern
 
@@ -155,8 +156,9 @@ def measured_speeds(step: Prepared) -> Array:
 
 
 def make_problem(
-    step: Prepared, slowdowns: Mapping[int, NodeSlowdown], threads: int, segment: int = 0
-) -> Problem:
+    step: Prepared, slowdowns: Mapping[int, NodeSlowdown], threads: int, segment: int = 0,
+    offered: tuple[Int, ...] = (),
+) -> Problem:  # fmt: skip
     """Pose the question for a job's known slow nodes, or for a fitted trace's workers.
 
     Those nodes are placed that are known to be slow; of many, or of workers, those that are slow
@@ -168,7 +170,8 @@ def make_problem(
     for node, slow in slowdowns.items():
         speed[node] *= worst_factor(slow)
     listed = [n for n, slow in slowdowns.items() if slow != NodeSlowdown()]
-    everyone = len(listed) > min(MOST_PLACED, max(FEW, NEARLY_ALL * placement.n_slots))
+    most = min(MOST_PLACED, max(FEW, NEARLY_ALL * placement.n_slots))
+    everyone = len(listed) > most and not offered
     slow_ones = frozenset(listed)
     if everyone:
         alike = listed if len(listed) <= MOST_PLACED else []
@@ -191,8 +194,9 @@ def make_problem(
     others = np.delete(speed, list(placed))
     differ = bool(others.size and np.ptp(others) > 0.0)
     problem = Problem(
-        step, placement.slots, slowdowns, placed, classes, slow_ones, threads, differ, segment
-    )
+        step, placement.slots, slowdowns, placed, classes, slow_ones, threads, differ, segment,
+        offered,
+    )  # fmt: skip
     problem.check_whole(placement.slots)
     return problem
 

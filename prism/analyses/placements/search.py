@@ -39,6 +39,9 @@ def find_placements(problem: Problem, seed: int, limit: int | None = None) -> Se
     if limit is None:
         limit = LIMIT_GPUS // max(1, problem.step.program.low.member.size)
         limit = int(np.clip(limit // (DIFFERENT if problem.differ else 1), LEAST, LIMIT))
+    if problem.offered:
+        patterns = list(dict.fromkeys(map(problem.pattern, (problem.hosts, *problem.offered))))
+        return _sorted(patterns, problem.pattern_times(patterns), False)
     if problem.segment:
         return _whole_segments(problem, limit)
     every = problem.layout.enumerate(problem.labels.values(), limit)

@@ -1,4 +1,4 @@
-"""All layouts of a job on its own GPUs: tensor, context, pipeline and data parallelism.
+"""All layouts of a job on its own GPUs: sizes of its dimensions, ep apart, and microbatches.
 
 They use exactly its GPUs and keep its global batch, its microbatch size and its ep; what follows
 from a layout (1F1B's chunks, resharding, the split of the layers) follows anew.
@@ -7,22 +7,24 @@ from a layout (1F1B's chunks, resharding, the split of the layers) follows anew.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 from prism.analyses.sweeps.grid import Setting, job_at, merged
 from prism.common.errors import PrismError
 from prism.common.text import format_count
+from prism.jobs.dimensions import DIMENSIONS, REPLICA, STAGE
 from prism.jobs.job import Job
 from prism.jobs.jobspec.machines import ClusterBlock
+from prism.jobs.jobspec.modelcheck import splits_over
 from prism.jobs.layersplit import is_even
 from prism.jobs.pipelineshape import TRAITS
 from prism.workload.layers import expert_width
 
-KEYS = ("tp", "cp", "pp", "vpp", "dp", "microbatches")
+KEYS = (*(d for d in DIMENSIONS if d != "ep"), "microbatches")
 FAMILY = ("1f1b", "interleaved")
 """One schedule with one chunk and with several; of the others a layout keeps the job's."""
-SIZES = {"parallelism.tp", "parallelism.cp", "parallelism.pp", "cluster.nodes",
-         "cluster.gpus_per_node"}  # fmt: skip
+SIZES = {*(f"parallelism.{d}" for d in REPLICA), "cluster.nodes", "cluster.gpus_per_node"}
 """Keys that dp follows."""
 LAYOUT_KEYS = tuple(f"parallelism.{key}" for key in KEYS)
 
@@ -41,25 +43,32 @@ def layouts(job: Job, sequences: int) -> Iterator[tuple[Setting, tuple[str, ...]
             f"parallelism.microbatch_size: {p.microbatch_size} does not divide the global batch of "
             f"{format_count(sequences, 'sequence')} that layouts keep; take one that does"
         )
-    world = job.world_size
-    for tp in _divisors(world):
+    for sizes in _sizes(job, job.world_size, REPLICA):
+        tp, pp = sizes["tp"], sizes["pp"]
         shards = p.expert_tp or tp  # of an expert
         if (
-            tp > job.cluster.nvlink_domain_gpus or model.n_heads % tp or shards not in (1, tp)
+            tp > job.cluster.nvlink_domain_gpus or shards not in (1, tp)
             or (model.n_experts and expert_width(model) % shards)
         ):  # fmt: skip
             continue
-        for cp in _divisors(world // tp):
-            if cp > 1 and model.seq_len % (2 * cp):
-                continue
-            for pp in _divisors(world // (tp * cp)):
-                dp = world // (tp * cp * pp)
-                if batch % dp or dp * cp * tp // shards % p.ep:
-                    continue
-                for vpp in _chunk_counts(job, pp, batch // dp):
-                    sizes = (tp, cp, pp, vpp, dp, batch // dp)
-                    setting = dict(zip(LAYOUT_KEYS, map(str, sizes), strict=True))
-                    yield setting, _follows(job, pp, vpp)
+        dp = job.world_size // prod(sizes.values())
+        if batch % dp or job.world_size // pp // shards % p.ep:
+            continue
+        for vpp in _chunk_counts(job, pp, batch // dp):
+            sizes |= {"vpp": vpp, "dp": dp, "microbatches": batch // dp}
+            yield {f"parallelism.{d}": str(sizes[d]) for d in KEYS}, _follows(job, pp, vpp)
+
+
+def _sizes(job: Job, gpus: int, dimensions: Sequence[str]) -> Iterator[dict[str, int]]:
+    """List sizes whose product divides a number of GPUs, and by which the model may be divided."""
+    if not dimensions:
+        yield {}
+        return
+    first, *others = dimensions
+    for size in _divisors(gpus):
+        if first not in STAGE or splits_over(job.model, first, size):
+            for rest in _sizes(job, gpus // size, others):
+                yield {first: size, **rest}
 
 
 def _divisors(n: int) -> list[int]:
@@ -122,7 +131,7 @@ def base_of(values: Mapping[str, Any], setting: Setting, name: str) -> Job:
         nodes = cluster.get("nodes")
         if not (isinstance(nodes, int) and isinstance(per_node, int)):
             raise
-        plain = {"dp": nodes * per_node, "tp": 1, "cp": 1, "pp": 1, "vpp": 1, "microbatches": 1}
+        plain = dict.fromkeys(KEYS, 1) | {"dp": nodes * per_node}
         keys = {f"parallelism.{key}": str(size) for key, size in plain.items()}
         follows = ["layer_split", "reshard_after_forward", "data_parallel"]
         if (merged(values, setting).get("parallelism") or {}).get("schedule") in FAMILY:
@@ -155,13 +164,13 @@ def _sized(
         return setting, ()
     given = merged(values, setting)
     p, cluster = (given.get(block) or {} for block in ("parallelism", "cluster"))
-    sizes = [p.get(key, 1) for key in ("tp", "cp", "pp", "vpp")]
+    sizes = {key: p.get(key, 1) for key in (*REPLICA, "vpp")}
     gpus = [cluster.get("nodes"), cluster.get("gpus_per_node", ClusterBlock().gpus_per_node)]
     size = p.get("microbatch_size", 1)
-    if not all(isinstance(n, int) and n > 0 for n in (*sizes, *gpus, size)):
+    if not all(isinstance(n, int) and n > 0 for n in (*sizes.values(), *gpus, size)):
         return setting, ()
-    tp, cp, pp, vpp = sizes
-    dp, rest = divmod(gpus[0] * gpus[1], tp * cp * pp)
+    pp, vpp = sizes["pp"], sizes["vpp"]
+    dp, rest = divmod(gpus[0] * gpus[1], prod(sizes[key] for key in REPLICA))
     if rest or dp == job.parallelism.dp:
         return setting, ()
     setting = {**setting, "parallelism.dp": str(dp)}

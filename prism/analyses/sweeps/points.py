@@ -43,7 +43,8 @@ class Point(Candidate):
     setting: dict[str, str]  # values of the keys that differ
     job: Job
     group: tuple[str, ...] = ()  # what was varied by hand; layouts are chosen within it
-    own: bool = False  # whether it is the job as it is
+    own: bool = False  # whether it has the job's own layout
+    is_job: bool = False  # whether it is the job as it is
     memory: dict[str, Any] | None = None  # see `memory_figures`
     fits: bool = True  # whether it is likely to, so that it may be chosen
     slope: float = 1.0  # until it is fitted

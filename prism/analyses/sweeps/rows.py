@@ -20,11 +20,14 @@ JOULES_PER_KWH = 3.6e6
 def make_rows(points: Sequence[Point], objective: str) -> list[dict[str, Any]]:
     """Put settings into rows, see `ordered`."""
     own = {point.group: point for point in reversed(points) if point.own and point.n}
+    the_job = next((point for point in points if point.is_job and point.n), None)
+    if the_job is not None:
+        own = dict.fromkeys(own, the_job)
     any_own = next(iter(own.values()), None)
     found = ordered(points, objective)
     best = next((p for p in found if p.done and p.fits and objective != "done_by"), None)
     return [
-        _row(point, own.get(point.group, any_own)) | _from_best(point, best, objective)
+        _row(point, own.get(point.group, any_own), the_job) | _from_best(point, best, objective)
         for point in found
     ]
 
@@ -48,11 +51,12 @@ def ordered(points: Sequence[Point], objective: str) -> list[Point]:
     return sorted(run, key=lambda p: (not p.fits, -(p.p_done or 0.0), p.figure(measure))) + others
 
 
-def _row(point: Point, own: Point | None) -> dict[str, Any]:
+def _row(point: Point, own: Point | None, the_job: Point | None) -> dict[str, Any]:
+    """Give a setting's figures, compared with its own layout where the job is not among them."""
     row: dict[str, Any] = {key: plain_value(text) for key, text in point.setting.items()}
     row |= {
         "figures": "full" if point.done else "screen" if point.n else "bound",
-        "own": point.own,
+        "own": point.own if the_job is None else point is the_job,
         "world_size": point.job.world_size,
         "memory": point.memory,
         "likely_fits": point.fits,

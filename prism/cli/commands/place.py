@@ -67,6 +67,12 @@ OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
     metavar="N",
     help="Keep every N nodes in rank order within one rack (NVLink domain), as Slurm's --segment.",
 )
+@click.option(
+    "--heat",
+    is_flag=True,
+    help="GPUs are slow by their position in the node (cluster.gpu_slowdowns): which stages get "
+    "the cool ones.",
+)
 @set_option
 @output_option("Result, summary, plots, host lists.")
 @details_option
@@ -83,6 +89,7 @@ def place(
     tolerance: float,
     spares: int,
     keep_segments: int | None,
+    heat: bool,
     seed: int | None,
     threads: int | None,
     **named: Any,
@@ -120,6 +127,7 @@ def place(
             objective=objective,
             tolerance=tolerance,
             keep_segments=keep_segments,
+            heat=heat,
             seed=seed,
             threads=threads,
             progress=report,

@@ -27,8 +27,8 @@ from prism.cli.commands.terminal import progress_line
 @click.option(
     "--layouts",
     is_flag=True,
-    help="All tp, cp, pp, vpp, dp and microbatches that use the job's GPUs, keep its batch and fit "
-    "the memory; --vary with one of these says which.",
+    help="All layouts that use the job's GPUs, keep its batch and fit the memory; --vary with one "
+    "of their sizes says which.",
 )
 @click.option(
     "--replicates",

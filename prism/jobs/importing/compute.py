@@ -2,6 +2,7 @@
 
 from math import prod
 
+from prism.jobs.dimensions import STAGE
 from prism.jobs.importing.draft import OFF, Draft
 from prism.jobs.importing.families import MEGATRON
 from prism.jobs.importing.model import n_layers, preset_of, sequence_of
@@ -264,9 +265,9 @@ def read_dispatch(d: Draft) -> None:
     elif kind is not None:
         d.assume(key, "alltoall", f"nearest to {kind.value}, which is not modelled", kind)
     whole = d.of_key("parallelism.expert_tp")
-    sizes = [d.values.get(f"parallelism.{name}", 1) for name in ("dp", "cp", "tp")]
-    if whole is None and sizes[0] * sizes[1] % d.values["parallelism.ep"]:
-        if prod(sizes) % d.values["parallelism.ep"] == 0:
+    ranks = prod(d.values.get(f"parallelism.{name}", 1) for name in ("dp", *STAGE))
+    if whole is None and ranks // d.values.get("parallelism.tp", 1) % d.values["parallelism.ep"]:
+        if ranks % d.values["parallelism.ep"] == 0:
             d.assume("parallelism.expert_tp", 1, "not in the file; ep fits with no other")
     if whole is not None and whole.value != d.values.get("parallelism.tp", 1):
         d.give("parallelism.expert_tp", whole.value, whole)

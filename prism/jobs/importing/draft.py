@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn
 
 from prism.common.errors import PrismError
+from prism.jobs.dimensions import DIMENSIONS
 from prism.jobs.importing.settings import Setting, Source
 from prism.jobs.jobspec.othernames import RANKS, key_of, plain, value_of
 from prism.jobs.jobspec.presets import SIZES
@@ -18,7 +19,7 @@ BESIDE = frozenset(
 """Sections of what runs beside the training: other models, inference, what watches it."""
 NUMBERS = frozenset(
     [f"model.{key}" for key in SIZES]
-    + [f"parallelism.{key}" for key in "tp cp pp vpp dp ep shard_size".split()]
+    + [f"parallelism.{key}" for key in (*DIMENSIONS, "shard_size")]
     + [f"parallelism.{key}" for key in "microbatch_size microbatches global_batch".split()]
     + ["cluster.nodes", "run.steps"]
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from prism.common.errors import PrismError
 from prism.jobs.devices import DEVICES
+from prism.jobs.dimensions import DIMENSIONS
 from prism.jobs.importing.compute import (
     read_attention,
     read_dispatch,
@@ -38,7 +39,7 @@ from prism.jobs.jobspec.yaml import ConfigLayer
 
 _SIZES = frozenset(
     [f"model.{key}" for key in SIZES]
-    + [f"parallelism.{k}" for k in "tp cp pp vpp dp ep microbatch_size global_batch".split()]
+    + [f"parallelism.{k}" for k in (*DIMENSIONS, "microbatch_size", "global_batch")]
 )
 _WORDS = ("model.name", "model.layer_pattern", "cluster.device")
 

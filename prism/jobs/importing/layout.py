@@ -9,6 +9,7 @@ from typing import Any, get_args
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.jobs.devices import DEVICES, LIBRARIES
+from prism.jobs.dimensions import REPLICA
 from prism.jobs.importing.draft import OFF, Draft
 from prism.jobs.importing.families import MEGATRON
 from prism.jobs.importing.model import n_layers, sequence_of
@@ -49,7 +50,7 @@ def _find_device(d: Draft, key: str, device: str | None) -> None:
 
 def read_sizes(d: Draft, gpus: int | None) -> int:
     """Find tp, cp, pp and dp, and the nodes; gives the GPUs."""
-    for key in ("tp", "cp", "pp", "ep"):
+    for key in (*REPLICA, "ep"):
         found = d.of_key(f"parallelism.{key}")
         zero = found is not None and found.value == 0
         if zero and plain(found.path[-1]) == "pipeparallelsize":  # type: ignore[union-attr]
@@ -61,7 +62,7 @@ def read_sizes(d: Draft, gpus: int | None) -> int:
             d.give(f"parallelism.{key}", found.value, found)
     d.use("data_parallel_size")
     each, wrong = 1, []
-    for key in ("tp", "cp", "pp", "ep"):
+    for key in (*REPLICA, "ep"):
         size = d.values.get(f"parallelism.{key}", 1)
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             place = d.source.place(d.given[f"parallelism.{key}"].line)
@@ -75,14 +76,14 @@ def read_sizes(d: Draft, gpus: int | None) -> int:
     total, places = _world(d, each, per_node)
     if gpus is not None:
         total, places = gpus, []
-    layout = "*".join(f"{k} {d.values.get(f'parallelism.{k}', 1)}" for k in ("tp", "cp", "pp"))
+    layout = "*".join(f"{k} {d.values.get(f'parallelism.{k}', 1)}" for k in REPLICA)
     if total is None:
         raise PrismError(
             f"{d.source.name}: does not say on how many GPUs it runs; give them: --gpus N, a "
             f"multiple of {layout} = {each}"
         )
     if total % each or total < 1:
-        sizes = (d.given.get(f"parallelism.{k}") for k in ("pp", "cp", "tp"))
+        sizes = (d.given.get(f"parallelism.{k}") for k in REPLICA[::-1])
         lines = [s.line for s in (*places, *sizes) if s is not None]
         at = d.source.place(lines[0]) if lines else d.source.name
         raise PrismError(

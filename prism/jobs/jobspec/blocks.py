@@ -4,14 +4,17 @@ What holds between keys is `prism.jobs.jobspec.check`. Units are in the names; d
 on another key are filled in before validation and described in words.
 """
 
+from collections.abc import Iterable
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, PrivateAttr, StrictBool
 
+from prism.jobs.dimensions import DIMENSIONS, REPLICA, STAGE, TOKENS
 from prism.jobs.frameworks import FRAMEWORKS
 from prism.jobs.jobspec.effects import Effects
 from prism.jobs.jobspec.machines import ClusterBlock
-from prism.jobs.jobspec.ownlayers import Expression, LayerBlock, SizedLayer, Wrong, size_layers
+from prism.jobs.jobspec.ownlayers import Expression, LayerBlock, Sized, size_layers
 from prism.jobs.jobspec.presets import PRESETS
 from prism.jobs.jobspec.run import RunBlock
 from prism.jobs.jobspec.values import (
@@ -142,19 +145,12 @@ class ModelBlock(Block):
         "Layers as lists of ops, instead of a name and sizes. A size is a number or an expression "
         "of dims, of a whole microbatch: prism divides it by tp, cp and ep."
     )
-    _sized: dict[float, tuple[tuple[SizedLayer, ...], Wrong]] = PrivateAttr(default_factory=dict)
+    _sized: dict[float, Sized] = PrivateAttr(default_factory=dict)
 
-    def known(self, batch: float) -> dict[str, float]:
-        """Names that expressions know without dims."""
-        own = {"hidden": self.hidden_size, "n_experts": self.n_experts,
-               "experts_per_token": self.experts_per_token}  # fmt: skip
-        given = {name: float(size) for name, size in own.items() if size}
-        return {"batch": batch, "seq": float(self.seq_len)} | given
-
-    def sized(self, batch: float) -> tuple[tuple[SizedLayer, ...], Wrong]:
+    def sized(self, batch: float) -> Sized:
         """Compute the layers' sizes for some samples, and list what is wrong with them."""
         if batch not in self._sized:
-            self._sized[batch] = size_layers(self.layers or (), self.dims, self.known(batch))
+            self._sized[batch] = size_layers(self, batch)
         return self._sized[batch]
 
     @property
@@ -359,6 +355,31 @@ class ParallelismBlock(Block):
         """Whether the last stage sends to the first."""
         return self.vpp > 1 and TRAITS[self.schedule].shape == "looped"
 
+    def gpus(self, dimensions: Iterable[str]) -> int:
+        """Multiply the sizes of dimensions."""
+        return prod(getattr(self, name) for name in dimensions)
+
+    @property
+    def token_shards(self) -> int:
+        """GPUs that divide the tokens of a sequence, each with the same parameters."""
+        return self.gpus(TOKENS)
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs of one stage of a replica."""
+        return self.gpus(STAGE)
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs of a replica."""
+        return self.gpus(REPLICA)
+
+    @property
+    def sizes(self) -> str:
+        """Sizes above 1, as ``tp8 pp4``."""
+        sizes = {name: getattr(self, name) for name in DIMENSIONS}
+        return " ".join(f"{name}{size}" for name, size in sizes.items() if size > 1)
+
     @property
     def expert_shards(self) -> int:
         """GPUs of a tp group that share each routed expert."""
@@ -367,7 +388,7 @@ class ParallelismBlock(Block):
     @property
     def expert_ranks(self) -> int:
         """Ranks of a stage among which experts are divided."""
-        return self.dp * self.cp * self.tp // self.expert_shards
+        return self.dp * self.stage_gpus // self.expert_shards
 
     @property
     def ends_meet(self) -> bool:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from prism.common.text import format_count
 from prism.jobs.devices import LIBRARIES
+from prism.jobs.dimensions import TOKENS
 from prism.jobs.jobspec.blocks import UNMODELLED, Blocks
 from prism.jobs.jobspec.clustercheck import check_cluster, check_tiers
 from prism.jobs.jobspec.modelcheck import (
@@ -89,7 +90,7 @@ def _check_modelled(b: Blocks) -> Iterator[Problem]:
         yield unmodelled("hsdp with ep > 1", "fsdp or zero1", data_parallel, ep)
     if b.variability.resolution == "kernel":
         for applies, what, by in (
-            (p.cp > 1, f"cp = {p.cp}", "parallelism.cp"),
+            *((getattr(p, d) > 1, f"{d} = {getattr(p, d)}", f"parallelism.{d}") for d in TOKENS),
             (p.ep > 1, f"ep = {p.ep}", ep),
             (p.data_parallel == "hsdp", "hsdp", data_parallel),
         ):

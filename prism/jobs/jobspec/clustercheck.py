@@ -10,6 +10,7 @@ from math import ceil, gcd, inf
 import numpy as np
 
 from prism.common.text import format_count
+from prism.jobs.dimensions import GPUS, STAGE
 from prism.jobs.jobspec.blocks import Blocks
 from prism.jobs.jobspec.problem import Problem
 from prism.jobs.jobspec.values import hosts_problem
@@ -23,28 +24,32 @@ _PER_NODE = "cluster.gpus_per_node"
 def check_cluster(b: Blocks) -> Iterator[Problem]:
     """Check how many GPUs there are, and which nodes are named."""
     p, c = b.parallelism, b.cluster
-    replica = p.tp * p.cp * p.pp
+    replica, product = p.replica_gpus, "*".join(GPUS)
     world = replica * p.dp
     n_slots = ceil(world / c.gpus_per_node)
     nodes = n_slots if c.nodes is None else c.nodes
     gpus = nodes * c.gpus_per_node
     if c.nodes is None and b.model.durations is None:
-        text = f"missing, expected the number of nodes; for tp*cp*pp*dp = {world} set {n_slots}"
+        text = f"missing, expected the number of nodes; for {product} = {world} set {n_slots}"
         yield text, "cluster.nodes", "model.durations"
     # with a map of hosts, nodes that it leaves out are spares
     elif c.nodes is not None and world != gpus and (c.hosts is None or world > gpus):
         way_out = _fill_cluster(replica, p.dp, nodes, c.gpus_per_node)
-        text = f"tp*cp*pp*dp = {p.tp}*{p.cp}*{p.pp}*{p.dp} = {world}, but the cluster has "
+        values = "*".join(str(getattr(p, name)) for name in GPUS)
+        text = f"{product} = {values} = {world}, but the cluster has "
         text += (
             f"{format_count(nodes, 'node')} of {c.gpus_per_node} = "
             f"{format_count(gpus, 'GPU')}; {way_out}"
         )
-        keys = (f"parallelism.{size}" for size in ("dp", "pp", "tp", "cp"))
+        keys = (f"parallelism.{size}" for size in ("dp", "pp", *STAGE))
         yield text, "parallelism", *keys, "cluster.nodes", _PER_NODE
     for node in c.node_slowdowns:
         if node >= nodes:
             text = f"no node {node} among {nodes}; indices run from 0 to {nodes - 1}"
             yield text, f"cluster.node_slowdowns.{node}", "cluster.nodes"
+    if c.gpu_slowdowns is not None and len(c.gpu_slowdowns) != c.gpus_per_node:
+        text = f"{len(c.gpu_slowdowns)} factors for the {c.gpus_per_node} GPUs of a node; give one "
+        yield text + "for each", "cluster.gpu_slowdowns", _PER_NODE
     yield from _check_throttled(b, nodes)
     if c.hosts is not None:
         found = hosts_problem(np.array(c.hosts, np.int64), n_slots, nodes)

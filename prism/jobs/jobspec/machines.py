@@ -13,6 +13,7 @@ from prism.jobs.jobspec.values import (
     Block,
     Count,
     Efficiency,
+    GpuFactors,
     Hosts,
     NonNegative,
     Positive,
@@ -108,6 +109,11 @@ class ClusterBlock(Block):
         "Known slow nodes: {node index: factor on compute durations}, or factors by kind: {node "
         "index: {network: 1.5}}.",
         {},
+    )
+    gpu_slowdowns: GpuFactors = key(
+        "How slow the GPUs of every node are by their position, as heat makes those in the "
+        "exhaust of others: factors on compute durations, one for each GPU in order of local "
+        "rank [all 1]."
     )
     hosts: Hosts = key(
         "The node that takes each slot of gpus_per_node ranks, in rank order: a list of node "

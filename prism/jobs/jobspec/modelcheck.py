@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from math import ceil, lcm
 
 from prism.common.text import format_count
-from prism.jobs.jobspec.blocks import Blocks, Durations
+from prism.jobs.dimensions import DIMENSIONS, STAGE
+from prism.jobs.jobspec.blocks import Blocks, Durations, ModelBlock
 from prism.jobs.jobspec.owncheck import check_layers
 from prism.jobs.jobspec.presets import PRESETS, SIZES
 from prism.jobs.jobspec.problem import Problem, undivided, unmodelled
@@ -13,7 +14,7 @@ from prism.jobs.jobspec.yaml import near
 from prism.jobs.layersplit import even_split
 
 _LATENT = ("kv_lora_rank", "rope_head_size", "head_size")
-_EXPERT_RANKS = tuple(f"parallelism.{key}" for key in ("dp", "cp", "tp", "expert_tp"))
+_EXPERT_RANKS = tuple(f"parallelism.{key}" for key in ("dp", *STAGE[::-1], "expert_tp"))
 
 
 def check_model(b: Blocks) -> Iterator[Problem]:
@@ -84,13 +85,23 @@ def _check_shards(b: Blocks) -> Iterator[Problem]:
         text = f"{p.tp} does not divide {sizes}; take a tp that does"
         yield text, "parallelism.tp", *(f"model.{name}" for name in wrong), "model.name"
         return
-    # Each context-parallel rank holds two slices, one from either end, to balance causal work.
-    slices = 2 * p.cp if p.cp > 1 else 1
-    shards = lcm(slices, p.cp * p.tp if p.sequence_parallel else p.cp)
+    shards = lcm(_slices(p.cp), p.cp * p.tp if p.sequence_parallel else p.cp)
     if m.seq_len % shards:
         text = f"{m.seq_len} does not split over tp = {p.tp} and cp = {p.cp}; "
         text += f"take a multiple of {shards}, for example {ceil(m.seq_len / shards) * shards}"
         yield text, "model.seq_len", "parallelism.cp", "parallelism.tp", "model.name"
+
+
+def splits_over(m: ModelBlock, name: str, size: int) -> bool:
+    """Tell whether a model may be divided by a size of a stage's dimension, whatever the others."""
+    if DIMENSIONS[name].splits == "weights":
+        return m.n_heads % size == 0
+    return m.seq_len % _slices(size) == 0
+
+
+def _slices(cp: int) -> int:
+    """Each context-parallel rank holds two slices, one from either end, to balance causal work."""
+    return 2 * cp if cp > 1 else 1
 
 
 def check_split(b: Blocks) -> Iterator[Problem]:
@@ -143,7 +154,8 @@ def check_experts(b: Blocks) -> Iterator[Problem]:
         text = f"{p.expert_shards}, expected 1 or tp = {p.tp}; leave it out for the latter"
         yield text, "parallelism.expert_tp", "parallelism.tp"
     elif p.expert_ranks % p.ep:
-        sizes = "dp" + " * cp" * (p.cp > 1) + " * tp" * (p.tp > p.expert_shards)
+        split = [name for name in STAGE[::-1] if getattr(p, name) > 1]
+        sizes = " * ".join(["dp", *(s for s in split if s != "tp" or p.tp > p.expert_shards)])
         text, *where = undivided(p.ep, sizes, p.expert_ranks, key, *_EXPERT_RANKS)
         if p.expert_ranks * p.expert_shards % p.ep == 0:
             text += ", or set expert_tp: 1, for whole experts on tp ranks"

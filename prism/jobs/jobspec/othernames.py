@@ -8,22 +8,11 @@ import re
 from collections.abc import Iterable
 from fnmatch import translate
 
+from prism.jobs.dimensions import DIMENSIONS, GPUS
+
 # Behind a bar: names that say it where none before does, as a longest context, or a width's default
 _KEYS = {
-    "parallelism.tp": "tensor_model_parallel_size tensor_parallel_degree tensor_parallel_size "
-    "tensor_parallel tp_size tp_degree autotp_size model_parallel_size",
-    "parallelism.cp": "context_parallel_size context_parallel_degree context_parallel cp_size "
-    "cp_degree",
-    "parallelism.pp": "pipeline_model_parallel_size pipeline_parallel_degree "
-    "pipeline_parallel_size pipeline_parallel pipe_parallel_size pp_size pp_degree "
-    "pipeline_stages num_stages",
-    "parallelism.vpp": "virtual_pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank "
-    "virtual_pipeline_parallel_size vpp_size num_layers_per_virtual_pipeline_stage "
-    "pipeline_parallel_layers_per_stage",
-    "parallelism.dp": "data_parallel_size data_parallel_degree dp_size dp_degree "
-    "data_parallel_replicate_degree num_replicas world_size np",
-    "parallelism.ep": "moe_expert_parallel_size expert_model_parallel_size expert_parallel_degree "
-    "expert_parallel_size expert_parallel ep_size",
+    **{f"parallelism.{name}": dimension.names for name, dimension in DIMENSIONS.items()},
     "parallelism.shard_size": "data_parallel_shard_degree fsdp_size",
     "parallelism.data_parallel": "zero_stage zero_optimization use_distributed_optimizer "
     "zero_optimization.stage sharding_strategy data_parallel_sharding_strategy use_torch_fsdp2 "
@@ -361,8 +350,8 @@ def no_effect(path: tuple[str, ...]) -> bool:
 NOTES = {
     "local_batch_size": "it is microbatches * microbatch_size",
     "data_parallel_replicate_degree": "dp is replicate * shard degree",
-    "world_size": "it is tp * cp * pp * dp",
-    "np": "it is tp * cp * pp * dp",
+    "world_size": f"it is {' * '.join(GPUS)}",
+    "np": f"it is {' * '.join(GPUS)}",
     "num_layers_per_virtual_pipeline_stage": "vpp is layers of a stage / these",
     "pipeline_parallel_layers_per_stage": "vpp is layers of a stage / these",
     "no_weight_tying": "the opposite",
@@ -382,7 +371,7 @@ def plain(word: str) -> str:
 
 
 _KEY_OF = {plain(name): key for key, names in KEYS.items() for name in names}
-_KNOWN = {*_KEY_OF, *"tp cp pp vpp dp ep etp seqlen".split()}
+_KNOWN = {*_KEY_OF, *DIMENSIONS, "etp", "seqlen"}
 _NOTE_OF = {plain(name): note for name, note in NOTES.items()}
 
 

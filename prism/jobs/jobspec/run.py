@@ -29,7 +29,7 @@ FAILURES_PER_GPU_DAY = 419 / (16_384 * 54)
 FAILURES_SOURCE = "Llama 3 405B: 419 in 54 days on 16,384 GPUs, arXiv:2407.21783"
 RESTART_S = 600.0  # within the 5 to 20 min of arXiv:2410.21680, which hold the detection
 # With the two above, what leaves the over 90 % of effective time that Llama 3 405B had
-# (experiments/llama3-54-days); of few GPUs any interval costs little.
+# (experiments/studies/llama3-54-days); of few GPUs any interval costs little.
 CHECKPOINT_S = 600.0
 REPAIR_S = 86_400.0  # assumption: a node is back after a day
 

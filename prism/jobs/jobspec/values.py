@@ -135,6 +135,11 @@ Hosts = Annotated[
     BeforeValidator(_read_hosts),
     WithJsonSchema({"type": ["array", "string"], "items": {"type": "integer", "minimum": 0}}),
 ]
+GpuFactors = Annotated[
+    Annotated[tuple[Positive, ...], Field(min_length=2)] | None,
+    _told("a factor for each GPU of a node", "write [1, 1, 1, 1, 1.02, 1.02, 1.02, 1.02]"),
+    WithJsonSchema({"type": "array", "items": {"type": "number", "exclusiveMinimum": 0}}),
+]
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),

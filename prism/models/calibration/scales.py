@@ -22,8 +22,8 @@ COMPUTE_PRIOR = 0.5  # of the log of a factor: number formats alone make a facto
 COMMUNICATION_PRIOR = 0.7  # a factor of two either way
 MODEL_ERROR = 0.005
 """Of the predicted mean of one size, relative: 0.49 % (90 %: 0.36 to 0.59 %) over eleven training
-sets of MLPerf (experiments/mlperf-scale/other_scales.py). A size predicted from another errs by
-both."""
+sets of MLPerf (experiments/validation/mlperf-scale/other_scales.py). A size predicted from another
+errs by both."""
 _WIDEST = 5.0  # of the log ratio: far beyond the priors, so that no search overflows
 RATIOS = np.log(np.array([0.25, 0.7, 1.6, 4.0]))  # communication over compute factor
 

@@ -15,7 +15,7 @@ from prism.models.changes.spans import FEWEST, Index
 
 CHANCE = 0.01
 """That long steps at random places look as regular, over all intervals and both tests; measured on
-series without pauses in `experiments/verification/pauses.py`."""
+series without pauses in `experiments/checks/pauses.py`."""
 _HIDDEN = 1000  # the longest interval of pauses that noise hides: each costs a look at all steps
 _LEAST = 3  # long steps of a pause
 

@@ -18,13 +18,13 @@ Flags = NDArray[np.bool_]
 
 BOUND = 60.0
 """Penalty over long-run variance that stationary series exceed in at most 2.5 % of cases: AR(1)
-with a coefficient of 0.9, 8 to 600 steps, 1 to 64 series (`experiments/verification/changes.py`);
+with a coefficient of 0.9, 8 to 600 steps, 1 to 64 series (`experiments/checks/changes.py`);
 levels and spread are two tests."""
 SETTLED = 8  # steps of a segment that is no part of a warm-up
 MOST_BEGINNING = 1.0 / 3.0  # of the steps: what changes for longer is no warm-up
 BEGINNING = 2.0
 """Times the bound where noise is judged without the steps before: keeps false alarms on AR(1) 0.9
-of 12 to 30 steps at 3 to 5 % (`experiments/verification/changes.py`)."""
+of 12 to 30 steps at 3 to 5 % (`experiments/checks/changes.py`)."""
 LEAST = 3  # steps of a segment: shorter ones are stalls
 OUTLIER = 6.0  # robust standard deviations; a normal series of 10^6 steps has none beyond 5
 _NEAR = 5  # steps of the median that a step is held against: two of them may be stalls

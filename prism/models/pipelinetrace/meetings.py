@@ -20,7 +20,7 @@ from prism.simulation.tracemodel.graph import REPLICA, STAGE, WORKER, WORLD, Arr
 # 1.4 % on three production jobs)
 HIDDEN_STEP = 2e-3
 # With these, 99 % of barriers are found in made-up jobs with gaps of four kinds, and one where
-# there is none in at most 5 % (experiments/verification/coincidence.py).
+# there is none in at most 5 % (experiments/checks/coincidence.py).
 FEW = 5  # steps below which no barrier is looked for: in traces of two, one of 45 had a false one
 # Share of transfers' neighbours in the chain that run beside them, from which they do not block: 0
 # in blocking made-up traces and those of three production jobs, 0.20 to 0.34 where they do not.

@@ -3,7 +3,7 @@
 At every step the likelihood of a change somewhere before it is held against that of none, both
 averaged over kinds of noise: white, and white with an AR(1) drift of some size and memory; level
 and variance are free. A change is found where this crosses a bound that noise alone crosses in at
-most 1 % of runs, at any of its steps (`experiments/verification/watch.py --sequential`): so the
+most 1 % of runs, at any of its steps (`experiments/checks/watch.py --sequential`): so the
 answer depends on the steps, not on how often they are looked at. How large a change is, the steps
 after the crossing tell: those before it were selected by it.
 """

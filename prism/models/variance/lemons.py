@@ -22,7 +22,7 @@ LEMON_SLOWER = 0.035
 """Smallest slowdown worth a name: 112 burnt-in GPUs were all within it."""
 PRIOR_SCALE, PRIOR_DF = 0.01, 4.0
 """CV of a healthy body, worth four workers, so that two that agree by chance do not make a lemon
-of the third (false alarms and power: experiments/verification/components.py)."""
+of the third (false alarms and power: experiments/checks/components.py)."""
 
 
 class Lemon(NamedTuple):

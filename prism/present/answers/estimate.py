@@ -16,6 +16,7 @@ from prism.common.text import (
     format_share,
     percent_change,
 )
+from prism.jobs.dimensions import COMMUNICATING
 from prism.present.answer import Answer, Errors, Picture
 from prism.present.answers.memory import fit_table, memory_table, memory_text
 from prism.present.answers.runs import DEPARTURE, FAILURES, framework_text
@@ -66,7 +67,7 @@ PARTS = {
     "launch_gaps": "launch gaps",
     "step_jitter": "step jitter",
     **{f"exposed_{group}": f"exposed {group.upper()} communication"
-       for group in ("tp", "cp", "ep", "pp", "dp")},
+       for group in COMMUNICATING},
 }  # fmt: skip
 LEAST_PART, LEAST_SAVED = 5e-4, 1e-3
 """Shares of the step and of the run below which a part and what could be saved are left out [1]."""

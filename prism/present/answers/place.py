@@ -196,6 +196,9 @@ def _saved(row: Row, key: str = "saved") -> Figure:
 
 def _moves(result: Placing) -> list[str]:
     """List the moves of slow nodes, those to the same stages as one."""
+    if result.by_heat:
+        at = numbered("stage", result.entry("best")["stages"])
+        return [f"put the slow GPUs of every node at {at}, the others at the other stages"]
     groups: dict[tuple[str, bool], list[Row]] = {}
     for node in result.figures()["slow_nodes"]:
         before, after = node["before"], node["after"]

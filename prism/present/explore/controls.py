@@ -21,6 +21,8 @@ from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.distributions.library import library_names
 from prism.jobs.devices import LIBRARIES
+from prism.jobs.dimensions import DIMENSIONS, REPLICA
+from prism.jobs.dimensions import GPUS as GPUS_OF_JOB
 from prism.jobs.job import Job, load_job, provenance
 from prism.jobs.jobspec.blocks import BLOCKS
 from prism.jobs.jobspec.presets import PRESETS, SIZES
@@ -39,11 +41,7 @@ GROUPS: dict[str, tuple[tuple[str, str], ...]] = {
         ("cluster.gpus_per_node", "GPUs per node"),
     ),
     "Layout": (
-        ("parallelism.tp", "Tensor parallel (tp)"),
-        ("parallelism.cp", "Context parallel (cp)"),
-        ("parallelism.pp", "Pipeline stages (pp)"),
-        ("parallelism.vpp", "Model chunks per stage (vpp)"),
-        ("parallelism.ep", "Expert parallel (ep)"),
+        *((f"parallelism.{d}", f"{DIMENSIONS[d].title} ({d})") for d in DIMENSIONS if d != "dp"),
         ("parallelism.data_parallel", "Data parallelism"),
         ("parallelism.schedule", "Pipeline schedule"),
         ("parallelism.microbatches", "Microbatches per replica"),
@@ -105,7 +103,8 @@ class Control:
 def control(key: str) -> Control:
     """Make a control of a key from what a job file may say."""
     if key == GPUS:
-        text = "dp is this over tp * cp * pp, and the number of nodes this over the GPUs of each."
+        replica = " * ".join(REPLICA)
+        text = f"dp is this over {replica}, and the number of nodes this over the GPUs of each."
         return Control(key, "count", (), text)
     field = _field(key)
     about = field.description or ""
@@ -187,7 +186,7 @@ def _moved(base: Job, changed: Values) -> dict[str, Any]:
     if "cluster.device" in moved and "variability.library" not in moved and usual:
         out["variability.library"] = LIBRARIES.get(moved["cluster.device"], "none")
     now = shown | moved
-    sizes_of = [now[f"parallelism.{key}"] for key in ("tp", "cp", "pp")]
+    sizes_of = [now[f"parallelism.{key}"] for key in REPLICA]
     n, each = now[GPUS], now["cluster.gpus_per_node"]
     if not all(isinstance(x, int) and x > 0 for x in (*sizes_of, n, each)):
         return out
@@ -207,7 +206,9 @@ def build(base: Job, changed: Values) -> Job:
         texts = override_texts(overrides(base, changed))
         job = load_job(base.source, texts) if texts else base
     except PrismError as error:
-        faults += [line for line in error.args if not (faults and ": tp*cp*pp*dp = " in line)]
+        faults += [
+            line for line in error.args if not (faults and f": {'*'.join(GPUS_OF_JOB)} = " in line)
+        ]
     if faults:
         raise PrismError(*faults)
     return job
@@ -219,9 +220,9 @@ def _gpu_faults(now: Values) -> Iterator[str]:
     if not isinstance(n, int) or n < 1:
         yield f"{GPUS}: expected a whole number of GPUs, at least 1, got {n}; give one"
         return
-    sizes = [now[f"parallelism.{key}"] for key in ("tp", "cp", "pp")]
+    sizes = [now[f"parallelism.{key}"] for key in REPLICA]
     if all(isinstance(x, int) and x > 0 for x in sizes):
-        yield from _undivided(n, math.prod(sizes), "replicas of tp*cp*pp")
+        yield from _undivided(n, math.prod(sizes), f"replicas of {'*'.join(REPLICA)}")
     if isinstance(each, int) and each > 0:
         yield from _undivided(n, each, "nodes of gpus_per_node")
 

@@ -37,7 +37,7 @@ def error_kind(job: Job) -> str:
 
     Published jobs of Megatron and nanotron do not gather their weights layer by layer, those of
     eager and compiled PyTorch do; experts are Megatron's, and there is no hybrid model
-    (``experiments/public-jobs``).
+    (``experiments/validation/public-jobs``).
     """
     p, model = job.parallelism, job.model
     kind, again = family(p.framework), p.data_parallel in ("fsdp", "hsdp")
