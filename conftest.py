@@ -11,7 +11,8 @@ import pytest
 
 COMPILE = """
 from prism.common import compiled
-if compiled.start_compiling():
+compiled.start_compiling()
+if compiled.is_compiling():
     import prism
     prism.simulate("pipeline-8x32", replicates=64, seed=1)
 """

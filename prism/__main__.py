@@ -117,6 +117,8 @@ def _raise_again(dropped: Any) -> None:
 
 def run() -> None:
     """Run the command line of this process and exit."""
+    # matrices are small here: threads that wait for work took 3/4 of a calibration's processor time
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(OBJECTS)
     sys.unraisablehook = _raise_again
     status = main()

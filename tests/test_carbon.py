@@ -5,7 +5,7 @@ import pytest
 import prism
 
 JOB = {
-    "base": "gpt3-175b-512",
+    "base": "llama3-70b-fsdp-512",
     "run": {"steps": 100, "failures": "none", "checkpoint": None, "deadline": None},
     "variability": {"library": "none", "model_error": 0.0},
 }

@@ -14,6 +14,7 @@ import prism
 from prism import engine
 from prism.distributions import distribution as distributions
 from prism.distributions.tables import sample_table
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.steps import run_blocks
 
@@ -124,7 +125,7 @@ def test_steps_equal_the_oracle(name, seed):
 @pytest.mark.nojit
 def test_oracle_on_one_replicate():
     job = explicit_job(parallelism={"pp": 2, "dp": 1, "microbatches": 2})
-    time = run_blocks(prepare(job, 3).program, range(1), 3)[0][0, 5]
+    time = run_blocks(prepare(job, 3).program, range(1), RunContext(3))[0][0, 5]
     assert time == pytest.approx(naive.step_time(job, prepare_variability(job), 3, 5), rel=3e-6)
 
 

@@ -14,6 +14,7 @@ import prism
 
 JOB = prism.load_job("llama3-70b-fsdp-512", ["model.n_layers=20", "run.failures=none"])
 CALL = {"replicates": 6400, "seed": 4}
+NOTE = ".prism-command.json"
 SMALL = ("estimate", "pipeline-8x32", "--replicates", "64", "--run-replicates", "10")
 
 
@@ -29,7 +30,7 @@ def whole():
 
 
 def chunks_of(folder):
-    return sorted(folder.glob("[!.]*.chunk"))
+    return sorted(folder.glob("[!.]*.npz"))
 
 
 def interrupted(folder, seed=4, after=50):
@@ -126,29 +127,40 @@ def test_a_folder_of_another_command_is_told_apart(tmp_path):
     same = {"command": {"job": "x", "steps": 3}, "fresh_seed": lambda: 5, "tell": said.append}
     with prism.run_on(resume=tmp_path / "a", **same) as place:
         assert place.store.seed == 77 and "77" in said[0]
-        with pytest.raises(prism.PrismError):  # in use by another prism
-            with prism.run_on(resume=tmp_path / "a", **same):
-                pass
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("damage", ["another version", "half a note"])
-def test_chunks_of_another_version_are_begun_anew(tmp_path, damage):
-    begun(tmp_path / "a", {"job": "x"})
-    manifest, said = tmp_path / "a" / "command.json", []
-    noted = json.loads(manifest.read_text())
-    noted["identity"]["numba"] = "0.1"
-    whole = json.dumps(noted)
-    manifest.write_text(whole if damage == "another version" else whole[:9])
-    same = {"command": {"job": "x"}, "fresh_seed": lambda: 5, "tell": said.append}
-    with prism.run_on(resume=tmp_path / "a", **same) as place:
-        assert place.store.seed == (77 if damage == "another version" else 5)
+def test_chunks_of_another_program_are_not_taken(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        other = "prism.simulation.execution.tasks.identity"
+        patch.setattr(other, lambda: {"numba": "0.1"})
+        begun(tmp_path / "a", {"job": "x"})
+    with prism.run_on(resume=tmp_path / "a", command={"job": "x"}) as place:
         prism.simulate(JOB, 640, seed=place.store.seed)
+        assert place.store.seed == 77 and place.store.found == 0 < place.store.computed
+
+
+def test_a_damaged_note_begins_anew(tmp_path):
+    begun(tmp_path / "a", {"job": "x"})
+    note = tmp_path / "a" / NOTE
+    note.write_text(note.read_text()[:9])
+    assert chunks_of(tmp_path / "a")
+    with prism.run_on(resume=tmp_path / "a", command={"job": "y"}, fresh_seed=lambda: 5) as place:
+        assert place.store.seed == 5 and not chunks_of(tmp_path / "a")
+
+
+def test_two_at_once_in_one_folder_do_no_harm(tmp_path, whole):
+    """The first to end removes the chunks; the other ends without."""
+    with prism.run_on(resume=tmp_path / "a") as place:
+        found, *_ = resumed(tmp_path / "a")
+        again = prism.simulate(JOB, **CALL)
         assert place.store.found == 0
-    assert ("numba 0.1 " in said[0]) == (damage == "another version")
+    for one in (found, again):
+        assert one.to_xarray().drop_attrs().identical(whole.to_xarray().drop_attrs())
+    assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("name", ["thesis.tex", "command.json", "mine.chunk", "lock"])
+@pytest.mark.parametrize("name", ["thesis.tex", "command.json", "mine.npz", "lock"])
 def test_folders_of_other_things_are_left_alone(tmp_path, name):
     (tmp_path / name).write_text("{}")
     for _ in range(2):  # the first try leaves nothing behind that changes the second
@@ -162,7 +174,7 @@ def test_folders_of_other_things_are_left_alone(tmp_path, name):
 
 
 def test_hidden_files_of_others_outlive_a_resumed_command(tmp_path):
-    hidden = [".notes.json", ".other.chunk", ".git"]
+    hidden = [".notes.json", ".other.npz", ".git"]
     for name in hidden:
         (tmp_path / name).write_text("x")
     with prism.run_on(resume=tmp_path, command={"job": "x"}, seed=3):
@@ -171,10 +183,10 @@ def test_hidden_files_of_others_outlive_a_resumed_command(tmp_path):
 
 
 def test_a_full_disk_ends_keeping_but_not_the_work(tmp_path, monkeypatch, whole):
-    def full(self, content):
+    def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    monkeypatch.setattr("numpy.savez", full)
     found, _, _, said = resumed(tmp_path / "a")
     assert sum(os.strerror(errno.ENOSPC) in text for text in said) == 1
     assert found.to_xarray().drop_attrs().identical(whole.to_xarray().drop_attrs())
@@ -209,7 +221,7 @@ def test_content_of_input_files_is_part_of_the_command(tmp_path, run, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr("prism.present.answers.estimate.estimate_answer", stop)
         assert run(*asked)[0] == 130
-    seed = json.loads((parts / "command.json").read_text())["seed"]
+    seed = json.loads((parts / NOTE).read_text())["seed"]
     job.write_text("base: pipeline-8x32\nrun: {steps: 7}\n")
     status, _, err = run(*asked)
     assert status == 2 and str(job) in err

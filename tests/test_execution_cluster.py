@@ -139,14 +139,14 @@ def test_the_client_killed_in_mid_run_goes_on_where_it_was(
     command = [*line, *asked, "--scheduler", cluster.scheduler_address]
     client = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
-    while len(list(parts.glob("[!.]*.chunk"))) < 3 and time.monotonic() < end:
+    while len(list(parts.glob("[!.]*.npz"))) < 3 and time.monotonic() < end:
         assert client.poll() is None
         time.sleep(0.01)
     client.kill()
     assert client.wait() == -signal.SIGKILL
     assert not out.exists()  # nothing half-written
-    kept = len(list(parts.glob("[!.]*.chunk")))
-    seed = json.loads((parts / "command.json").read_text())["seed"]
+    kept = len(list(parts.glob("[!.]*.npz")))
+    seed = json.loads((parts / ".prism-command.json").read_text())["seed"]
     assert 3 <= kept
 
     status, answer, said = run(*asked)  # on this machine alone
@@ -195,7 +195,7 @@ def test_workers_of_another_version_are_refused_in_words(cluster):
     asked = ["estimate", JOB, "--scheduler", cluster.scheduler_address]
     done = subprocess.run([sys.executable, "-c", OTHER, *asked], capture_output=True, text=True)
     assert done.returncode == 2 and re.search("numba .* 0.1", done.stderr)
-    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 2
 
 
 NO_ADDRESSES = ("nonsense://x:1", "tcp://127.0.0.1", "host", "")
@@ -294,27 +294,26 @@ def test_a_port_of_something_else_is_told_within_the_timeout(said):
     assert all(address in said[address] for address in others)
 
 
-def test_a_stopped_worker_is_named(cluster, short_tasks, monkeypatch):
-    for name in ("_PING_S", "_LOOK_S"):
-        monkeypatch.setattr(f"prism.simulation.execution.remote.{name}", 0.5)
-    said = []
-    with prism.run_on(cluster.scheduler_address, timeout_s=2.0, tell=said.append) as place:
-        (address, process), *_ = workers(place).items()
-        stopped = []
+def test_a_stopped_worker_takes_nothing_with_it(here, short_tasks):
+    """Dask ends workers that have been silent for its worker-ttl."""
+    import dask
+    from distributed import LocalCluster
 
-        def stop(done, n):
-            if 0 < done and not stopped:
-                stopped.append(process)
-                os.kill(process, signal.SIGSTOP)
-            if any(address in text for text in said):
-                os.kill(process, signal.SIGCONT)
+    stopped = []
 
+    def stop(done, n):
+        if 0 < done and not stopped:
+            stopped.append(next(iter(workers(place).values())))
+            os.kill(stopped[0], signal.SIGSTOP)
+
+    with (
+        dask.config.set({"distributed.scheduler.worker-ttl": "5s"}),
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        prism.run_on(cluster.scheduler_address, timeout_s=300.0) as place,
+    ):
         try:
-            prism.simulate(JOB, **CALL, progress=stop)
-            assert any("do not answer" in text and address in text for text in said)
-            os.kill(process, signal.SIGSTOP)
-            with pytest.raises(prism.PrismError, match=re.escape(address)):
-                with prism.run_on(cluster.scheduler_address, timeout_s=2.0):
-                    pass
+            there = prism.simulate(JOB, **CALL, progress=stop)
         finally:
-            os.kill(process, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(stopped[0], signal.SIGCONT)
+    assert there.to_xarray().drop_attrs().identical(here)

@@ -189,14 +189,14 @@ def test_ctrl_c_in_mid_run_keeps_chunks_and_says_so(job, tmp_path):
     line = [Path(sys.executable).with_name("prism"), *asked("estimate", job, out, *options)]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 60
-    while not list(parts.glob("[!.]*.chunk")) and time.monotonic() < end:
+    while not list(parts.glob("[!.]*.npz")) and time.monotonic() < end:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     answer, said = process.communicate(timeout=300)
     assert process.returncode == 130 and answer == ""
     assert str(parts) in said and "interrupted" in said and "Traceback" not in said
     assert not out.exists()
-    assert len(hidden(parts)) == 1  # the lock: nothing half-written
+    assert len(hidden(parts)) == 1  # the note: nothing half-written
 
 
 def test_no_lock_where_there_is_none(job, tmp_path, monkeypatch, run, empty_pictures):

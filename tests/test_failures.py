@@ -109,22 +109,23 @@ def test_an_interval_is_best_only_where_its_cost_is_stated(mode):
     often = {"per_1000_node_days": 2_000}
     every = {"interval_steps": 500_000, "mode": mode}
     job = tiny(steps=20_000_000, failures=often, checkpoint=every)
-    found = figures(job)
+    found = figures(job, run_replicates=100)
     assert "best_checkpoint_interval" not in found
-    assert "checkpoint_interval" not in codes(job)
+    assert "checkpoint_interval" not in codes(job, run_replicates=100)
     assert found["checkpoint"]["interval_steps"] == 500_000
-    stated = figures(job.replace("run.checkpoint.write_s=20"), run_replicates=1_000)
+    stated = figures(job.replace("run.checkpoint.write_s=20"), run_replicates=400)
     young = sqrt(2 * 20 / (2_000 / 1000 * 2 / 86_400))
     assert stated["best_checkpoint_interval"] == pytest.approx(young, rel=0.05)
     steps = stated["checkpoint"]["best_interval_steps"]
     better = job.replace({"run.checkpoint": every | {"interval_steps": steps, "write_s": 20}})
-    least = figures(better, run_replicates=1_000)["time_to_train"]
+    least = figures(better, run_replicates=400)["time_to_train"]
     saved = stated["time_to_train"]["mean"] - least["mean"]
-    error = sqrt((stated["time_to_train"]["std"] ** 2 + least["std"] ** 2) / 1_000)
+    error = sqrt((stated["time_to_train"]["std"] ** 2 + least["std"] ** 2) / 400)
     assert abs(saved - stated["checkpoint"]["costs_more"]) < 4 * error
     # what storage can take: never begun before the last is written
     often = {"write_s": 900, "interval_steps": 100_000}
-    slow = figures(job.replace({"run.checkpoint": often, "run.failures.per_1000_node_days": 2e4}))
+    slow = job.replace({"run.checkpoint": often, "run.failures.per_1000_node_days": 2e4})
+    slow = figures(slow, run_replicates=100)
     assert slow["best_checkpoint_interval"] >= 900.0
 
 

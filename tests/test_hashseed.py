@@ -13,12 +13,25 @@ for line in open(sys.argv[1]):
     assert status in (0, None), line
 """
 LINES = """
-sweep llama3-70b-fsdp-512 --vary cluster.nodes=64,32 --replicates 64 --seed 1
+sweep a.yaml --vary parallelism.microbatches=4,8 --replicates 64 --seed 1
 place pipeline-8x32 --slow-nodes 1 --slowdown 1.2 --spares 1 --seed 1
 import megatron.sh --set cluster.device=h100
 schedule interleaved --stages 4 --microbatches 8 --chunks 2
 show llama3-70b-fsdp-512
-explain gpt3-175b-512 llama3-70b-fsdp-512 --replicates 64 --seed 1
+explain a.yaml b.yaml --replicates 64 --seed 1
+"""
+A = """
+model: {n_layers: 8, hidden_size: 1024, ffn_size: 4096, n_heads: 16, vocab_size: 32000,
+        seq_len: 2048}
+parallelism: {tp: 2, pp: 2, dp: 2, microbatches: 4}
+cluster: {nodes: 1, gpus_per_node: 8, device: h100}
+variability: {library: h100-healthy}
+"""
+B = """
+base: a.yaml
+model: {n_layers: 12, hidden_size: 2048, n_kv_heads: 8}
+parallelism: {pp: 1, dp: 4, microbatches: 8, data_parallel: fsdp, precision: fp8}
+variability: {library: h100-production}
 """
 SCRIPT = """
 torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 \\
@@ -31,7 +44,8 @@ torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 \
 
 def test_every_command_prints_the_same_under_three_hash_seeds(tmp_path):
     (tmp_path / "lines").write_text(LINES.strip() + "\n")
-    (tmp_path / "megatron.sh").write_text(SCRIPT)
+    for name, text in (("megatron.sh", SCRIPT), ("a.yaml", A), ("b.yaml", B)):
+        (tmp_path / name).write_text(text)
     printed = set()
     for seed in "012":
         found = subprocess.run(

@@ -390,6 +390,11 @@ own_keys: dict[str, list[Case]] = {
     "backward": [own(BYTES | {"backward": 0}, path__memory=within(2e-4, 1e-3))],
     "parameters": [own(BYTES | {"parameters": 4096}, 4096),
                    own(SCAN | {"parameters": 64}, 64, 7 * 2**26 + 2**17, 2 * 1024 * 4 * 512)],
+    "seconds": [own({"op": "kernel", "seconds": 1e-3}, path__compute=to(1e-3))],
+    "launches": [own(BYTES | {"launches": 4000}, path__launch_gaps=within(1e-3, 0.1))],
+    "backward_launches": [
+        own(BYTES | {"backward_launches": 4000}, path__launch_gaps=within(1e-3, 0.1))
+    ],
     "keeps": [own(BYTES | {"keeps": 1e8}, kept=1e8)],
     "routed": [own(BYTES | {"routed": True}, path__memory=within(4e-4, 2e-3))],
     "bf16": [case("own", [{"ops": [OWN_OP | {"bf16": True}]}], "ideal memory",
@@ -994,6 +999,18 @@ KEYS: dict[str, list[Case]] = {
     # a node that is not replaced needs no spare, of which there are none
     "run.failures.causes.*.replace": [
         case("fail", causes("replace", False), runs=100, run__mean=ratio(0.2, 0.8),
+             below={"run.failures": {"per_1000_node_days": 20_000.0, "spares": 0, "repair": "2h",
+                                     "causes": causes()}}),
+    ],
+    # two nodes at once where one spare is: all wait for a repair
+    "run.failures.causes.*.nodes": [
+        case("pipe", {"rack": {"share": 1.0, "nodes": 2}}, runs=100, run__mean=ratio(1.2, 5.0),
+             below={"cluster": {"nodes": 4, "gpus_per_node": 1}, "run.steps": 1000,
+                    "run.failures": {"per_1000_node_days": 5000.0, "spares": 1, "repair": "1h",
+                                     "restart": 60.0, "causes": {"rack": {"share": 1.0}}}}),
+    ],
+    "run.failures.causes.*.repair": [
+        case("fail", causes("repair", "8h"), runs=100, run__mean=ratio(1.2, 3.0),
              below={"run.failures": {"per_1000_node_days": 20_000.0, "spares": 0, "repair": "2h",
                                      "causes": causes()}}),
     ],

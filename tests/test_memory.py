@@ -440,11 +440,11 @@ def test_no_way_is_slower_than_another_and_needs_more(shown, layout):
         assert [way[key] for way in ways] == sorted((way[key] for way in ways), reverse=back)
 
 
-def test_a_saved_result_outlives_its_library(run, tmp_path):
+def test_a_saved_result_outlives_its_library(run, tmp_path, empty_pictures):
     library = tmp_path / "mine.nc"
     library.write_bytes((EXPERIMENTS.parent / "distributions" / "h100-healthy.nc").read_bytes())
     status, _, err = run(
-        "estimate", "gpt3-175b-512", "--set", f"variability.library={library}", "--set",
+        "estimate", "llama3-70b-fsdp-512", "--set", f"variability.library={library}", "--set",
         "cluster.memory_gib=30", "--replicates", 64, "-o", tmp_path / "out", "-q",
     )  # fmt: skip
     assert status == 0, err

@@ -92,9 +92,12 @@ def test_a_device_bound_job_becomes_host_bound(tmp_path, depth, rel):
     assert estimated(tmp_path / "model.nc", kernel_scale=0.1)[0] == pytest.approx(expected, rel=rel)
 
 
-@pytest.mark.parametrize("name", made.PROGRAMS)
-@pytest.mark.parametrize("marks", ["optimizer", "none"])
-def test_steps_without_marks_have_the_same_periods(tmp_path, name, marks):
+@pytest.mark.parametrize(
+    ("marks", "name"),
+    [("none", name) for name in made.PROGRAMS]  # whose rhythm is another each
+    + [("optimizer", name) for name in ("device_bound", "host_bound", "mixed", "two_streams")],
+)
+def test_steps_without_marks_have_the_same_periods(tmp_path, marks, name):
     run = simulated(name)
     found = replayed(run.write(tmp_path, marks))  # what follows the optimizer is the next step's
     assert list(found.values()) == pytest.approx(run.periods, rel=5e-4)

@@ -10,6 +10,7 @@ from prism.cluster.nodemap import KINDS, Placement
 from prism.simulation.assembly import _relative_speeds
 from prism.simulation.draws import lower
 from prism.simulation.effects.stall import _entities
+from prism.simulation.execution.context import RunContext
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.steps import run_blocks
@@ -44,7 +45,7 @@ def make_job(effects=None, parallelism=None, **cluster):
 
 
 def times(program, blocks=1, seed=1):
-    return run_blocks(program, range(blocks), seed)[0]
+    return run_blocks(program, range(blocks), RunContext(seed))[0]
 
 
 def base_time(job):

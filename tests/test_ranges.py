@@ -12,6 +12,7 @@ import prism
 from prism.distributions import modelfile
 from prism.models.steptimes import likelihood
 from prism.models.steptimes.model import FILE, SCALARS, load_step_model
+from prism.simulation.execution.context import RunContext
 from prism.simulation.jobwarnings import mean_doubts
 from prism.simulation.prepare import prepare
 from prism.simulation.program import check_finite
@@ -122,7 +123,7 @@ def test_the_engine_refuses_what_is_not_finite():
     assert n > 8
     spread = program.stalls._replace(duration=math.nan)
     with pytest.raises(prism.PrismError, match="duration"):
-        run_blocks(dataclasses.replace(program, stalls=spread), range(1), 1)
+        run_blocks(dataclasses.replace(program, stalls=spread), range(1), RunContext(1))
 
 
 def test_a_mean_step_below_the_ideal_one_is_told():

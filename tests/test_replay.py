@@ -532,7 +532,7 @@ def damaged(p2p, seed, damage):
     return frame
 
 
-@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(sorted(SMALL)), st.integers(0, 2**32 - 1), st.sampled_from(
     ["drop", "drop stage", "drop name", "nan start", "nan duration", "swap names", "shuffle",
      "microbatch", "groups", "negative", "one kind", "huge"],

@@ -197,7 +197,7 @@ def test_summary_has_the_keys_of_the_interface(result, of_model, transformer_job
     assert (answer["job"], answer["seed"], answer["world_size"]) == ("pipeline-8x32", 4, 8)
     model = prism.summary(of_model)
     assert ALWAYS | OF_A_MODEL == set(model)
-    assert model["library"] == {"name": "h100-stressed", "kind": "stressed"}
+    assert model["library"] == {"name": "h100-stressed", "kind": "stressed", "others": []}
     p, tokens = transformer_job.parallelism, model["tokens_per_step"]
     assert model["global_batch"] == p.dp * p.microbatches * p.microbatch_size
     assert tokens == model["global_batch"] * MODEL["seq_len"]
@@ -349,10 +349,10 @@ def test_spread_recovers_both_parts(spread):
 
 @pytest.mark.parametrize("n_clusters", [4, 16, 200])
 def test_stated_intervals_cover(spread, n_clusters):
-    """The mean's 90 % and p95's 95 %, of 400 seeds; errors of independent steps would not."""
+    """The mean's 90 % and p95's 95 %, of 200 seeds; errors of independent steps would not."""
     truth = 10 + 1.6448536 * np.hypot(BETWEEN, WITHIN)
-    found = [spread(*nested(n_clusters, 64, seed)) for seed in range(400)]
-    error = 3.0 * np.sqrt(0.9 * 0.1 / 400)
+    found = [spread(*nested(n_clusters, 64, seed)) for seed in range(200)]
+    error = 3.0 * np.sqrt(0.9 * 0.1 / 200)
     covered = np.mean([f["mean_ci90"][0] <= 10.0 <= f["mean_ci90"][1] for f in found])
     assert covered == pytest.approx(0.9, abs=error)
     normal = np.mean([abs(f["mean"] - 10.0) <= 1.645 * f["mean_se"] for f in found])
@@ -362,7 +362,7 @@ def test_stated_intervals_cover(spread, n_clusters):
     assert alone < 0.6
     if n_clusters == 200:  # 94 % with 40 draws
         p95 = np.mean([f["p95_ci"][0] <= truth <= f["p95_ci"][1] for f in found])
-        assert p95 == pytest.approx(0.95, abs=0.025)
+        assert p95 == pytest.approx(0.95, abs=0.046)  # three standard errors too
 
 
 def test_spread_of_one_cluster_and_one_value(spread):

@@ -275,6 +275,37 @@ def test_spares_save_waiting_until_they_are_used_up():
     assert "spares" not in runs_of(failing(restart="1min"))[1]["delay_by_term"]
 
 
+@pytest.mark.parametrize(("spares", "waits"), [(0, 1.0), (7, 1.0), (8, 0.0)])
+def test_nodes_that_fail_together_need_as_many_spares(spares, waits):
+    """A rack of eight: seven spares are none, and it waits once for all of them."""
+    rack = {"rack": {"share": 1.0, "nodes": 8, "repair": "20min"}}
+    made = failing(rate=OFTEN / 16, causes=rack, spares=spares)
+    found, _, terms = runs_of(made, runs=6000)
+    once = found.run_failures.values == 1
+    waited = terms.get("spares", np.zeros(once.size))[once]
+    close(waited, 1200.0 * waits, rel=0.12)
+    assert once.mean() > 0.05
+
+
+@pytest.mark.parametrize("cause, more", [
+    ({"nodes": 2}, {}), ({"repair": "1h"}, {}), ({"nodes": 2, "replace": False}, {"spares": 1}),
+    ({"nodes": 0}, {"spares": 1}),
+])  # fmt: skip
+def test_causes_without_effect_are_refused(cause, more):
+    with pytest.raises(prism.PrismError, match="causes.rack."):
+        failing(causes={"rack": {"share": 1.0} | cause}, **more)
+
+
+def test_a_rack_comes_back_together():
+    """Beside single failures it takes the spares that these would have had."""
+    alone, both = (
+        runs_of(failing(spares=8, repair="30min", rate=OFTEN / 4,
+                        causes={"node": {"share": 1.0}} | rack), runs=3000)[2]
+        for rack in ({}, {"rack": {"share": 1.0, "nodes": 8}})
+    )  # fmt: skip
+    assert both["spares"].mean() > 5.0 * alone["spares"].mean()
+
+
 def test_causes_that_replace_no_node_need_no_spare():
     causes = {"software": {"share": 1, "replace": False}}
     _, _, terms = runs_of(failing(spares=0, repair="5h", causes=causes))

@@ -13,6 +13,7 @@ from scipy.stats import ks_2samp
 from prism.distributions.tables import sample_table
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
+from prism.simulation.execution.context import RunContext
 from prism.simulation.no_dependence import pool_program
 from prism.simulation.program import ideal_program
 from prism.simulation.steps import run_blocks
@@ -65,7 +66,7 @@ def program_of(model, replicas=None, measured=True):
 
 
 def engine_times(program, seed=3, blocks=N_BLOCKS):
-    return run_blocks(program, range(blocks), seed)[0].astype(np.float64)
+    return run_blocks(program, range(blocks), RunContext(seed))[0].astype(np.float64)
 
 
 def agree(engine, numpy):

@@ -53,7 +53,7 @@ def test_runs_have_the_same_distribution(name):
 def test_runs_tell_restarts_apart():
     """Negative control: restarts of 40 steps for 30."""
     job = RUNS["failures"]
-    plain = twin_runs(job, 32, 2000, 1)["total"]
+    plain = twin_runs(job, 32, 800, 1)["total"]
     fast = prism_runs(job.replace({"run.failures.restart": 40 * S}), 32, 2048, 2)
     assert ks_2samp(plain, fast).pvalue < 0.005
 

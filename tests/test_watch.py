@@ -23,6 +23,7 @@ from prism.models.steptimes.model import load_step_model
 from prism.models.steptimes.progress import progress
 from prism.models.steptimes.runs import update_on_progress
 from prism.models.steptimes.spread import Spread, simulate_body
+from prism.simulation.execution.context import RunContext
 from prism.simulation.runs.drift import ar1
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import RunModel
@@ -178,7 +179,7 @@ def test_after_an_alarm_the_forecast_holds_what_is_left():
         n = first_alarm(run)
         times = StepTimes(run[:n], np.arange(1, n + 1), np.full(n, ""), "log", "s")
         left = simulate_runs(
-            update_on_progress(model, times, 400, seed).model, 2000, 400, seed
+            update_on_progress(model, times, 400, seed).model, 2000, 400, RunContext(seed)
         ).total
         low, high = np.quantile(left, [0.1, 0.9])
         inside.append(low <= 2000 * 2.0 * 1.03 <= high)

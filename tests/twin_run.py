@@ -108,36 +108,38 @@ class Stops:
         self.saved[i] = [s for s in self.saved[i] if s[1] <= now]
         self.done[i], end = self.saved[i][-1][0], now
         while True:
-            found, restart, replaces = self.after(end, failed)
+            found, restart, lost, repair = self.after(end, failed)
             if failed:
                 self.failures[i] += 1
                 self.clock[i] = end + self.rng.exponential(1.0 / self.rate)
-            if replaces:
-                if self.rng.random() * self.n_nodes < 1.0:  # GPUs of one node are others
+            if lost:
+                if self.rng.random() * self.n_nodes < lost:  # GPUs of these nodes are others
                     self.cluster[i] = self.rng.integers(self.clusters)
                 if self.spares is not None:
-                    repaired = found + self.rng.exponential(self.fail.repair or DAY)
-                    self.spares[i] = sorted([*self.spares[i], repaired])
-                    found = max(found, self.spares[i].pop(0))
+                    repaired = found + self.rng.exponential(repair)
+                    held = sorted([*self.spares[i], *[repaired] * lost])
+                    self.spares[i], found = held[lost:], max(found, held[lost - 1])
             if self.clock[i] >= found + restart:  # else it fails again meanwhile
                 break
             end, failed = self.clock[i], True
         self.down[i] += found + restart - now
         self.time[i] = found + restart
 
-    def after(self, now: float, failed: bool) -> tuple[float, float, bool]:
-        """When a stop is noticed, the seconds from there to a step, whether a node is replaced."""
+    def after(self, now: float, failed: bool) -> tuple[float, float, int, float]:
+        """When a stop is noticed, seconds from there to a step, nodes replaced, their repair."""
         if self.fail is None:
-            return now, 0.0, True
-        detection, restart, replaces = self.fail.detection, self.fail.restart, True
+            return now, 0.0, 1, DAY
+        detection, restart, lost = self.fail.detection, self.fail.restart, 1
+        repair = self.fail.repair or DAY
         if failed and self.fail.causes:
             causes = list(self.fail.causes.values())
             share = np.array([cause.share for cause in causes])
             cause = causes[self.rng.choice(len(causes), p=share / share.sum())]
             detection = detection if cause.detection is None else cause.detection
             restart = restart if cause.restart is None else cause.restart
-            replaces = cause.replace
-        return now + (detection if failed else 0.0), restart, replaces
+            lost = cause.nodes if cause.replace else 0
+            repair = cause.repair or repair
+        return now + (detection if failed else 0.0), restart, lost, repair
 
 
 class SlowNodes:

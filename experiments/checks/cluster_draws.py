@@ -8,6 +8,7 @@ import sys
 import numpy as np
 
 from prism.jobs.job import job_from_dict
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks
 from prism.simulation.summary import spread
@@ -26,7 +27,7 @@ JOB = {
 
 def main() -> int:
     program = prepare(job_from_dict(JOB), 1).program
-    truth = float(np.mean(run_blocks(program, range(MANY), 10**6, 2)[0], dtype=float))
+    truth = float(np.mean(run_blocks(program, range(MANY), RunContext(10**6, 2))[0], dtype=float))
     print("| cluster draws | mean in its interval | as if independent | spread compatible with 0 |")
     print("|---|---|---|---|")
     fine = True
@@ -34,7 +35,7 @@ def main() -> int:
         inside = np.zeros(3)
         cluster = np.repeat(np.arange(draws), 64)
         for seed in range(SEEDS):
-            times = run_blocks(program, range(draws), seed)[0]
+            times = run_blocks(program, range(draws), RunContext(seed))[0]
             found = spread(times.ravel().astype(float), cluster)
             low, high = found["mean_ci90"]
             own = 1.645 * found["std"] / cluster.size**0.5

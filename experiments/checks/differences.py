@@ -11,8 +11,8 @@ import numpy as np
 
 from prism.analyses.differences import QUANTILES, Candidate, Sampler, difference, fit_slope
 from prism.jobs.job import load_job
+from prism.simulation.execution.context import RunContext, cores
 from prism.simulation.prepare import prepare
-from prism.simulation.steps import default_threads
 
 SLOW = 'cluster.node_slowdowns={"0": {"compute": 1.05}}'
 PAIRS = {
@@ -32,7 +32,7 @@ def measure(job, changes, seeds, clusters, threads):
     found = {name: [] for name in MEASURES}
     samples = [[], []]
     for seed in range(1, seeds + 1):
-        sampler = Sampler(seed, threads)
+        sampler = Sampler(RunContext(seed, threads))
         pair = [Candidate(program=program) for program in programs]
         for candidate, held in zip(pair, samples, strict=True):
             sampler.extend(candidate, clusters)
@@ -63,7 +63,7 @@ def main():
     bad = 0
     print(f"{options.seeds} seeds, {options.clusters} cluster draws each")
     for name, (job, changes) in PAIRS.items():
-        found = measure(job, changes, options.seeds, options.clusters, default_threads())
+        found = measure(job, changes, options.seeds, options.clusters, cores())
         for key, (held, half, truth) in found.items():
             ok = RANGE[0] <= held <= RANGE[1]
             bad += not ok

@@ -17,6 +17,7 @@ import numpy as np
 from scipy.stats import ks_2samp
 
 from prism.jobs.job import load_job
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import prepare
 from prism.simulation.sampledreplicas import fit_unseen, ignore_unseen, sample_replicas
 from prism.simulation.steps import run_blocks, warm_up
@@ -68,16 +69,16 @@ def compare(name, replicates):
     """Compare the engines on one job."""
     job, settings = JOBS[name]
     exact_program = prepare(load_job(job, settings), SEED).program
-    blocks = range(-(-replicates // 64))
+    blocks, context = range(-(-replicates // 64)), RunContext(SEED, THREADS)
     some = sample_replicas(exact_program)
-    warm_up(some, SEED)
+    warm_up(some, context)
     begin = time.process_time()
-    unseen = fit_unseen(some, SEED, THREADS)
-    found = run_blocks(unseen.program, blocks, SEED, THREADS)[0].astype(float)
+    unseen = fit_unseen(some, context)
+    found = run_blocks(unseen.program, blocks, context)[0].astype(float)
     middle = time.process_time()
-    exact = run_blocks(exact_program, blocks, SEED, THREADS)[0].astype(float)
+    exact = run_blocks(exact_program, blocks, context)[0].astype(float)
     end = time.process_time()
-    alone = run_blocks(ignore_unseen(some), blocks[:200], SEED, THREADS)[0].astype(float)
+    alone = run_blocks(ignore_unseen(some), blocks[:200], context)[0].astype(float)
     anew = np.random.default_rng(SEED).permutation(exact.ravel()).reshape(exact.shape)
     row = {
         "job": name, "replicas": exact_program.graph.n_replicas, "replicates": exact.size,

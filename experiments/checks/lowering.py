@@ -17,9 +17,10 @@ from prism.analyses.rankings.shares import Sampler, list_inputs, sample_shares
 from prism.distributions.distribution import normal, quantile_table
 from prism.jobs.job import Job, job_from_dict
 from prism.simulation.classops import split_classes
+from prism.simulation.execution.context import make_context
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.program import Program
-from prism.simulation.steps import default_threads, run_blocks
+from prism.simulation.steps import run_blocks
 from prism.simulation.variance_inputs import measure_residuals
 
 HOT_GPU = 11
@@ -73,7 +74,7 @@ def pool_over_gpus(program: Program) -> Program:
 def times(program: Program, replicates: int, seed: int) -> np.ndarray:
     """Step times [cluster, replicate] in seconds."""
     blocks = range(-(-replicates // 64))
-    return run_blocks(program, blocks, seed, default_threads())[0].astype(np.float64)
+    return run_blocks(program, blocks, make_context(seed))[0].astype(np.float64)
 
 
 def cases() -> list[tuple[str, str | None, dict, bool]]:
@@ -128,7 +129,7 @@ def figures(found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def class_shares(step: Prepared, seed: int) -> dict:
     """First and total order of every kernel class."""
     ops, residuals = split_classes(step), measure_residuals(step, seed)
-    sampler = Sampler(ops.program, step.program, seed, default_threads())
+    sampler = Sampler(ops.program, step.program, make_context(seed))
     return {s.entry.name: s for s in sample_shares(sampler, list_inputs(step, residuals, ops))}
 
 

@@ -16,8 +16,9 @@ from prism.analyses.placements.problem import Problem, make_problem
 from prism.analyses.placements.search import SearchResult, find_placements
 from prism.cluster.nodemap import NodeSlowdown, slow_node
 from prism.jobs.job import Job, job_from_dict, load_job
+from prism.simulation.execution.context import make_context
 from prism.simulation.prepare import prepare
-from prism.simulation.steps import default_threads, run_blocks
+from prism.simulation.steps import run_blocks
 
 TOLERANCE = 0.001
 ENOUGH = 0.95  # share of cases whose chosen placement is within the tolerance of the best
@@ -69,7 +70,7 @@ def draw_case(
     """Draw small jobs until one has some placements to choose from, several of them close."""
     while True:
         job, slow = random_job(rng, resolution)
-        problem = make_problem(prepare(job, seed), slow, default_threads())
+        problem = make_problem(prepare(job, seed), slow, make_context(seed))
         found = find_placements(problem, seed)
         close = (found.times <= found.times[0] * (1.0 + CLOSE)).sum()
         if FEWEST <= len(found.patterns) <= MOST and close >= near:
@@ -83,7 +84,7 @@ def reference(
     out = []
     for pattern in found.patterns:
         program = problem.program(problem.realise(pattern))
-        times = run_blocks(program, range(n), seed, default_threads())[0].astype(np.float64)
+        times = run_blocks(program, range(n), make_context(seed))[0].astype(np.float64)
         out.append(pseudo_values(times, q).mean())
     return np.array(out)
 
@@ -92,7 +93,7 @@ def chosen_index(
     problem: Problem, found: SearchResult, seed: int, objective: str
 ) -> tuple[int, float]:
     """Which of all placements is chosen under a seed, and how probably it is good."""
-    case = make_case(problem, objective, TOLERANCE, Sampler(seed, default_threads()))
+    case = make_case(problem, objective, TOLERANCE, Sampler(make_context(seed)))
     _, best, p_correct = choose(case, found)
     return found.patterns.index(problem.pattern(best.hosts)), p_correct
 
@@ -150,12 +151,11 @@ def calibration(repetitions: int, seed: int, jobs: list[int]) -> bool:
 def common_numbers(seed: int) -> bool:
     """Variance of the difference of two placements, with the same draws and with others."""
     job, slow = load_job(SHIPPED), {node: slow_node(1.2) for node in (9, 37, 44)}
-    problem = make_problem(prepare(job, seed), slow, default_threads())
+    problem = make_problem(prepare(job, seed), slow, make_context(seed))
     found = find_placements(problem, seed)
     programs = [problem.program(problem.realise(found.patterns[i])) for i in (0, -1)]
-    threads = default_threads()
     best, worst, other = (
-        run_blocks(programs[i], range(24), key, threads)[0].astype(np.float64)
+        run_blocks(programs[i], range(24), make_context(key))[0].astype(np.float64)
         for i, key in ((0, seed), (1, seed), (1, seed + 1))
     )
     ratio = {

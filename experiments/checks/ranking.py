@@ -17,9 +17,10 @@ from prism.analyses.rankings.shares import Sampler, sample_shares
 from prism.common.attribution import Variance
 from prism.jobs.job import job_from_dict, load_job
 from prism.simulation.classops import split_classes
+from prism.simulation.execution.context import make_context
 from prism.simulation.prepare import prepare
 from prism.simulation.program import Program
-from prism.simulation.steps import default_threads, run_blocks, warm_up
+from prism.simulation.steps import run_blocks, warm_up
 from prism.simulation.variance_inputs import Residuals, measure_residuals, partition
 
 JOBS = ("llama3-405b-16k", "gpt3-175b-512", "llama3-70b-fsdp-512")
@@ -95,11 +96,11 @@ def check_coverage(seeds: int) -> bool:
 def check_clusters(name: str, seed: int) -> bool:
     """Variance between clusters, with quiet times as control, against many clusters."""
     program = prepare(load_job(name), seed).program
-    threads = default_threads()
-    sampler = Sampler(program, program, seed, threads)
+    context = make_context(seed)
+    sampler = Sampler(program, program, context)
     sampler.extend([], 16)
     sampler.extend_control()
-    times = run_blocks(program, range(CLUSTERS[name]), seed + 1000, threads)[0].astype(float)
+    times = run_blocks(program, range(CLUSTERS[name]), context.under(seed + 1000))[0].astype(float)
     plain = cluster_variance(times)
     means = times.mean(axis=1) - times.mean()
     spread = np.sqrt(np.mean(means**4) / np.mean(means**2) ** 2 - 1.0) / np.sqrt(means.size)
@@ -117,7 +118,7 @@ def check_growth(counts: list[int], seed: int) -> bool:
     """Effort of the shares with kernel classes split by ops, ever finer."""
     job = load_job(CLASSES_JOB)
     step = prepare(job, seed)
-    warm_up(step.program, seed)
+    warm_up(step.program, make_context(seed))
     ops, call = split_classes(step), measure_residuals(step, seed).call
     n_classes = len(step.program.classes)
     print(f"{CLASSES_JOB}: pick-freeze of its {n_classes} classes, and of finer ones")
@@ -132,7 +133,7 @@ def check_growth(counts: list[int], seed: int) -> bool:
         varies = Residuals(np.ones((call.size, count)), call)
         inputs = partition(program, varies, owner)
         begin = time.process_time()
-        sampler = Sampler(ops.program, step.program, seed, default_threads())
+        sampler = Sampler(ops.program, step.program, make_context(seed))
         found = sample_shares(sampler, inputs)
         seconds = time.process_time() - begin
         wide = [s.entry.name for s in found if s.is_wide]

@@ -43,6 +43,7 @@ import prism.engine.blocks, prism.engine.random
 from prism import engine
 {change}
 from prism.jobs.job import job_from_dict
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks
 seed, blocks, jobs, out = json.loads(sys.argv[1])
@@ -54,7 +55,7 @@ for pp, dp, microbatches, family, cv in jobs:
         "variability": {{
             "library": None, "effects": {{"residual": {{"law": family, "cv": cv}}}}}},
     }}), 1).program
-    times.append(run_blocks(program, range(blocks), seed, 2)[0])
+    times.append(run_blocks(program, range(blocks), RunContext(seed, 2))[0])
 np.save(out, np.array(times))
 """
 

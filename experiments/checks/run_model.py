@@ -20,13 +20,14 @@ import numpy as np
 
 from prism import engine
 from prism.jobs.job import Job, job_from_dict
+from prism.simulation.execution.context import RunContext, cores
 from prism.simulation.prepare import prepare
 from prism.simulation.program import Program, make_keys, stream_keys
 from prism.simulation.runs.build import build_run_model
 from prism.simulation.runs.checkpointing import FailureDistribution, best_steps, expected_time
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import Checkpoints, Drift, Interruptions, RunModel
-from prism.simulation.steps import default_threads, run_blocks, simulate
+from prism.simulation.steps import run_each, simulate
 
 N_STEPS, N_CLUSTERS = 20_000, 200
 MEAN_BOUND, STD_BOUND = 0.001, 0.10
@@ -76,7 +77,8 @@ def all_steps(program: Program, seed: int, threads: int) -> tuple[np.ndarray, np
     for i in range(n):
         streams = stream_keys(seed + 1_000_003 * (i + 1))
         streams[engine.RANK] = keys.stream[engine.RANK]
-        found = run_blocks(program, range(N_CLUSTERS), keys._replace(stream=streams), threads)
+        swapped = program, range(N_CLUSTERS), keys._replace(stream=streams)
+        (found,) = run_each([swapped], RunContext(0, threads))
         span = slice(i * engine.LANES, (i + 1) * engine.LANES)
         times[:, span], effects[:, span] = found[0], found[1]
     return times, effects
@@ -154,7 +156,7 @@ def compare(name: str, found: np.ndarray, brute: np.ndarray, bounded: bool = Tru
 
 def regimes(seed: int, n_runs: int) -> bool:
     """Compare the three regimes and the controls."""
-    good, threads = True, default_threads()
+    good, threads = True, cores()
     for name in ("white", "slow drift", "stalls and failures"):
         job = make_job(name)
         program = prepare(job, seed).program
@@ -162,7 +164,7 @@ def regimes(seed: int, n_runs: int) -> bool:
         times, effects = all_steps(program, seed, threads)
         slow = name == "slow drift"
         dataset = simulate(job, N_CLUSTERS * engine.LANES, seed)
-        model = build_run_model(prepare(job, seed), dataset, seed, threads)
+        model = build_run_model(prepare(job, seed), dataset, RunContext(seed, threads))
         if slow:
             times /= effects
         else:
@@ -171,16 +173,18 @@ def regimes(seed: int, n_runs: int) -> bool:
         brute = walk(job, times, n_runs, rng, model.drift)
         taken = time.perf_counter() - begin
         begin = time.perf_counter()
-        runs = simulate_runs(model, N_STEPS, 5 * n_runs, seed)
+        runs = simulate_runs(model, N_STEPS, 5 * n_runs, RunContext(seed))
         print(f"{name}: step by step {taken:.0f} s, by events {time.perf_counter() - begin:.1f} s "
               f"for five times the runs, {runs.failures.mean():.1f} failures in each")  # fmt: skip
         good &= compare(name, runs.total, brute)
         if slow:
             short = replace(model, drift=Drift(model.drift.cv, 0.0))
-            wrong = simulate_runs(short, N_STEPS, n_runs, seed).total
+            wrong = simulate_runs(short, N_STEPS, n_runs, RunContext(seed)).total
             good &= compare("  control: drift without memory", wrong, brute, bounded=False)
         if model.stalls is not None:
-            wrong = simulate_runs(replace(model, stalls=None), N_STEPS, n_runs, seed).total
+            wrong = simulate_runs(
+                replace(model, stalls=None), N_STEPS, n_runs, RunContext(seed)
+            ).total
             good &= compare("  control: no stalls", wrong, brute, bounded=False)
     return good
 
@@ -195,7 +199,7 @@ def closed_forms(seed: int) -> bool:
     n_steps, write = 200_000, 60.0
     for interval in (100, 200, 400):
         model = replace(flat, checkpoints=Checkpoints(interval, write))
-        total = simulate_runs(model, n_steps, 4096, seed).total
+        total = simulate_runs(model, n_steps, 4096, RunContext(seed)).total
         wanted = expected_time(n_steps * 6.0, interval * 6.0, write, distribution)
         error = total.std() / total.size**0.5 / wanted
         off = total.mean() / wanted - 1.0
@@ -212,7 +216,7 @@ def closed_forms(seed: int) -> bool:
     grid = np.unique(np.round(best * np.exp(np.linspace(-0.5, 0.5, 21))).astype(int))
     means = [
         simulate_runs(
-            replace(flat, checkpoints=Checkpoints(int(n), write)), n_steps, 4096, seed
+            replace(flat, checkpoints=Checkpoints(int(n), write)), n_steps, 4096, RunContext(seed)
         ).total.mean()
         for n in grid
     ]

@@ -8,9 +8,12 @@ them.
 from __future__ import annotations
 
 import csv
+import gzip
 import random
 import sys
 from pathlib import Path
+
+import msgspec
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "tests"))
@@ -18,6 +21,7 @@ sys.path.insert(0, str(HERE.parents[1] / "tests"))
 import chakra_synth  # noqa: E402
 import kineto_synth  # noqa: E402
 import nsys_synth  # noqa: E402
+import profile_made  # noqa: E402
 import tables_made  # noqa: E402
 
 
@@ -33,6 +37,8 @@ def main() -> None:
     kernels = tables_made.hta_table(tables_made.durations(seed=1), unit="ns")
     kernels.round(3).to_csv(HERE / "hta_kernels.csv", index=False)
     write_tables()
+    trace = msgspec.json.encode(profile_made.profile())
+    (HERE / "profile.json.gz").write_bytes(gzip.compress(trace, 9, mtime=0))
     (HERE / "nodelist.txt").write_text("NodeList=node[001-003,7]\n")
 
 

@@ -7,7 +7,7 @@ of them it takes to see an effect.
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -45,14 +45,13 @@ from prism.common.resampling import FIGURES, SHIFT_LEVELS
 from prism.common.results import Columns, Field, Result, pack_texts, read_texts
 from prism.common.text import format_count
 from prism.jobs.job import Job
-from prism.simulation.steps import fresh_seed
+from prism.simulation.execution.context import Progress, fresh_seed
 
 if TYPE_CHECKING:
     import os
 
     import pandas as pd
 
-Progress = Callable[[int, int], None]
 KIND = "comparison"
 SCHEMA = 1
 EFFECT = 0.01

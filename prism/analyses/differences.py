@@ -3,7 +3,7 @@
 All run under one seed, block by block: a block is one cluster draw and 64 steps, drawn alike for
 all of them, so that differences vary far less than times do::
 
-    sampler = Sampler(seed, threads)
+    sampler = Sampler(context)
     a, b = Candidate(program=program), Candidate(program=smaller, work=0.75)
     left = select([a, b], ["p50", "p95"], 0.001, sampler, budget=8e9)  # until the order is clear
     difference(b, a, "p95").share, difference(b, a, "p95").is_clear
@@ -32,8 +32,9 @@ from scipy.special import stdtr, stdtrit
 from prism import engine
 from prism.common.attribution import ClusterControl, control_slope
 from prism.simulation.draws import Lowered, cluster_times
+from prism.simulation.execution.context import RunContext
 from prism.simulation.program import Program
-from prism.simulation.steps import Progress, run_blocks
+from prism.simulation.steps import run_blocks
 
 Array = NDArray[np.float64]
 C = TypeVar("C", bound="Candidate")
@@ -212,9 +213,7 @@ def probability_best(
 class Sampler:
     """Runs candidates under one seed, and counts."""
 
-    seed: int
-    threads: int
-    progress: Progress | None = None
+    context: RunContext
     n_quiet: int = 0  # cluster draws whose quiet times are found, once a candidate has run
     done: int = 0  # cluster draws over all candidates
     planned: int = 0  # about
@@ -230,7 +229,7 @@ class Sampler:
         if n <= candidate.n:
             return
         program, more = self.program(candidate), range(candidate.n, n)
-        times, effects = run_blocks(program, more, self.seed, self.threads)[:2]
+        times, effects = run_blocks(program, more, self.context.quiet)[:2]
         if candidate.n == 0:
             self._begin(candidate, program)
         candidate.times = np.concatenate([candidate.times, times.astype(np.float64)])
@@ -245,13 +244,12 @@ class Sampler:
         self.n_quiet = self.n_quiet or batches * engine.LANES
         if (program.ranks.tables >= 0).any():
             clusters = range(self.n_quiet)
-            quiet = cluster_times(program, clusters, self.seed, self.threads, self.lowered)
+            quiet = cluster_times(program, clusters, self.context, self.lowered)
             candidate.quiet = quiet.astype(np.float64)
 
     def tell(self) -> None:
         """Report what is done, and about how much there is to do."""
-        if self.progress is not None:
-            self.progress(self.done, max(self.done, self.planned))
+        self.context.report(self.done, max(self.done, self.planned))
 
 
 def select(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prism.analyses.estimates.libraries import other_libraries
 from prism.analyses.estimates.run import DrawnRun, calibration_of, draw_run
 from prism.common import sizes
 from prism.common.errors import PrismError, option
@@ -22,15 +23,25 @@ from prism.jobs.jobspec.frommodel import is_step_model
 from prism.jobs.jobspec.values import duration_or_date, parse_date
 from prism.models.calibration.model import communication_share
 from prism.simulation.estimated import Estimate
-from prism.simulation.jobwarnings import job_doubts, mean_doubts, replica_doubts
-from prism.simulation.prepare import Prepared, prepare
-from prism.simulation.results import TAIL_SAMPLES, job_of, make_dataset, provenance, read_group
-from prism.simulation.steps import (
-    REPLICATES,
+from prism.simulation.execution.context import (
     Progress,
+    RunContext,
     check_whole,
     fresh_seed,
-    settle_call,
+    make_context,
+)
+from prism.simulation.jobwarnings import job_doubts, mean_doubts, replica_doubts
+from prism.simulation.prepare import Prepared, prepare
+from prism.simulation.results import (
+    OTHER_LIBRARIES,
+    TAIL_SAMPLES,
+    job_of,
+    make_dataset,
+    provenance,
+    read_group,
+)
+from prism.simulation.steps import (
+    REPLICATES,
     simulate_step,
 )
 from prism.traces.growing import Reading, read_log
@@ -131,7 +142,8 @@ def estimate(
         return StepsEstimate(_from_step_times(job, options | past | {"gpus": gpus}))
     refuse_gpus(gpus)
     job = job if isinstance(job, Job) else load_job(job)
-    return Estimate(estimate_job(job, options, past, (threads, progress, engine)))
+    context = make_context(options["seed"], threads, progress, replicates)
+    return Estimate(estimate_job(job, options, past, context, engine))
 
 
 def refuse_gpus(gpus: int | None) -> None:
@@ -162,14 +174,14 @@ def gather_options(
 
 def estimate_job(
     job: Job, options: dict[str, Any], past: dict[str, Any],
-    how: tuple[int | None, Progress | None, str] = (None, None, "auto"),
+    context: RunContext, engine: str = "auto",
     simulated: Simulated | None = None,
 ) -> "xr.Dataset":  # fmt: skip
     """Estimate a job, from its simulated steps where they are at hand.
 
-    `past` are the options of completed steps, or none; `how` are threads, progress and engine.
+    `past` are the options of completed steps, or none.
     """
-    begin, (threads, progress, engine), reading = time.perf_counter(), how, None
+    begin, reading = time.perf_counter(), None
     if past:
         choice = {name: past[name] for name in _CHOICE}
         reading = read_log(past["completed"], **choice, per_step=job.work_per_step)
@@ -178,18 +190,17 @@ def estimate_job(
         past = past | {"completed": reading.times.source}
     call = _settle(job, options, reading) | {"engine": engine} | past
     _check(call)
-    _, threads = settle_call(call["replicates"], call["seed"], threads)
     drawn = DrawnRun({}, {}, {}, 0, ())
 
     def draw(found: Simulated) -> None:
         nonlocal drawn
         if call["steps"] is not None:
-            drawn = draw_run(*found, call, threads, progress, reading)
+            drawn = draw_run(*found, call, context, reading)
 
     # completed steps are judged by the step's parts, so after it
     early = draw if reading is None else None
     if simulated is None:
-        simulated = simulate_job(job, call, how, early)
+        simulated = simulate_job(job, call["replicates"], context, engine, early)
     if early is None:
         draw(simulated)
     step, dataset = simulated
@@ -208,6 +219,10 @@ def estimate_job(
         drawn.values.update(framework=framework, framework_others=list(others.values()))
     if (library := step.effects.library) is not None:
         drawn.values["library"] = {"name": library.name, "kind": library.kind}
+    if others := other_libraries(step, dataset, context):
+        names, *ratios = zip(*others, strict=True)
+        drawn.coords["other_library"] = list(names)
+        drawn.values.update(zip(OTHER_LIBRARIES, map(list, ratios), strict=True))
     attrs["wall_seconds"] = time.perf_counter() - begin
     thresholds = call["slowdown_thresholds"]
     slower = [float((dataset.step_time > t * dataset.ideal_step_time).mean()) for t in thresholds]
@@ -218,22 +233,16 @@ def estimate_job(
 
 
 def simulate_job(
-    job: Job, call: dict[str, Any], how: tuple[int | None, Progress | None, str],
+    job: Job, replicates: int, context: RunContext, engine: str = "auto",
     meanwhile: Callable[[Simulated], None] | None = None,
 ) -> Simulated:  # fmt: skip
     """Simulate the step of a job; `meanwhile` is called with it while its parts are looked for."""
-    threads, progress, engine = how
-    _, threads = settle_call(call["replicates"], call["seed"], threads)
-    step = prepare(job, call["seed"], engine=engine)
+    step = prepare(job, context.seed, engine=engine)
     tell = None if meanwhile is None else lambda dataset: meanwhile((step, dataset))
-    return step, simulate_step(
-        step, call["replicates"], call["seed"], threads, progress, meanwhile=tell
-    )
+    return step, simulate_step(step, replicates, context, meanwhile=tell)
 
 
-def estimate_whole(
-    step: Prepared, run: bool, seed: int, threads: int, progress: Progress | None
-) -> "xr.Dataset":
+def estimate_whole(step: Prepared, run: bool, context: RunContext) -> "xr.Dataset":
     """Estimate as `estimate` does by default, without where the time of a step goes.
 
     With `run` the run is drawn also where the job says nothing of it.
@@ -241,12 +250,12 @@ def estimate_whole(
     job = step.job
     options = dict.fromkeys(("deadline", "slowdown_thresholds", "start", "probability", "price"))
     options |= {"run_replicates": None, "steps": job.n_steps if run else None}
-    call = _settle(job, options | {"replicates": REPLICATES, "seed": seed})
-    dataset = simulate_step(step, REPLICATES, seed, threads, progress, parts=False)
+    call = _settle(job, options | {"replicates": REPLICATES, "seed": context.seed})
+    dataset = simulate_step(step, REPLICATES, context, parts=False)
     attrs = dataset.attrs | provenance(job, call)
     if not run:
         return dataset.assign_attrs(attrs)
-    drawn = draw_run(step, dataset, call, threads, progress)
+    drawn = draw_run(step, dataset, call, context)
     return dataset.merge(make_dataset(drawn.values, drawn.coords, {})).assign_attrs(
         attrs | drawn.attrs
     )

@@ -19,8 +19,9 @@ from prism.common.results import Columns, Field, Result, pack_figures, read_figu
 from prism.jobs.dimensions import DIMENSIONS
 from prism.jobs.job import Job, job_from_dict, load_job
 from prism.jobs.jobspec.values import parse_duration
+from prism.simulation.execution.context import Progress, RunContext, make_context
 from prism.simulation.results import made_with
-from prism.simulation.steps import Progress, settle_call, simulate
+from prism.simulation.steps import simulate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,7 +121,7 @@ def explain(
     >>> found.terms.change.idxmax()
     'bubble'
     """
-    seed, threads = settle_call(replicates, seed, threads)
+    context = make_context(seed, threads, progress, replicates)
     jobs = [each if isinstance(each, Job) else load_job(each) for each in (a, b)]
     for job in jobs:
         if job.model.durations is not None:
@@ -129,14 +130,14 @@ def explain(
                 "not known; expected two jobs with the sizes of their models"
             )
     measured = _measured("measured_a", measured_a), _measured("measured_b", measured_b)
-    way, found = _simulate(_way(*jobs), replicates, seed, threads, progress)
+    way, found = _simulate(_way(*jobs), replicates, context)
     sides = {
         side: _side(job, figures, known)
         for side, job, figures, known in zip(
             SIDES, jobs, (found[0], found[-1]), measured, strict=True
         )
     }
-    attrs = made_with() | {"kind": KIND, "seed": str(seed), "replicates": replicates}
+    attrs = made_with() | {"kind": KIND, "seed": str(context.seed), "replicates": replicates}
     parts = [
         TERMS.pack(_terms(sides, found[0], found[-1])),
         STAGES.pack(_stages(way, found, sides)),
@@ -146,7 +147,7 @@ def explain(
 
 
 def _simulate(
-    way: Sequence[Stage], replicates: int, seed: int, threads: int, progress: Progress | None
+    way: Sequence[Stage], replicates: int, context: RunContext
 ) -> tuple[list[Stage], list[dict[str, Any]]]:
     """Simulate the jobs on the way; one that only shows then to be none goes with the next."""
     kept: list[Stage] = []
@@ -154,15 +155,14 @@ def _simulate(
     waiting: list[tuple[str, str]] = []
     for i, (change, keys, job) in enumerate(way):
         try:
-            figures = simulate(job, replicates, seed, threads).figures()
+            figures = simulate(job, replicates, context.seed, context.threads).figures()
         except PrismError:
             if i in (0, len(way) - 1):
                 raise
             waiting.append((change, keys))
             continue
         finally:
-            if progress is not None:
-                progress(i + 1, len(way))
+            context.report(i + 1, len(way))
         names, changed = zip(*waiting, (change, keys), strict=True)
         kept.append((", ".join(names), ", ".join(changed), job))
         found.append(figures)

@@ -21,9 +21,10 @@ from prism.cluster.nodes.inventory import Inventory
 from prism.common.errors import PrismError, is_typed, option
 from prism.common.text import format_count
 from prism.jobs.job import Job, load_job
+from prism.simulation.execution.context import Progress, make_context
 from prism.simulation.prepare import prepare
 from prism.simulation.results import provenance
-from prism.simulation.steps import Progress, settle_call, warm_up
+from prism.simulation.steps import warm_up
 
 
 def place(
@@ -99,7 +100,7 @@ def place(
     """
     begin = time.perf_counter()
     job = job if isinstance(job, Job) else load_job(job)
-    seed, threads = settle_call(1, seed, threads)
+    context = make_context(seed, threads, progress)
     _check(job, objective, tolerance, spares, keep_segments)
     known = nodes if isinstance(nodes, Inventory) else Inventory({})
     names, notes = known.hosts | dict(hosts or {}), list(known.notes)
@@ -111,11 +112,11 @@ def place(
                 "spares and segments"
             )
         job, names = part_job(job, names)
-    inventory = _inventory(job, slow_nodes, slowdown, kind, nodes, seed, notes)
+    inventory = _inventory(job, slow_nodes, slowdown, kind, nodes, context.seed, notes)
     built = _with_nodes(job, inventory, spares)
     offered = tuple(by_heat(built, per_node)) if heat else ()
-    step = prepare(built, seed)
-    problem = make_problem(step, inventory, threads, keep_segments or 0, offered)
+    step = prepare(built, context.seed)
+    problem = make_problem(step, inventory, context, keep_segments or 0, offered)
     if not problem.placed:
         raise PrismError(f"{built.source or built.name}: {_no_slow_node(problem.slowdowns)}")
     n, n_placed = len(problem.slow), len(problem.placed)
@@ -129,11 +130,12 @@ def place(
             "one; the others "
             "stay where they are"
         )
-    warm_up(problem.step.program, seed)
-    sampler = Sampler(seed, threads, progress)
-    found = answer(make_case(problem, objective, tolerance, sampler)) | {"notes": notes}
+    warm_up(problem.step.program, context)
+    case = make_case(problem, objective, tolerance, Sampler(context))
+    found = answer(case) | {"notes": notes}
     call: dict[str, Any] = {
-        "objective": objective, "tolerance": tolerance, "keep_segments": keep_segments, "seed": seed
+        "objective": objective, "tolerance": tolerance, "keep_segments": keep_segments,
+        "seed": context.seed,
     }  # fmt: skip
     if heat:
         call["heat"] = True

@@ -31,10 +31,11 @@ from prism.jobs.job import Job, load_job
 from prism.simulation.classops import split_classes
 from prism.simulation.effects import EFFECTS
 from prism.simulation.estimated import TERMS
+from prism.simulation.execution.context import Progress, RunContext, make_context
 from prism.simulation.prepare import prepare
 from prism.simulation.results import provenance
 from prism.simulation.runs.parts import OF_STEPS
-from prism.simulation.steps import Progress, run_blocks, settle_call, warm_up
+from prism.simulation.steps import run_blocks, warm_up
 from prism.simulation.summary import summarize_simulation
 from prism.simulation.variance_inputs import class_cvs, measure_residuals, time_shares
 
@@ -172,14 +173,14 @@ def rank(
     """
     begin = time.perf_counter()
     job = job if isinstance(job, Job) else load_job(job)
-    seed, threads = settle_call(1, seed, threads)
+    context = make_context(seed, threads, progress)
     if target not in TARGETS:
         raise PrismError(f"target {target}: expected {' or '.join(TARGETS)}")
     if speed_up is not None and not 0.0 < speed_up < 1.0:
         raise PrismError(
             f"{option('speed_up')} {speed_up:g}: expected a share of the time, above 0 and below 1"
         )
-    case, whole = _prepare(job, target, seed, threads, progress)
+    case, whole = _prepare(job, target, context)
     figures = {name: whole[target][name] for name in ("mean", "std", "p95", "within_cluster_std",
                                                       "between_cluster_std")}  # fmt: skip
     path = _follow_path(case)
@@ -193,25 +194,23 @@ def rank(
     rows = _cause_rows(case, shares, path, terms)
     rows = [row | gains.get(row["name"], {}) for row in rows]
     rows.sort(key=lambda row: -row["total_order"])
-    call = {"target": target, "speed_up": speed_up, "seed": seed}
+    call = {"target": target, "speed_up": speed_up, "seed": context.seed}
     found = CAUSES.pack(rows).merge(pack_figures(FIGURES, figures)).merge(TERMS.pack(terms))
     attrs = provenance(job, call) | {"kind": "ranking", "wall_seconds": time.perf_counter() - begin}
     return Ranking(found.assign_attrs(attrs))
 
 
-def _prepare(
-    job: Job, target: str, seed: int, threads: int, progress: Progress | None
-) -> tuple[RankingCase, dict[str, Any]]:
+def _prepare(job: Job, target: str, context: RunContext) -> tuple[RankingCase, dict[str, Any]]:
     """Build what the parts of a ranking share, and the summary of the job's estimate."""
     if job.variability.dependence == "none":
         raise PrismError(
             f"{job.source}: variability.dependence: none leaves no effects to rank; set full"
         )
-    of_run = target == "time_to_train"
+    of_run, seed = target == "time_to_train", context.seed
     step = prepare(job, seed, engine="auto")
-    whole = estimate_whole(step, of_run or job.has_run, seed, threads, progress)
+    whole = estimate_whole(step, of_run or job.has_run, context)
     every = step if step.program.sample is None else prepare(job, seed)  # each replica counts
-    warm_up(every.program, seed)
+    warm_up(every.program, context)
     v, residuals, ops = every.effects, measure_residuals(every, seed), split_classes(every)
     rest = rest_of_runs(whole) if of_run or job.has_run else None
     ranked = Target(
@@ -219,10 +218,10 @@ def _prepare(
         job.n_steps,
         v.step.distribution.std,
         v.step.correlation_time_s,
-        seed,
+        context.quiet,
         rest if of_run else None,
     )
-    sampler = Sampler(every.program, ops.program, seed, threads, progress=progress)
+    sampler = Sampler(every.program, ops.program, context)
     if every is step and sampler.often is None:
         sampler.first = np.asarray(whole["step_time"], np.float64).reshape(-1, engine.LANES)
         sampler.step.a = sampler.first
@@ -238,10 +237,10 @@ def _follow_path(case: RankingCase) -> PathShares:
     program, sampler = case.step.program, case.sampler
     n_classes = len(program.classes)
     tracked = tracked_variances(program, case.residuals)
-    drawn = run_blocks(tracked, range(PATH_BLOCKS), sampler.seed, sampler.threads, track=True)
+    drawn = run_blocks(tracked, range(PATH_BLOCKS), sampler.context.quiet, track=True)
     steps, _, path = (x.astype(np.float64) for x in drawn[:3])
     sampler.bounds, sampler.whole = path[:, n_classes:].mean(axis=(0, 2)), float(steps.var())
-    return path_shares(path[:, :n_classes], sampler.seed)
+    return path_shares(path[:, :n_classes], sampler.context.seed)
 
 
 def _terms(whole: dict[str, Any]) -> list[dict[str, Any]]:

@@ -46,8 +46,8 @@ from prism.common.errors import PrismError, option
 from prism.common.text import format_count, format_share
 from prism.distributions.library import load_library
 from prism.jobs.job import Job, given_values, load_job
+from prism.simulation.execution.context import Progress, RunContext, make_context
 from prism.simulation.results import job_of, provenance
-from prism.simulation.steps import Progress, settle_call
 from prism.workload.memory import LEAST_P_FITS, memory_figures
 
 REPLICATES = 4096
@@ -122,17 +122,17 @@ def sweep(
         _check_carbon(job, grid)
     if not 0.0 <= min_p_fits <= 1.0:
         raise PrismError(f"{option('min_p_fits')} {min_p_fits}: expected a probability, 0 to 1")
-    seed, threads = settle_call(replicates, seed, threads)
+    context = make_context(seed, threads, progress, replicates)
     _check_size(math.prod(map(len, grid.values())), replicates)
     check_values(grid)
-    points, refused = _points(job, grid, layouts, replicates, min_p_fits, progress)
+    points, refused = _points(job, grid, layouts, replicates, min_p_fits, context)
     if not points:
         raise PrismError(_all_refused(job, refused))
     if objective == "done_by" and any(point.job.run.deadline is None for point in points):
         where = f"{job.source or job.name}: {option('objective')} done_by"
         raise PrismError(f"{where}: no deadline; set run.deadline")
     clusters = -(-replicates // engine.LANES)
-    bench = Bench(seed, threads, progress)
+    bench = Bench(context)
     skip = layouts and objective != "carbon"  # bounds are of times
     wrong = simulate_points(points, bench, clusters, of_step(objective), skip)
     refused += [
@@ -145,7 +145,7 @@ def sweep(
     if objective == "done_by":
         for point in points:
             if point.done and point.fits:
-                point.p_done = _p_done(point, job, seed, threads)
+                point.p_done = _p_done(point, job, context)
     rows, warnings = make_rows(points, objective), []
     if refused and not layouts:
         asked = len(rows) + len(refused)
@@ -166,16 +166,18 @@ def sweep(
     }  # fmt: skip
     call = {"vary": grid, "layouts": layouts, "replicates": replicates, "objective": objective,
             "min_p_fits": min_p_fits}  # fmt: skip
-    return make_sweep(rows, refused, figures, texts, provenance(job, {**call, "seed": seed}))
+    call["seed"] = context.seed
+    return make_sweep(rows, refused, figures, texts, provenance(job, call))
 
 
-def _p_done(point: Point, job: Job, seed: int, threads: int) -> float:
+def _p_done(point: Point, job: Job, context: RunContext) -> float:
     """Give P(a setting does the work of the job's run by its deadline)."""
     given = point.job.run.tokens or "run.steps" in point.setting
     steps = None if given else max(1, round(job.n_steps / point.work))
     found = estimate(
-        point.job, replicates=point.times.size, steps=steps, seed=seed, threads=threads
-    ).figures()
+        point.job, replicates=point.times.size, steps=steps, seed=context.seed,
+        threads=context.threads,
+    ).figures()  # fmt: skip
     return float(found["finish_by"]["probability"])
 
 
@@ -201,7 +203,7 @@ def reproduce(result: Sweep, threads: int | None = None) -> Sweep:
 # ----------------------------------------------------------------------------------- the settings
 def _points(
     job: Job, grid: Mapping[str, Sequence[str]], all_layouts: bool, replicates: int,
-    min_p_fits: float, progress: Progress | None,
+    min_p_fits: float, context: RunContext,
 ) -> tuple[list[Point], list[dict[str, Any]]]:  # fmt: skip
     """Build every setting; those that break a rule or do not fit are refused, with the reason."""
     values = given_values(job)
@@ -209,8 +211,7 @@ def _points(
     refused: list[dict[str, Any]] = []
 
     def add(setting: Setting, follows: Sequence[str], group: tuple[str, ...], own: bool) -> None:
-        if progress is not None:
-            progress(BUILT * (len(points) + len(refused)) // asked, 1000)
+        context.report(BUILT * (len(points) + len(refused)) // asked, 1000)
         try:
             made = job_at(values, setting, follows, job.name)
             is_job = _as_it_is(made) == _as_it_is(job)

@@ -33,9 +33,10 @@ from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import model_attrs
 from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.models.changes.find import choose_steps
+from prism.simulation.execution.context import Progress, make_context
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.results import job_of, provenance
-from prism.simulation.steps import Progress, run_blocks, settle_call
+from prism.simulation.steps import run_blocks
 from prism.traces import Trace, find_recording, read_trace
 
 if TYPE_CHECKING:
@@ -131,16 +132,17 @@ def timeline(
     of_trace = {"step": step, "step_range": step_range, "skip": skip, "steps": steps}
     _refuse(str(what), "a job, whose steps are simulated", of_trace)
     job, n, seed = _job(what, replicates, seed, overrides)
-    seed, threads = settle_call(n, seed, threads)
-    prepared = prepare(job, seed, engine="exact")
+    context = make_context(seed, threads, progress, n)
+    prepared = prepare(job, context.seed, engine="exact")
     check_size(prepared)
     blocks = range(-(-n // LANES))
-    times = run_blocks(prepared.program, blocks, seed, threads, progress=progress)[0]
+    times = run_blocks(prepared.program, blocks, context)[0]
     shown_steps = _play(
-        JobPlayer(prepared, seed), times.reshape(-1)[:n].astype(np.float64),
+        JobPlayer(prepared, context.seed), times.reshape(-1)[:n].astype(np.float64),
         PERCENTILES if percentiles is None else percentiles, ideal,
     )  # fmt: skip
-    attrs = provenance(job, {"replicates": n, "seed": seed}) | {"replicates": n, "source": job.name}
+    call = {"replicates": n, "seed": context.seed}
+    attrs = provenance(job, call) | {"replicates": n, "source": job.name}
     return Timeline(_lay_out(shown_steps, wanted, attrs, (), _rank_rows(prepared)))
 
 

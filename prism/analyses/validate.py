@@ -4,7 +4,7 @@ Each kind of input gives a prediction, its baselines and how the comparison is r
 simulation (`prism.analyses.validation`); one procedure compares them and finds the p-value.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from prism.models.calibration.model import is_calibrated
 from prism.models.changes.find import choose_steps, find_changes
 from prism.models.changes.report import Row, warn
 from prism.models.steptimes.model import load_step_model
-from prism.simulation.steps import fresh_seed
+from prism.simulation.execution.context import Progress, make_context
 from prism.traces import StepTimes, find_recording, read_step_times, read_totals, read_trace
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def validate(
     steps: str | None = None,
     seed: int | None = None,
     threads: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> "Validation":
     """Compare a prediction with measurements that it was not fitted on.
 
@@ -131,8 +131,8 @@ def validate(
         raise PrismError(f"bootstrap: {bootstrap} repetitions; expected 0 (no p-value) or more")
     if quantity not in QUANTITIES:
         raise PrismError(f"quantity: {quantity!r}; expected {' or '.join(QUANTITIES)}")
-    seed = fresh_seed() if seed is None else seed
-    call = Call(quantity, dependence, replicates, bootstrap, seed, threads, progress)
+    context = make_context(seed, threads, progress, replicates)
+    call = Call(quantity, dependence, replicates, bootstrap, context)
     if trace is not None:
         if quantity != "step_time" or totals is not None:
             raise PrismError(

@@ -46,8 +46,8 @@ from prism.models.steptimes.runs import (
     update_on_progress,
     without_changes,
 )
+from prism.simulation.execution.context import Progress, make_context
 from prism.simulation.results import make_dataset
-from prism.simulation.steps import Progress, fresh_seed
 from prism.simulation.summary import failure_model, run_end, run_progress
 from prism.traces.growing import GrowingLog, Reading, count_done
 
@@ -108,10 +108,10 @@ class Watch:
     ) -> None:  # fmt: skip
         if steps is not None and steps < 1:
             raise PrismError(f"{option('steps')} {steps}: expected at least 1")
-        seed = fresh_seed() if seed is None else seed
-        self._options = options | {"steps": steps, "seed": seed}
+        self._context = make_context(seed, threads, progress)
+        self._options = options | {"steps": steps, "seed": self._context.seed}
         self._simulated: Simulated | None = None
-        self._threads, self._usual = threads, None
+        self._usual: int | None = None
         choice: dict[str, Any] = {
             "column": column, "unit": unit, "pattern": pattern, "where": where,
         }  # fmt: skip
@@ -124,9 +124,8 @@ class Watch:
             self._usual = self._job.n_steps if self._job.has_run else None
             choice["per_step"] = self._job.work_per_step
             refuse_gpus(self._options.pop("gpus", None))
-            self._simulated = simulate_job(
-                self._job, gather_options(**self._options), (threads, progress, "auto")
-            )
+            replicates = gather_options(**self._options)["replicates"]
+            self._simulated = simulate_job(self._job, replicates, self._context)
         self._log = GrowingLog(os.fspath(log), **choice)
 
     def exists(self) -> bool:
@@ -164,8 +163,10 @@ class Watch:
             past: dict[str, Any] = {
                 "completed": reading, "column": None, "unit": None, "pattern": None, "where": {},
             }  # fmt: skip
-            how = self._threads, None, "auto"
-            found = estimate_job(self._job, gather_options(**options), past, how, self._simulated)
+            found = estimate_job(
+                self._job, gather_options(**options), past, self._context.quiet,
+                simulated=self._simulated,
+            )  # fmt: skip
         else:
             found = estimate(self._job, completed=reading, **options).to_xarray()
         attrs = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -67,6 +67,13 @@ class Distribution:
     knots_x: tuple[float, ...] = ()
     loc: float = 0.0
     scale: float = 1.0
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # kept, as knots are many; without text, whose hash each process has
+        return hash((self.params, self.parts, self.knots_q, self.knots_x, self.loc, self.scale))
 
     @property
     def mean(self) -> float:

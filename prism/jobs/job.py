@@ -19,9 +19,9 @@ from prism.jobs.jobspec.blocks import (
     Blocks,
     ModelBlock,
     ParallelismBlock,
-    VariabilityBlock,
 )
 from prism.jobs.jobspec.check import find_problems
+from prism.jobs.jobspec.effects import VariabilityBlock
 from prism.jobs.jobspec.layers import (
     MAPPING,
     Overrides,

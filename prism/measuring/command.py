@@ -141,7 +141,7 @@ def measure(
         raise PrismError(f"measure: kind {kind!r}; expected one of {', '.join(kinds)}")
     where = choose_device(device)
     number = dtype or ("bfloat16" if where == "cuda" else "float32")
-    from prism.simulation.steps import fresh_seed
+    from prism.simulation.execution.context import fresh_seed
 
     if backend is not None and kind != "attention":
         raise PrismError(f"{option('backend')} {backend}: is of attention, not of {kind}")

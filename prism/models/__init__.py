@@ -12,6 +12,7 @@ FACE = {
     "kerneltrace.graph": "KernelGraph step_graph",
     "kerneltrace.model": "fit_kernel_graph fit_kernels redrawn",
     "kerneltrace.steps": "KernelSteps split_steps",
+    "optables.table": "OpTable op_table",
     "pipelinetrace.build": "CLOSE build_trace_graph",
     "pipelinetrace.fit": "fit_graph fit_with_components",
     "pipelinetrace.reduce": "simplify",

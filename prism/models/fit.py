@@ -19,7 +19,7 @@ import prism
 from prism.common.errors import PrismError
 from prism.common.text import format_count, percent_change
 from prism.jobs.job import Job, load_job
-from prism.models.calibration.fit import Progress, calibrate
+from prism.models.calibration.fit import calibrate
 from prism.models.changes.find import changes_of_trace, choose_steps, without_steps
 from prism.models.changes.fit import fit_steps
 from prism.models.changes.report import report_changes
@@ -31,7 +31,7 @@ from prism.models.pipelinetrace.fit import NEGLIGIBLE, fit_with_components
 from prism.models.pipelinetrace.reduce import resample
 from prism.models.steptimes.model import model_to_dataset as step_model_to_dataset
 from prism.models.variance.components import Components
-from prism.simulation.steps import fresh_seed
+from prism.simulation.execution.context import Progress, fresh_seed
 from prism.simulation.tracemodel.file import model_to_dataset
 from prism.simulation.tracemodel.graph import COMPUTE, TraceGraph, replay
 from prism.simulation.tracemodel.model import (

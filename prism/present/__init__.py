@@ -7,7 +7,7 @@ FACE = {
     "answers.measure": "measurement_answer",
     "cells": "Cell Column Table",
     "explore.page": "HOST serve",
-    "imports": "import_answer imported_yaml topology_answer topology_yaml",
+    "imports": "import_answer imported_yaml table_answer table_yaml topology_answer topology_yaml",
     "jobtemplate": "job_yaml",
     "junit": "junit_xml",
     "openmetrics": "openmetrics_text",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from prism.common.text import format_count
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from prism.jobs.importing.imported import Imported
     from prism.jobs.importing.topology import Placed, Topology
     from prism.jobs.job import Job
+    from prism.models.optables.table import OpTable
 
 _ASKED = {"cluster.device": "--device"} | dict.fromkeys(
     ("cluster.nodes", "cluster.gpus_per_node", "parallelism.dp"), "--gpus"
@@ -135,6 +138,61 @@ def import_answer(found: Imported) -> Answer:
         head=f": {FORMATS[found.source.format]}, {format_count(job.world_size, 'GPU')}{told}",
         findings=(Finding("imported", f"{sizes}.", "answer"), Finding("left", f"{left}.")),
         tables=tuple(table for table in tables if table.rows), figures=figures, warnings=warnings,
+    )  # fmt: skip
+
+
+def table_yaml(found: OpTable) -> str:
+    """Write a job with a table of ops as a YAML file, an op a line."""
+    told = [
+        line for note in found.notes
+        for line in textwrap.wrap(f"{note}.", 98, initial_indent="# - ", subsequent_indent="#   ")
+    ]  # fmt: skip
+    size = parameter_figures(found.job)
+    lines = [
+        f"# Layers of {found.source}" + (f", {parameters_text(size)}." if size else "."),
+        "# What the profile does not say:", *told,
+    ]  # fmt: skip
+    for block, keys in found.values.items():
+        lines += ["", f"{block}:"]
+        for key, value in keys.items():
+            if key != "layers":
+                lines.append(f"  {key}: {flow(value)}")
+                continue
+            lines.append("  layers:")
+            for layer in value:
+                own = {k: v for k, v in layer.items() if k != "ops"}
+                first, *rest = (f"{k}: {flow(v)}" for k, v in own.items())
+                lines += [f"  - {first}", *(f"    {text}" for text in rest), "    ops:"]
+                lines += [f"    - {flow(op)}" for op in layer["ops"]]
+    return "\n".join(lines) + "\n"
+
+
+def table_answer(found: OpTable) -> Answer:
+    """Lay out the layers that were found, and what the profile does not say."""
+    rows = tuple(
+        (
+            name,
+            f"{repeat:,}",
+            str(len(ops)),
+            ", ".join(f"{n} {op}" for op, n in Counter(ops).items()),
+        )
+        for name, repeat, ops in found.layers
+    )
+    most = max(repeat for _, repeat, _ in found.layers)
+    size = parameter_figures(found.job)
+    figures = {
+        "kind": "import", "source": found.source, "format": "profile", "job": found.job.name,
+        "parameters": size, "values": found.values, "notes": list(found.notes),
+        "layers": [{"name": n, "repeat": r, "ops": len(ops)} for n, r, ops in found.layers],
+    }  # fmt: skip
+    return Answer(
+        title="Import", subject=found.source,
+        head=f": a profile, {parameters_text(size)}" if size else ": a profile",
+        findings=(
+            Finding("layers", f"{format_count(most, 'equal layer')} found.", "answer"),
+            *(Finding("unknown", f"{note[0].upper()}{note[1:]}.") for note in found.notes),
+        ),
+        tables=(_table("Layers", ("layer", "times", "ops", "of which"), rows),), figures=figures,
     )  # fmt: skip
 
 

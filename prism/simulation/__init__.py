@@ -7,15 +7,18 @@ FACE = {
     "effects": "EFFECTS HeldTables Treatment hold_effect",
     "effects.run": "UNMEASURED model_error_entry",
     "estimated": "Estimate TERMS",
+    "execution.context": "Progress RunContext check_whole fresh_seed make_context",
     "execution.executor": "run_on",
     "execution.remote": "TIMEOUT_S",
+    "execution.tasks": "map_threads",
     "jobwarnings": "job_doubts mean_doubts replica_doubts",
     "labels": "TARGETS label short_label",
     "no_dependence": "pool_program",
     "othernodes": "relocate",
     "prepare": "Prepared prepare prepare_again treat_classes",
     "program": "Program global_ops ideal_program make_keys",
-    "results": "SCHEMA TAIL_SAMPLES job_of made_with make_dataset provenance read_group",
+    "results":
+        "OTHER_LIBRARIES SCHEMA TAIL_SAMPLES job_of made_with make_dataset provenance read_group",
     "runs.build":
         "PAUSES build_run_model describe_failures effective_share marks_of mean_step "
         "model_of_steps with_failures",
@@ -26,8 +29,8 @@ FACE = {
     "runs.ramp": "step_work",
     "runs.rates": "step_shares",
     "steps":
-        "EXPOSED_BLOCKS Exposed Progress REPLICATES Run check_whole find_exposed fresh_seed "
-        "run_blocks run_each settle_call simulate simulate_step warm_up",
+        "EXPOSED_BLOCKS Exposed REPLICATES Run find_exposed run_blocks run_each simulate "
+        "simulate_step warm_up",
     "summary":
         "QUANTILES apart failure_model model_error_time run_end run_progress run_terms spread "
         "summarize_simulation",

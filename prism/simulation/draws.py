@@ -9,7 +9,6 @@ estimate of their own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +17,8 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.distributions.tables import sample_table, table_row
+from prism.simulation.execution.context import RunContext
+from prism.simulation.execution.tasks import map_threads
 
 if TYPE_CHECKING:
     from prism.simulation.program import Program
@@ -166,19 +167,19 @@ def _lowers_alike(a: Program, b: Program) -> bool:
 
 
 def cluster_times(
-    program: Program, clusters: range, seed: int, threads: int = 1, known: Lowered | None = None
+    program: Program, clusters: range, context: RunContext, known: Lowered | None = None
 ) -> Lanes:
     """Step time of each cluster with every effect but the ranks' at its mean [s].
 
     Cluster i has the ranks of block i of a run under the same seed. What is `known` of programs
     with the same kernels is not worked out again.
     """
-    size = max(1, min(engine.LANES, -(-len(clusters) // threads)))
+    size = max(1, min(engine.LANES, -(-len(clusters) // context.threads)))
     batches = [clusters[i : i + size] for i in range(0, len(clusters), size)]
-    draw = partial(draw_ranks, program.ranks, program.tables, key=seed_key(seed))
+    draw = partial(draw_ranks, program.ranks, program.tables, key=seed_key(context.seed))
     step, shape = quiet_step(program), (program.graph.n_replicas, *program.low.call_cv.shape[:1])
     known = known or Lowered()
-    places = known.places(program, seed)
+    places = known.places(program, context.seed)
 
     def run(batch: range) -> Lanes:
         seconds = np.zeros((*shape, engine.LANES), np.float32)
@@ -186,8 +187,7 @@ def cluster_times(
             seconds[:, :, lane] = known.find(program.low, draw(cluster), cluster, places)
         return run_lanes(step, seconds)[: len(batch)]
 
-    with ThreadPoolExecutor(max_workers=threads) as pool:
-        return np.concatenate([*pool.map(run, batches), np.zeros(0, np.float32)])
+    return np.concatenate([*map_threads(run, batches, context), np.zeros(0, np.float32)])
 
 
 def quiet_step(program: Program) -> engine.Step:

@@ -17,7 +17,6 @@ from prism.simulation.assembly import build_program
 from prism.simulation.effects.residual import Treatment
 from prism.simulation.effects.run import RunSpread
 from prism.simulation.effects.step import StepSpread
-from prism.simulation.execution.tasks import is_remote
 from prism.simulation.no_dependence import pool_program
 from prism.simulation.program import Program, join_idle, thread_bytes
 from prism.simulation.sampledreplicas import (
@@ -80,7 +79,7 @@ def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "
     if engine not in ENGINES:
         raise PrismError(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
     _check_size(job)
-    if not is_remote() and is_compiling():
+    if is_compiling():
         compile_rest()  # what the other process waits for
     if job.variability.model is not None:
         step = prepare_trace(job, load_model(job.variability.model), seed, engine)

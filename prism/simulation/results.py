@@ -7,6 +7,7 @@ attrs carry what is needed to run the same call again.
 import hashlib
 import json
 import platform
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,11 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "memory_allocated_gib": (("stage",), "GiB", "of it allocated by the job's tensors"),
     "memory_parts": (("stage", "memory_part"), "GiB", "memory by part; -1: none"),
     "framework_others": (("framework",), "1", "nominal step with other frameworks over its own"),
+    "library_p95": (("other_library",), "1", "p95 of the step with other libraries over its own"),
+    "library_mean": (("other_library",), "1", "mean of the step with other libraries over its own"),
+    "library_p95_half": (("other_library",), "1", "half of the 95 % interval of library_p95"),
 }  # fmt: skip
+OTHER_LIBRARIES = ("library_p95", "library_mean", "library_p95_half")
 GROUPS = {
     "job": (
         Field("world_size", "count", "GPUs of the job"),
@@ -218,6 +223,20 @@ def job_values(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
     }, {"stage": [stage["stage"] for stage in stages], "memory_part": parts}  # fmt: skip
 
 
+def read_libraries(dataset: "xr.Dataset", own: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """List steps with other libraries [s], from their ratios to a job's own step."""
+    if "other_library" not in dataset.dims:
+        return []
+    columns = (dataset[name].values.tolist() for name in ("other_library", *OTHER_LIBRARIES))
+    return [
+        {
+            "name": name, "kind": name.partition("-")[2], "mean": own["mean"] * mean,
+            "p95": own["p95"] * p95, "p95_ci": [own["p95"] * (p95 + x) for x in (-half, half)],
+        }
+        for name, p95, mean, half in zip(*columns, strict=True)
+    ]  # fmt: skip
+
+
 def read_memory(dataset: "xr.Dataset") -> dict[str, Any] | None:
     """Give the memory of `prism.workload.memory.memory_figures`; None where there is none."""
     if "memory_gib" not in dataset:
@@ -241,7 +260,7 @@ def made_with() -> dict[str, str]:
     """Attributes that say which code made a result."""
     return {
         "prism_version": prism.__version__,
-        "source_sha256": identity().source,
+        "source_sha256": identity()["source"],
         "versions": _versions(),
     }
 

@@ -8,7 +8,6 @@ from the distribution that a fixed pilot of clusters gives of a replica's time a
 out: congestion hits the replicas left out one by one, also where they share a leaf switch.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,6 +17,8 @@ from scipy.special import ndtri
 
 from prism import engine
 from prism.simulation.draws import lower
+from prism.simulation.execution.context import RunContext
+from prism.simulation.execution.tasks import map_threads
 from prism.simulation.program import Program, global_ops, make_keys, make_room
 from prism.simulation.tailfit import by_level, noise_table, widen
 
@@ -163,7 +164,7 @@ def describe_replicas(choice: Choice | None, unseen: Unseen | None) -> dict[str,
 
 
 # --------------------------------------------------------------------------------- the pilot
-def _run_pilot(program: Program, keys: engine.Keys, threads: int) -> engine.Sampled:
+def _run_pilot(program: Program, keys: engine.Keys, context: RunContext) -> engine.Sampled:
     """Run the first blocks, as if there were no other replicas; the first axis is the block."""
     step, sample = program.arrays(track=False), program.sample
     assert sample is not None
@@ -173,12 +174,11 @@ def _run_pilot(program: Program, keys: engine.Keys, threads: int) -> engine.Samp
         time, _, *rest = make_room(step, 1)
         return engine.run_sampled(block, keys, step, alone, (time, *rest))
 
-    with ThreadPoolExecutor(max_workers=threads) as pool:
-        told = list(pool.map(one, range(PILOT)))
+    told = map_threads(one, range(PILOT), context)
     return engine.Sampled(*map(np.concatenate, zip(*told, strict=True)))
 
 
-def fit_unseen(program: Program, seed: int | engine.Keys, threads: int = 1) -> Unseen:
+def fit_unseen(program: Program, context: RunContext, keys: engine.Keys | None = None) -> Unseen:
     """Tell from a pilot what replicas take that are not simulated.
 
     The pilot is the first clusters, however many are asked for, so that the first of many
@@ -187,8 +187,8 @@ def fit_unseen(program: Program, seed: int | engine.Keys, threads: int = 1) -> U
     decide, most of it is known without simulating.
     """
     assert program.sample is not None
-    keys = seed if isinstance(seed, engine.Keys) else make_keys(seed)
-    pilot = _run_pilot(program, keys, threads)
+    keys = make_keys(context.seed) if keys is None else keys
+    pilot = _run_pilot(program, keys, context)
     work = pilot.own.astype(np.float64) - pilot.after[:, None]
     level = np.take_along_axis(pilot.level, pilot.chosen[:, :-1], axis=1)
     level = level.astype(np.float64).ravel()  # [s] of every replica and block

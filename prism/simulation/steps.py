@@ -16,25 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
-from prism.common import sizes
-from prism.common.errors import PrismError, option
-from prism.common.sizes import check_size
+from prism.common.errors import PrismError
 from prism.engine import LANES
 from prism.jobs.devices import DEVICES
 from prism.jobs.job import Job, load_job
 from prism.simulation.estimated import Estimate
-from prism.simulation.execution.tasks import (
-    TASK_S,
-    Arrays,
-    Shared,
-    Task,
-    begun,
-    cores,
-    is_remote,
-    keeps_tasks,
-    n_threads,
-    run_tasks,
-)
+from prism.simulation.execution.context import Progress, RunContext, make_context
+from prism.simulation.execution.tasks import TASK_S, Arrays, Shared, Task, begun, run_tasks
 from prism.simulation.prepare import Prepared, check_threads, prepare, silence
 from prism.simulation.program import (
     Program,
@@ -58,7 +46,6 @@ from prism.simulation.variability import is_communication
 if TYPE_CHECKING:
     import xarray as xr
 
-Progress = Callable[[int, int], None]
 Run = tuple[Program, range, int | engine.Keys]  # blocks of a program, under a seed or keys
 PATH_SHARE, PATH_BLOCKS = 16, 4  # one cluster in 16 has its critical path followed, at most 4
 EXPOSED_BLOCKS = 16  # clusters simulated again with communication of zero cost, group by group
@@ -66,7 +53,6 @@ SECONDS_PER_SAMPLE, BLOCK_S = 2e-9, 1e-5  # of an op-sample and of a block, one 
 CHUNK_S = 0.04  # of one call into the engine [s]
 MOST_BLOCKS = 1 << 14  # of a task that is sent away or kept: 8 MB of step times
 REPLICATES = 12_800  # 200 cluster draws: ten beyond p95 of the time-to-train
-MAX_SEED = 1 << 63
 
 
 class Exposed(NamedTuple):
@@ -76,25 +62,13 @@ class Exposed(NamedTuple):
     error: float  # NaN for one cluster
 
 
-def fresh_seed() -> int:
-    """Return a seed from fresh entropy, below 2**53 so that every JSON reader keeps it whole."""
-    return int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> np.uint64(11))
-
-
-def default_threads() -> int:
-    """Processors this process may use."""
-    return cores()
-
-
 def run_blocks(
     program: Program,
     blocks: range,
-    seed: int | engine.Keys,
-    threads: int = 1,
+    context: RunContext,
     track: bool = False,
-    progress: Progress | None = None,
 ) -> Arrays:
-    """Run blocks of 64 replicates; keys instead of a seed draw some of the inputs anew.
+    """Run blocks of 64 replicates.
 
     A program that leaves replicas out, without a pilot yet, runs its pilot first.
 
@@ -107,28 +81,30 @@ def run_blocks(
     busy : float32 [block, stage, lane]
         Seconds of local ops over all replicas; zero unless ``track``.
     """
-    return run_each([(program, blocks, seed)], threads, track, progress)[0]
+    return run_each([(program, blocks, context.seed)], context, track)[0]
 
 
 def run_each(
     runs: Sequence[Run],
-    threads: int = 1,
+    context: RunContext,
     track: bool = False,
-    progress: Progress | None = None,
 ) -> list[Arrays]:
-    """Do several runs side by side; gives what `run_blocks` gives of each."""
+    """Do several runs side by side, each under its own seed or keys, which draw some inputs anew.
+
+    Gives what `run_blocks` gives of each.
+    """
     out: list[Arrays] = []
     tasks: list[Task] = []
     places: list[tuple[int, range]] = []  # of a task: its run, and which of its blocks
     for program, blocks, seed in runs:
         keys = seed if isinstance(seed, engine.Keys) else make_keys(seed)
         if needs_fit(program):
-            program = fit_unseen(program, keys, threads).program
+            program = fit_unseen(program, context, keys).program
         n, step = len(blocks), program.arrays(track)
         check_finite(step)
         each = count_draws(program) * LANES * SECONDS_PER_SAMPLE + BLOCK_S  # of a block [s]
-        size = min(CHUNK_S / each, -(-n // (4 * threads)))
-        size = max(1, int(min(TASK_S / each, MOST_BLOCKS) if keeps_tasks() else size))
+        size = min(CHUNK_S / each, -(-n // (4 * context.threads)))
+        size = max(1, int(min(TASK_S / each, MOST_BLOCKS) if context.keeps_tasks else size))
         shared = Shared(program.work(track))
         for chunk in (range(i, min(i + size, n)) for i in range(0, n, size)):
             args = blocks[chunk.start], len(chunk), keys
@@ -144,36 +120,8 @@ def run_each(
             whole[chunk.start : chunk.stop] = part
         finished += len(chunk)
 
-    report = None if progress is None else lambda: progress(finished, n_blocks)
-    run_tasks(tasks, take, threads, report)
+    run_tasks(tasks, take, context, lambda: context.report(finished, n_blocks))
     return out
-
-
-def settle_call(replicates: int, seed: int | None, threads: int | None) -> tuple[int, int]:
-    """Return the seed and the threads of a call, fresh or as many as there are where not given.
-
-    Raises
-    ------
-    PrismError
-        A number is out of range; it names the number and its range.
-    """
-    seed = fresh_seed() if seed is None else seed
-    threads = default_threads() if threads is None else threads
-    check_whole("replicates", replicates, 1)
-    check_whole("seed", seed, 0, MAX_SEED - 1)
-    check_whole("threads", threads, 1)
-    name = option("replicates")
-    check_size(name, {"replicates": (replicates, sizes.REPLICATE)}, name)
-    return seed, threads
-
-
-def check_whole(name: str, value: Any, low: int, high: int | None = None) -> None:
-    """Refuse an argument that is no whole number within its bounds."""
-    text = f"at least {low}" if high is None else f"between {low} and {high:.0e}"
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise PrismError(f"{option(name)} = {value!r}: expected a whole number, {text}")
-    if value < low or (high is not None and value > high):
-        raise PrismError(f"{option(name)} = {value}: expected {text}")
 
 
 def simulate(
@@ -225,17 +173,15 @@ def simulate(
     """
     begin = time.perf_counter()
     job = job if isinstance(job, Job) else load_job(job)
-    seed, threads = settle_call(replicates, seed, threads)
-    found = simulate_step(prepare(job, seed, engine=engine), replicates, seed, threads, progress)
+    context = make_context(seed, threads, progress, replicates)
+    found = simulate_step(prepare(job, context.seed, engine=engine), replicates, context)
     return Estimate(found.assign_attrs(wall_seconds=time.perf_counter() - begin))
 
 
 def simulate_step(
     step: Prepared,
     replicates: int,
-    seed: int,
-    threads: int,
-    progress: Progress | None = None,
+    context: RunContext,
     parts: bool = True,
     meanwhile: "Callable[[xr.Dataset], None] | None" = None,
 ) -> "xr.Dataset":
@@ -244,18 +190,16 @@ def simulate_step(
     Where the time of the step goes, the parts, takes longer than a few replicates. `meanwhile` is
     called with the result without them, beside their search where there are threads for both.
     """
-    begin, job = time.perf_counter(), step.job
+    begin, job, quiet = time.perf_counter(), step.job, context.quiet
     n_blocks = -(-replicates // LANES)
-    if not is_remote():
-        check_threads(step, min(threads, n_blocks))
-    ideal, _, ideal_path, _ = run_blocks(ideal_program(step.program), range(1), seed, track=True)
-    warm_up(step.program, seed)
+    if not context.is_remote:
+        check_threads(step, min(context.threads, n_blocks))
+    ideal, _, ideal_path, _ = run_blocks(ideal_program(step.program), range(1), quiet, track=True)
+    warm_up(step.program, context)
     started = time.perf_counter()
-    unseen = fit_unseen(step.program, seed, threads) if needs_fit(step.program) else None
+    unseen = fit_unseen(step.program, quiet) if needs_fit(step.program) else None
     step = step if unseen is None else replace(step, program=unseen.program)
-    times, effects, _, _ = run_blocks(
-        step.program, range(n_blocks), seed, threads, progress=progress
-    )
+    times, effects, _, _ = run_blocks(step.program, range(n_blocks), context)
     seconds = time.perf_counter() - started
     step_time = times.reshape(-1)[:replicates].astype(np.float64)
     if not (np.all(np.isfinite(step_time)) and np.all(step_time > 0.0)):
@@ -274,30 +218,28 @@ def simulate_step(
     }
     of_job, coords = job_values(job)
     coords |= {"kernel_class": list(step.program.classes)}
-    attrs = provenance(job, {"replicates": replicates, "seed": seed})
+    attrs = provenance(job, {"replicates": replicates, "seed": context.seed})
     samples = count_draws(step.program) * n_blocks * LANES + (unseen.n_draws if unseen else 0)
     values |= of_job
-    attrs |= _engine_figures(samples, seconds, threads, n_blocks) | {"kind": "simulation"}
-    find: Callable[[], dict[str, Any]] = dict
-    if parts:
-        find = partial(_find_parts, step, times, seed, threads)
-    with begun(find, 1 if meanwhile is None else threads) as finish:
-        if meanwhile is not None:
+    attrs |= _engine_figures(samples, seconds, context, n_blocks) | {"kind": "simulation"}
+
+    if parts and meanwhile is None:
+        values |= _find_parts(step, times, quiet)
+    elif meanwhile is not None:
+        with begun(partial(_find_parts, step, times), context) as finish:
             meanwhile(make_dataset(values, coords, attrs))
-        values |= finish()
+            values |= finish()
     if parts:
         coords |= {"stage": np.arange(step.graph.n_stages), "part": values.pop("part")}
     return make_dataset(values, coords, attrs | {"wall_seconds": time.perf_counter() - begin})
 
 
-def _find_parts(
-    step: Prepared, times: NDArray[np.float32], seed: int, threads: int
-) -> dict[str, Any]:
+def _find_parts(step: Prepared, times: NDArray[np.float32], context: RunContext) -> dict[str, Any]:
     """Find where the time of steps [cluster, lane] goes; "part": the names of the parts."""
     n = min(max(1, len(times) // PATH_SHARE), PATH_BLOCKS)
-    path, idle = _critical_path(step.program, n, seed, threads)
+    run, seed = partial(run_blocks, context=context), context.seed
+    path, idle = _critical_path(step.program, range(n), run)
     first, classes = times[:EXPOSED_BLOCKS], freed_classes(step.program.classes)
-    run = partial(run_blocks, seed=seed, threads=threads)
     silent = {
         group: run(silence(step, seed, freed), range(len(first)))[0]
         for group, freed in classes.items()
@@ -317,49 +259,51 @@ def _find_parts(
     }
 
 
-def _engine_figures(samples: int, seconds: float, threads: int, blocks: int) -> dict[str, float]:
+def _engine_figures(
+    samples: int, seconds: float, context: RunContext, blocks: int
+) -> dict[str, float]:
     """Cost of the run; ns per op-sample is that of one of the threads that had work."""
-    working = n_threads(threads)
+    working = context.n_working
     each = seconds * min(working, blocks) / samples * 1e9 if samples else 0.0
-    threads = working if is_remote() else threads
+    threads = working if context.is_remote else context.threads
     found = {"op_samples": samples, "seconds": seconds, "ns_per_op_sample": each}
     return {f"{ENGINE}{name}": x for name, x in {**found, "threads": threads}.items()}
 
 
-def warm_up(program: Program, seed: int) -> None:
+def warm_up(program: Program, context: RunContext) -> None:
     """Compile (or load) the engine, so that its time is not counted as work."""
-    if is_remote():  # workers compile for themselves
+    if context.is_remote:  # workers compile for themselves
         return
     none = np.zeros_like(program.graph.phase_lo)
     empty = program.graph._replace(phase_lo=none, phase_hi=none, n_state=1)
-    run_blocks(ignore_unseen(replace(program, graph=empty)), range(1), seed)
+    run_blocks(ignore_unseen(replace(program, graph=empty)), range(1), context.quiet)
 
 
 def _critical_path(
-    program: Program, n_blocks: int, seed: int, threads: int
+    program: Program, blocks: range, run: Callable[..., Arrays]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean seconds of each class on the critical path, and mean idle share of each stage."""
-    times, _, path, busy = run_blocks(program, range(n_blocks), seed, threads, track=True)
+    times, _, path, busy = run(program, blocks, track=True)
     groups = program.graph.n_replicas * program.n_members
     idle = 1.0 - busy / groups / times[:, None, :]
     return path.mean(axis=(0, 2), dtype=np.float64), idle.mean(axis=(0, 2), dtype=np.float64)
 
 
-def find_exposed(step: Prepared, times: NDArray[Any], seed: int, threads: int) -> Exposed:
+def find_exposed(step: Prepared, times: NDArray[Any], context: RunContext) -> Exposed:
     """Find the share of the step that communication of zero cost would save.
 
     The first clusters of `times` [cluster, lane] are simulated once more with the same keys, so
     that the two differ by communication alone.
     """
-    silent = _run_silent(step, min(len(times), EXPOSED_BLOCKS), seed, threads)
+    silent = _run_silent(step, min(len(times), EXPOSED_BLOCKS), context)
     return Exposed(0.0, 0.0) if silent is None else _exposed(times, silent)
 
 
-def _run_silent(step: Prepared, n: int, seed: int, threads: int) -> NDArray[Any] | None:
+def _run_silent(step: Prepared, n: int, context: RunContext) -> NDArray[Any] | None:
     """Run the first clusters with communication of zero cost; None where there is none."""
     if not any(map(is_communication, step.program.classes)):
         return None
-    return run_blocks(silence(step, seed), range(n), seed, threads)[0]
+    return run_blocks(silence(step, context.seed), range(n), context.quiet)[0]
 
 
 def _exposed(times: NDArray[Any], silent: NDArray[Any]) -> Exposed:

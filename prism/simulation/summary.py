@@ -12,7 +12,14 @@ from scipy.special import fdtri, stdtrit
 from prism.common.errors import PrismError, option
 from prism.common.results import read_texts
 from prism.simulation.energyfigures import energy_figures
-from prism.simulation.results import ENGINE, PARTS, TAIL_SAMPLES, read_group, read_memory
+from prism.simulation.results import (
+    ENGINE,
+    PARTS,
+    TAIL_SAMPLES,
+    read_group,
+    read_libraries,
+    read_memory,
+)
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -160,7 +167,7 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
     if "time_to_train" in dataset:
         out |= _run_summary(dataset, call)
     if library := read_group(dataset, "library"):
-        out["library"] = library
+        out["library"] = library | {"others": read_libraries(dataset, out["step_time"])}
     if framework := read_group(dataset, "framework"):
         out["framework"] = framework | {"others": _by_name(dataset, "framework_others")}
     if error := read_group(dataset, "model_error"):

@@ -38,6 +38,9 @@ FACE = {
     "formats.nccltests": "BandwidthTest BandwidthTests",
     "growing": "GrowingLog Reading count_done read_log",
     "kernelnames": "COLLECTIVES classify collective_kind",
+    "kineto.events": "Event arguments read_events",
+    "kineto.periods": "mark_by_rhythm",
+    "kineto.rank": "read_rank",
     "looks": "what_is",
     "table": "KERNEL_FORMATS LEFT_OUT SHORTEST_S Trace",
 }  # fmt: skip

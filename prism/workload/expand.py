@@ -34,6 +34,7 @@ from prism.workload.ops import (
     Product,
     Scan,
     Table,
+    Timed,
     share_of,
 )
 
@@ -305,10 +306,16 @@ class Expander:
     def _pointwise(self, op: Pointwise, backward: bool) -> Kernels:
         name, values = op.name + _suffix(backward), op.rows * op.width
         if op.moved is not None:
-            kernel = self.costs.memory(name, op.moved[backward])
+            n = op.launches[backward]
+            kernel = self.costs.memory(name, op.moved[backward], launches=n)
         else:
             kernel = self.costs.pointwise(name, op.kind, values, backward=backward)
         return (kernel,) * (kernel.bytes > 0.0)
+
+    def _timed(self, op: Timed, backward: bool) -> Kernels:
+        name, seconds = op.name + _suffix(backward), op.seconds[backward]
+        kernel = Kernel(name, "compute", seconds, 0.0, 0.0, "residual/compute", launches=1.0)
+        return (kernel,) * (seconds > 0.0)
 
     def _table(self, op: Table, backward: bool) -> Kernels:
         """Look up rows of a table, or add gradients to them."""
@@ -411,4 +418,5 @@ _KERNELS: dict[type[Op], Callable[[Expander, Any, bool], Kernels]] = {
     Product: Expander._product, Attention: Expander._attention, Scan: Expander._scan,
     Norm: Expander._norm, Pointwise: Expander._pointwise, Table: Expander._table,
     Loss: Expander._loss, Exchange: Expander._exchange, Host: Expander._host,
+    Timed: Expander._timed,
 }  # fmt: skip

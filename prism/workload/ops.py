@@ -274,6 +274,7 @@ class Pointwise(Op):
     saves: float = 0.0  # bytes that backward keeps, a value
     routed: bool = False
     moved: tuple[float, float] | None = None  # by forward and backward, instead of a kind [byte]
+    launches: tuple[float, float] = (1.0, 1.0)  # with `moved`: kernels of forward and backward
     weights: float = 0.0
 
     @property
@@ -356,6 +357,13 @@ class Exchange(Op):
     def result(self) -> float:
         """Values that are sent."""
         return self.rows * self.width
+
+
+@dataclass(frozen=True)
+class Timed(Op):
+    """Op of which nothing is known but how long it takes, forward and backward [s]."""
+
+    seconds: tuple[float, float]
 
 
 @dataclass(frozen=True)

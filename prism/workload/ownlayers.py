@@ -21,6 +21,7 @@ from prism.workload.ops import (
     Scan,
     Share,
     Table,
+    Timed,
 )
 
 if TYPE_CHECKING:
@@ -180,7 +181,9 @@ def _elementwise(x: _Sized) -> Half:
         back = s["backward"] * unit if "backward" in s else forward
         moved = forward * rows * width / whole, back * rows * width / whole
     weights = s.get("parameters", 0.0) / (x.share.tp if columns else 1)
-    return (Pointwise(x.name, rows, kind, width, saves, block.routed, moved, weights),)
+    launches = s.get("launches", 1.0)
+    both = launches, s.get("backward_launches", launches)
+    return (Pointwise(x.name, rows, kind, width, saves, block.routed, moved, both, weights),)
 
 
 def _embedding_bag(x: _Sized) -> Half:
@@ -210,8 +213,13 @@ def _host_wait(x: _Sized) -> Half:
     return (Host(x.name, 0.0),)
 
 
+def _kernel(x: _Sized) -> Half:
+    return (Timed(x.name, 0.0, (x.sizes["seconds"], x.sizes.get("backward", 0.0))),)
+
+
 _MAKE: dict[str, Callable[[_Sized], Half]] = {
     "gemm": _gemm, "grouped_gemm": _grouped_gemm, "attention": _attention, "conv": _conv,
     "embedding_bag": _embedding_bag, "norm": _norm, "elementwise": _elementwise, "scan": _scan,
     "collective": _collective, "loss": _loss, "host_wait": _host_wait,
+    "kernel": _kernel,
 }  # fmt: skip

@@ -93,13 +93,13 @@ FAULTS = [
     ),
     (
         "the robust setting of a sweep is chosen by p50",
-        'measures = {**CHOICES, "best": objective}',
-        'measures = {**CHOICES, "robust": "p50", "best": objective}',
+        '{**CHOICES, "best": of_step(objective)}.items()',
+        '{**CHOICES, "robust": "p50", "best": of_step(objective)}.items()',
     ),
     (
         "rows of a sweep are sorted by p95 whatever the objective",
-        "key=lambda p: (not p.fits, p.figure(objective))",
-        'key=lambda p: (not p.fits, p.figure("p95"))',
+        "key=lambda p: (not p.fits, -(p.p_done or 0.0), p.figure(measure))",
+        'key=lambda p: (not p.fits, -(p.p_done or 0.0), p.figure("p95"))',
     ),
     (
         "settings that do unequal work are compared step by step",
@@ -135,8 +135,8 @@ FAULTS = [
     # validate
     (
         "the p-value of steps counts measured steps that remember each other as independent",
-        "null = clusters_anew(drawn, max(1, round(n)), call.seed, error)",
-        "null = clusters_anew(drawn, times.seconds.size, call.seed, error)",
+        "null = clusters_anew(drawn, max(1, round(n)), call.context.seed, error)",
+        "null = clusters_anew(drawn, times.seconds.size, call.context.seed, error)",
     ),
     (
         "the floor of a validation is that of the prediction",

@@ -45,8 +45,8 @@ FAULTS = [
     ),
     (
         "layouts lose the batch: microbatches stay those of the job",
-        "sizes = (tp, cp, pp, vpp, dp, batch // dp)",
-        "sizes = (tp, cp, pp, vpp, dp, job.parallelism.microbatches)",
+        '"dp": dp, "microbatches": batch // dp}',
+        '"dp": dp, "microbatches": job.parallelism.microbatches}',
     ),
     (
         "settings of unequal work are compared by step, not by work",

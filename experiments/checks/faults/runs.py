@@ -28,8 +28,8 @@ FAULTS = [
     ),
     (
         "a repair takes exactly its mean time",
-        "repaired = at + self.rng.standard_exponential(runs.size) * self.fail.repair_s",
-        "repaired = at + self.fail.repair_s",
+        "repaired = at + self.rng.standard_exponential(runs.size) * repair_s",
+        "repaired = at + repair_s",
     ),
     (
         "energy leaves out the time that a run stands still",
@@ -39,8 +39,8 @@ FAULTS = [
     ),
     (
         "detection of a failure takes no time",
-        "found, gone = at + detection, replaces > 0.0",
-        "found, gone = at, replaces > 0.0",
+        "found, gone, wait = at + detection, nodes > 0.0",
+        "found, gone, wait = at, nodes > 0.0",
     ),
     (
         "no failure happens during a restart",
@@ -51,8 +51,8 @@ FAULTS = [
     ),
     (
         "a failed node is a spare at once",
-        "held = np.sort(np.vstack([self.spares[:, runs], repaired]), axis=0)",
-        "held = np.sort(np.vstack([self.spares[:, runs], at]), axis=0)",
+        "np.tile(repaired[own], (n, 1))",
+        "np.tile(at[own], (n, 1))",
     ),
     (
         "clusters differ by the noise of their few simulated steps too",
@@ -81,8 +81,8 @@ FAULTS = [
     ),
     (
         "a replaced node renews the whole cluster",
-        "rng.random(int(gone.sum())) * self.model.n_nodes < 1.0",
-        "rng.random(int(gone.sum())) < 1.0",
+        "rng.random(int(gone.sum())) * self.model.n_nodes < nodes[gone]",
+        "rng.random(int(gone.sum())) < nodes[gone]",
     ),
     (
         "a run's price counts nodes for GPUs",

@@ -19,6 +19,7 @@ from numba import njit
 
 from prism import engine, load_job
 from prism.jobs.schedule import make_schedule
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks, warm_up
 
@@ -73,7 +74,7 @@ def timed(function):
 def measure(rounds, blocks):
     job = load_job(JOB)
     program = prepare(job, 1).program
-    warm_up(program, 1)
+    warm_up(program, RunContext(1))
     key = np.array([1, 0], np.uint32)
     out = np.zeros(engine.LANES, np.float32)
     table = int(program.ops.table[program.ops.kind == engine.DRAW][0])
@@ -82,7 +83,9 @@ def measure(rounds, blocks):
     samples = program.n_draws * blocks * engine.LANES
     rows = {"engine": [], "floor": [], "numpy": [], "two_threads": []}
     for _ in range(rounds):
-        rows["engine"].append(timed(lambda: run_blocks(program, range(blocks), 1)) / samples)
+        rows["engine"].append(
+            timed(lambda: run_blocks(program, range(blocks), RunContext(1))) / samples
+        )
         rows["floor"].append(
             timed(lambda: draw_only(blocks, program.n_draws, key, program.tables, table, out))
             / samples
@@ -90,7 +93,7 @@ def measure(rounds, blocks):
         numpy_samples = program.n_draws * NUMPY_REPLICATES
         rows["numpy"].append(timed(lambda: numpy_steps(job, NUMPY_REPLICATES, rng)) / numpy_samples)
         rows["two_threads"].append(
-            timed(lambda: run_blocks(program, range(blocks), 1, threads=2)) / samples
+            timed(lambda: run_blocks(program, range(blocks), RunContext(1, threads=2))) / samples
         )
     return {name: np.array(values) * 1e9 for name, values in rows.items()}, samples
 

@@ -17,12 +17,12 @@ import numpy as np
 import prism
 from prism.plots.base import save_figure
 from prism.plots.run import plot_progress
+from prism.simulation.execution.context import RunContext, make_context
 from prism.simulation.prepare import prepare
 from prism.simulation.runs.build import PAUSES, build_run_model, mean_step
 from prism.simulation.runs.checkpointing import FailureDistribution, best_steps
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import RunModel
-from prism.simulation.steps import default_threads
 
 HERE = Path(__file__).parent
 DAYS, DAY_S = 54.0, 86_400.0
@@ -44,7 +44,7 @@ def one(model: RunModel, rate: float, restart_s: float, steps: int, runs: int, s
     model = replace(model, interruptions=fail, checkpoints=checkpoints)
     lost = distribution.rate_per_s * (distribution.down_s + 0.5 * steps * step_s)
     n_steps = round(DAYS * DAY_S * (1.0 - lost) / step_s)
-    found = simulate_runs(model, n_steps, runs, seed)
+    found = simulate_runs(model, n_steps, runs, RunContext(seed))
     counts = np.sum([v for k, v in found.terms.items() if k not in PAUSES], axis=0)
     share = counts / found.total
     per_54 = found.failures * DAYS * DAY_S / found.total
@@ -74,7 +74,7 @@ def main() -> None:
     ax = plot_progress(result)
     for suffix in ("png", "svg"):
         save_figure(ax, HERE / f"progress.{suffix}")
-    model = build_run_model(prepare(job, args.seed), result, args.seed, default_threads())
+    model = build_run_model(prepare(job, args.seed), result, make_context(args.seed))
     step_s = mean_step(model)
     rows = []
     for minutes in (0, *INTERVALS_MIN):  # 0: the best

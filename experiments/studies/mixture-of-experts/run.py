@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from prism.jobs.job import load_job
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import prepare
 from prism.simulation.program import ideal_program
 from prism.simulation.steps import run_blocks
@@ -39,8 +40,10 @@ def simulate_case(overrides):
     job = load_job(JOB, overrides)
     step = prepare(job, SEED)
     program, clusters = step.program, CLUSTERS if job.parallelism.microbatches < 1000 else 16
-    times = run_blocks(program, range(clusters), SEED, 2)[0].mean(axis=1, dtype=np.float64)
-    ideal = float(run_blocks(ideal_program(program), range(1), SEED)[0][0, 0])
+    times = run_blocks(program, range(clusters), RunContext(SEED, 2))[0].mean(
+        axis=1, dtype=np.float64
+    )
+    ideal = float(run_blocks(ideal_program(program), range(1), RunContext(SEED))[0][0, 0])
     hours = job.world_size / job.tokens_per_step * 1e12 / 3600
     se = float(times.std(ddof=1)) / clusters**0.5
     return ideal, float(times.mean()), se, hours * float(times.mean())

@@ -21,6 +21,7 @@ from prism.analyses.placements.slack import level, slot_cost
 from prism.cluster.nodemap import slow_node
 from prism.plots.base import BLUE, COLOURS, GREY, LINE_STYLES, ORANGE, RED, save_figure
 from prism.plots.place import plot_slots
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import prepare
 
 matplotlib.style.use("prism.plots.light")
@@ -101,7 +102,7 @@ def stage_costs(overrides, factor, threads):
     """Cost of a slow node by stage, all else at its mean, as a share of the step."""
     job = prism.load_job(LLAMA, ["parallelism.dp=4", "cluster.nodes=64", *overrides])
     slow = slow_node(factor)
-    problem = level(make_problem(prepare(job, SEED), {0: slow}, threads))
+    problem = level(make_problem(prepare(job, SEED), {0: slow}, RunContext(SEED, threads)))
     (step,) = problem.slowed_times([(problem.hosts, {})])
     return (slot_cost(problem, slow).max(axis=1) / step).tolist()
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from prism.analyses.placements.screen import Screen
 from prism.jobs.job import load_job
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import prepare
 from prism.simulation.program import ideal_program
 from prism.simulation.steps import run_blocks
@@ -35,9 +36,9 @@ WAYS = {
 def run(overrides):
     """Find the step with every effect at 1, and simulated steps [cluster, lane] [s]."""
     program = prepare(load_job(JOB, overrides), SEED).program
-    ideal = ideal_program(program)
-    times, *_ = run_blocks(program, range(CLUSTERS), SEED, THREADS)
-    return float(Screen(ideal, THREADS).times([ideal])[0]), times.astype(float)
+    ideal, context = ideal_program(program), RunContext(SEED, THREADS)
+    times, *_ = run_blocks(program, range(CLUSTERS), context)
+    return float(Screen(ideal, context).times([ideal])[0]), times.astype(float)
 
 
 def row(ideal, times, base_ideal, base):

@@ -28,7 +28,7 @@ import prism
 from prism import plots
 from prism.common.errors import PrismError
 from prism.plots.base import BLUE, ORANGE
-from prism.simulation.steps import default_threads
+from prism.simulation.execution.context import cores
 from prism.workload.memory import GIB, LEAST_P_FITS, SPREAD, estimate_memory, memory_limit
 
 HERE = Path(__file__).resolve().parent
@@ -72,7 +72,7 @@ def attempt(row):
 def predict_all(rows):
     """Put predictions beside rows that ran or ran out of memory."""
     rows = rows[rows.status.isin(["Success", "OOM"])].reset_index(drop=True)
-    with ProcessPoolExecutor(default_threads()) as pool:
+    with ProcessPoolExecutor(cores()) as pool:
         found = list(pool.map(attempt, rows.to_dict("records"), chunksize=16))
     return pd.concat([rows, pd.DataFrame(found)], axis=1).assign(ran=rows.status == "Success")
 

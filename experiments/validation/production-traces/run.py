@@ -30,7 +30,8 @@ from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
 from prism.plots.base import save_figure
 from prism.plots.validation import draw_validation, plot_workers
-from prism.simulation.steps import default_threads, run_blocks
+from prism.simulation.execution.context import RunContext, cores
+from prism.simulation.steps import run_blocks
 from prism.simulation.tracemodel.graph import COMPUTE
 from prism.traces import read_trace
 
@@ -155,7 +156,7 @@ def frozen_but(model, kept):
 def simulate_steps(model, threads):
     """Step times of the model on the traced cluster, steps apart, [replicate] s."""
     program = step_program(model, "full", SEED)
-    times = run_blocks(program, range(-(-REPLICATES // LANES)), SEED, threads)[0]
+    times = run_blocks(program, range(-(-REPLICATES // LANES)), RunContext(SEED, threads))[0]
     return times.reshape(-1)[:REPLICATES].astype(np.float64)
 
 
@@ -277,7 +278,7 @@ def tell(name, results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bootstrap", type=int, default=200)
-    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--threads", type=int, default=cores())
     options = parser.parse_args()
     traces = find_traces()
     if not traces:

@@ -22,9 +22,10 @@ from scipy.stats import spearmanr
 
 import prism
 from prism.engine import LANES
+from prism.simulation.execution.context import make_context
 from prism.simulation.prepare import prepare
 from prism.simulation.program import ideal_program
-from prism.simulation.steps import default_threads, run_blocks
+from prism.simulation.steps import run_blocks
 
 HERE = Path(__file__).resolve().parent
 SEED, REPLICATES = 1, 1024  # 16 cluster draws
@@ -192,7 +193,11 @@ def ideal(job):
 
 
 def _ideal(step):
-    return {"ideal_s": float(run_blocks(ideal_program(step.program), range(1), SEED)[0][0, 0])}
+    return {
+        "ideal_s": float(
+            run_blocks(ideal_program(step.program), range(1), make_context(SEED))[0][0, 0]
+        )
+    }
 
 
 def _predict(entries, overrides, simulation):
@@ -229,8 +234,7 @@ def mlperf_job(row):
 def simulate(job):
     """Give ideal, mean, its error, p95 less p50 on one allocation, spread of allocations, runs."""
     step = prepare(job, SEED, engine="auto")
-    threads = default_threads()
-    steps = run_blocks(step.program, range(REPLICATES // LANES), SEED, threads)[0]
+    steps = run_blocks(step.program, range(REPLICATES // LANES), make_context(SEED))[0]
     means, medians = steps.mean(axis=1, dtype=float), np.median(steps, axis=1)
     return {
         **_ideal(step), "mean_s": float(means.mean()),

@@ -13,6 +13,7 @@ from prism.jobs.job import Job
 from prism.jobs.jobspec.run import FAILURES_SOURCE
 from prism.models.calibration.model import Calibration, communication_share, load_calibration
 from prism.simulation.effects.run import UNMEASURED, model_error_entry
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import Prepared
 from prism.simulation.runs.build import (
     PAUSES,
@@ -26,7 +27,6 @@ from prism.simulation.runs.checkpointing import FailureDistribution, best_steps,
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import RunModel, Runs
 from prism.simulation.runs.ramp import step_work
-from prism.simulation.steps import Progress
 from prism.simulation.tracemodel.model import TraceModel
 from prism.traces.growing import Reading
 from prism.workload.carbon import footprint
@@ -55,16 +55,15 @@ def draw_run(
     step: Prepared,
     dataset: "xr.Dataset",
     call: dict[str, Any],
-    threads: int,
-    progress: Progress | None,
+    context: RunContext,
     reading: Reading | None = None,
 ) -> DrawnRun:
     """Draw runs over the simulated steps; their rest, given the steps that were read."""
     job = step.job
-    model = build_run_model(step, dataset, call["seed"], threads)
+    model = build_run_model(step, dataset, context)
     steps, ideal = call["steps"], float(dataset.ideal_step_time)
     done, elapsed_s, start_s = 0, 0.0, _time_of_day(call["start"])
-    work, notes = step_work(job, steps, call["seed"], threads)
+    work, notes = step_work(job, steps, context)
     model = replace(model, profile=work)
     figures: dict[str, Any] = {}
     if model.model_error > 0.0 and reading is None:
@@ -87,8 +86,7 @@ def draw_run(
             start_s = _time_of_day(reading.written.isoformat())
     marks = done + marks_of(steps - done)
     runs = simulate_runs(
-        model, steps - done, call["run_replicates"], call["seed"],
-        start_s=start_s, progress=progress,
+        model, steps - done, call["run_replicates"], context, start_s=start_s,
         marks=(marks - done).astype(int).tolist(),
     )  # fmt: skip
     left = {}

@@ -86,7 +86,7 @@ def make_case(
         job.n_steps,
         v.step.distribution.std,
         v.step.correlation_time_s,
-        sampler.seed,
+        sampler.context.quiet,
     )
     return PlacementCase(problem, objective, tolerance, sampler, target)
 
@@ -94,7 +94,7 @@ def make_case(
 def answer(case: PlacementCase) -> dict[str, Any]:
     """Find the best placement and compare it with everything else; times in seconds."""
     problem, sampler = case.problem, case.sampler
-    found = find_placements(problem, sampler.seed)
+    found = find_placements(problem, sampler.context.seed)
     n = int(np.clip(ROW_SAMPLES // _block_cost(problem), FIRST_BLOCKS, MOST_BLOCKS))
     sampler.planned = LEAST_ARMS * FIRST_BLOCKS + 8 * n  # about as many rows are there
     candidates, best, p_correct = choose(case, found)
@@ -159,7 +159,7 @@ def choose(case: PlacementCase, found: SearchResult) -> tuple[list[Placed], Plac
     candidates, seen = [case.placed(problem.hosts)], {problem.pattern(problem.hosts)}
     if problem.differ:
         start = problem.realise(found.patterns[0])
-        candidates.append(case.placed(exchange(problem, start, sampler.seed)))
+        candidates.append(case.placed(exchange(problem, start, sampler.context.seed)))
     margin, more = MARGIN, [p for p in found.patterns[-1:] if p not in seen]
     while True:
         more += promising(found, margin, most - len(candidates) - len(more), {*seen, *more})
@@ -260,7 +260,7 @@ def _at_random(
     case: PlacementCase, known: Sequence[Placed], comparison: Comparison
 ) -> dict[str, Any]:
     """Figures of slow nodes at random, by the deterministic times of the simulated placements."""
-    rng, problem = np.random.default_rng([case.sampler.seed, 9]), case.problem
+    rng, problem = np.random.default_rng([case.sampler.context.seed, 9]), case.problem
     drawn = [problem.pattern(random_hosts(problem, rng)) for _ in range(RANDOM_PLACEMENTS)]
     times = problem.pattern_times(drawn)
     times = times[np.isfinite(times)]
@@ -284,7 +284,7 @@ def _alternatives(
     problem, out = case.problem, {}
     at_one = (p for p in found.patterns if len({at for _, held in p for at, _ in held}) == 1)
     one_stage = problem.realise(next(at_one, found.patterns[0]))
-    for other in list_alternatives(problem, one_stage, case.sampler.seed):
+    for other in list_alternatives(problem, one_stage, case.sampler.context.seed):
         if other.program is None:
             out[other.name] = {"label": other.label, "impossible": other.impossible}
             continue

@@ -15,6 +15,7 @@ from prism.analyses.placements.screen import Screen
 from prism.analyses.placements.slots import Layout, Pattern, make_layout
 from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.common.errors import PrismError, option
+from prism.simulation.execution.context import RunContext
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
@@ -37,7 +38,7 @@ class Problem:
     placed: tuple[int, ...]  # to find slots for: those apart from the rest, at most `MOST_PLACED`
     classes: Mapping[int, int]  # of each of them; those of a class are as slow as each other
     slow: frozenset[int]  # all slow nodes; where most are, the others are fewer to place
-    threads: int = 1
+    context: RunContext
     differ: bool = False  # whether the nodes that are not placed differ too
     segment: int = 0  # slots in a row that stay on nodes of one rack; 0: each node for itself
     offered: tuple[Int, ...] = ()  # placements to choose from; none: all, or a search
@@ -67,7 +68,7 @@ class Problem:
 
     @cached_property
     def _screen(self) -> Screen:
-        return Screen(self.step.program, self.threads)
+        return Screen(self.step.program, self.context)
 
     def program(self, hosts: Int, slowdowns: Mapping[int, NodeSlowdown] | None = None) -> Program:
         """Return the step's program with nodes elsewhere, and as slow as known or as given."""
@@ -156,7 +157,7 @@ def measured_speeds(step: Prepared) -> Array:
 
 
 def make_problem(
-    step: Prepared, slowdowns: Mapping[int, NodeSlowdown], threads: int, segment: int = 0,
+    step: Prepared, slowdowns: Mapping[int, NodeSlowdown], context: RunContext, segment: int = 0,
     offered: tuple[Int, ...] = (),
 ) -> Problem:  # fmt: skip
     """Pose the question for a job's known slow nodes, or for a fitted trace's workers.
@@ -194,7 +195,7 @@ def make_problem(
     others = np.delete(speed, list(placed))
     differ = bool(others.size and np.ptp(others) > 0.0)
     problem = Problem(
-        step, placement.slots, slowdowns, placed, classes, slow_ones, threads, differ, segment,
+        step, placement.slots, slowdowns, placed, classes, slow_ones, context, differ, segment,
         offered,
     )  # fmt: skip
     problem.check_whole(placement.slots)

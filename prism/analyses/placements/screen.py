@@ -5,7 +5,6 @@ replica's ops take is lowered once for all placements in which it comes up.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import numpy as np
@@ -13,6 +12,8 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.simulation.draws import lower, quiet_step, run_lanes
+from prism.simulation.execution.context import RunContext
+from prism.simulation.execution.tasks import map_threads
 from prism.simulation.program import Program
 
 Array = NDArray[np.float64]
@@ -22,22 +23,20 @@ Lanes = NDArray[np.float32]
 class Screen:
     """Step times of programs that differ in where nodes are and how slow they are."""
 
-    def __init__(self, program: Program, threads: int = 1) -> None:
+    def __init__(self, program: Program, context: RunContext) -> None:
         self._step = quiet_step(program)
-        self._threads = threads
+        self._context = context
         self._rows: dict[tuple[bytes, ...], int] = {}
         self._durations: list[NDArray[np.float32]] = []  # by row: [coef]
 
     def times(self, programs: Iterable[Program]) -> Array:
         """Return the step time of every program, float64 [program], in seconds."""
-        batches = _batched((self._replicas(p) for p in programs), engine.LANES)
-        with ThreadPoolExecutor(max_workers=self._threads) as pool:
-            # a batch is laid out here while those before it run
-            parts = [
-                (pool.submit(run_lanes, self._step, self._lay(batch)), len(batch))
-                for batch in batches
-            ]
-            times = [part.result()[:n] for part, n in parts]
+        batches = list(_batched((self._replicas(p) for p in programs), engine.LANES))
+
+        def run(batch: Sequence[list[int]]) -> Lanes:
+            return run_lanes(self._step, self._lay(batch))[: len(batch)]
+
+        times = map_threads(run, batches, self._context)
         return np.concatenate([*times, np.zeros(0)]).astype(np.float64)
 
     def _replicas(self, program: Program) -> list[int]:

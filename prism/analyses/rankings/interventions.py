@@ -7,7 +7,7 @@ under the same keys, on the same clusters, until the order of what they gain in 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -78,7 +78,7 @@ class _Runner(Sampler):
             candidate.quiet = np.zeros_like(self.quiet)
         elif candidate.what == "speed" and self.quiet.size:
             clusters = range(self.quiet.size)
-            quiet = cluster_times(program, clusters, self.seed, self.threads)
+            quiet = cluster_times(program, clusters, self.context)
             candidate.quiet = quiet.astype(np.float64)
 
 
@@ -129,12 +129,12 @@ def compare_interventions(
 def _program(case: RankingCase, entry: Input, what: str, speed_up: float) -> Program | None:
     """Return the program with one input treated; None where an effect is to be made faster."""
     if what == "freeze":
-        program = freeze(case.step, entry, case.sampler.seed)
+        program = freeze(case.step, entry, case.sampler.context.seed)
     elif entry.kind == "effects":
         return None
     else:
         faster = {entry.name: Treatment(factor=1.0 - speed_up)}
-        program = treat_classes(case.step, faster, case.sampler.seed)
+        program = treat_classes(case.step, faster, case.sampler.context.seed)
     return program if case.sampler.stall_delays is None else hold_effect(program, "stall")
 
 
@@ -143,14 +143,13 @@ def _run_until_clear(case: RankingCase, changes: Sequence[Change]) -> None:
     sampler, control = case.sampler, case.sampler.control
     has_ranks = control is not None and control.variance > 0.0
     quiet = control.times[0] if control is not None and has_ranks else np.empty(0)
-    before, report = sampler.done, sampler.progress
+    before = sampler.done
 
     def tell(done: int, planned: int) -> None:
         sampler.done = before + done
-        if report is not None:
-            report(sampler.done, before + planned)
+        sampler.context.report(sampler.done, before + planned)
 
-    runner = _Runner(sampler.seed, sampler.threads, tell, quiet=quiet)
+    runner = _Runner(replace(sampler.context, progress=tell), quiet=quiet)
     runner.planned, n, budget = FIRST_BLOCKS * len(changes), FIRST_BLOCKS, float(BUDGET)
     for change in changes:
         runner.extend(change, n)

@@ -29,9 +29,10 @@ from prism.common.attribution import (
 from prism.simulation.classops import ClassOps
 from prism.simulation.draws import cluster_times
 from prism.simulation.effects import hold_effect
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
-from prism.simulation.steps import Progress, Run, run_each
+from prism.simulation.steps import Run, run_each
 from prism.simulation.variance_inputs import (
     Input,
     Residuals,
@@ -107,10 +108,8 @@ class Sampler:
 
     program: Program
     split: Program
-    seed: int
-    threads: int
+    context: RunContext
     first: Array = field(default_factory=_none)
-    progress: Progress | None = None
     bounds: Array = field(default_factory=lambda: np.empty(0))  # of the first inputs' variance
     whole: float = 0.0  # variance of the run that gave them [s^2]
     control: ClusterControl | None = None
@@ -119,7 +118,8 @@ class Sampler:
     planned: int = 0
 
     def __post_init__(self) -> None:
-        self.other = int(np.random.SeedSequence([self.seed, 4]).generate_state(1, np.uint64)[0])
+        other = np.random.SeedSequence([self.context.seed, 4]).generate_state(1, np.uint64)
+        self.seeds = self.context.seed, int(other[0])
         self.often = _with_frequent_stalls(self.program)
         programs = [self.program, self.split]
         if self.often is not None:
@@ -134,10 +134,10 @@ class Sampler:
 
         def report(done: int, _: int) -> None:
             self.done = before + done
-            if self.progress is not None:
-                self.progress(self.done, max(self.done, self.planned))
+            self.context.report(self.done, max(self.done, self.planned))
 
-        return [run[0].astype(np.float64) for run in run_each(runs, self.threads, progress=report)]
+        found = run_each(runs, replace(self.context, progress=report))
+        return [run[0].astype(np.float64) for run in found]
 
     def shares(self, entry: Input) -> Shares:
         """Begin an input."""
@@ -147,7 +147,7 @@ class Sampler:
         """Bring runs and inputs' own to n clusters; of one of the two seeds alone if not both."""
         rare = [s for s in inputs if self.is_rare(s.entry)]
         swapped = [s for s in inputs if not self.is_rare(s.entry)]
-        seeds = (self.seed, self.other), (self.other, self.seed)
+        seeds = self.seeds, self.seeds[::-1]
         runs: list[tuple[RunPair | Shares, str, Run]] = []
         for pair in {id(pair): pair for pair in (self.step, *(s.pair for s in swapped))}.values():
             for name, (seed, _) in list(zip("ab", seeds, strict=True))[: 1 + both]:
@@ -162,7 +162,8 @@ class Sampler:
             setattr(owner, name, np.concatenate([getattr(owner, name), times]))
         for s in rare:
             assert self.often is not None and self.stall_delays is not None
-            (stalled,) = self.run([(self.often, range(len(self.stall_delays), n), self.seed)])
+            more = range(len(self.stall_delays), n)
+            (stalled,) = self.run([(self.often, more, self.context.seed)])
             delays = stalled - self.step.a[len(self.stall_delays) : n]
             self.stall_delays = np.concatenate([self.stall_delays, delays])
             s.ab = s.ba = self.stall_delays  # as many clusters
@@ -245,16 +246,16 @@ class Sampler:
 
     def resample(self, m: int) -> Resamples:
         """Resample the runs for what their first m clusters tell."""
-        return resample_runs(m, self.runs, self.seed, self.control, self.added)
+        return resample_runs(m, self.runs, self.context.seed, self.control, self.added)
 
     def extend_control(self) -> None:
         """Bring quiet times to as many clusters as the share between clusters asks for."""
-        seeds = (self.seed, self.other)[: len(self.runs)]
+        seeds = self.seeds[: len(self.runs)]
         times = list(self.control.times) if self.control else [np.zeros(0) for _ in seeds]
         n = max(MIN_CONTROL, len(self.runs[0]), times[0].size)
         while True:
             for i, key in enumerate(seeds):
-                more = cluster_times(self.program, range(times[i].size, n), key, self.threads)
+                more = cluster_times(self.program, range(times[i].size, n), self.context.under(key))
                 times[i] = np.concatenate([times[i], more.astype(np.float64)])
             self.control = ClusterControl(tuple(times))
             variance = run_variance(self.runs, self.control)

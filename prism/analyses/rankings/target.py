@@ -14,6 +14,7 @@ from prism import engine
 from prism.analyses.rankings.shares import Sampler
 from prism.common.attribution import Array, Variance
 from prism.simulation.effects import EFFECTS
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import Prepared
 from prism.simulation.runs.build import model_of_steps
 from prism.simulation.runs.model import simulate_runs
@@ -82,7 +83,7 @@ class Target:
     n_steps: int
     drift_cv: float  # of the step effect
     memory_s: float  # its correlation time
-    seed: int
+    context: RunContext
     rest: Rest | None = None  # None: runs of steps alone
 
     def share(self, names: Sequence[str], first: Array, total: Array, variance: Variance) -> Orders:
@@ -128,7 +129,7 @@ class Target:
         drift = 0.0 if steady else self.drift_cv
         model = model_of_steps(steps.ravel(), effect.ravel(), cluster, Drift(drift, self.memory_s))
         size = model.mean.size
-        runs = simulate_runs(model, self.n_steps, size * max(1, RUNS // size), self.seed)
+        runs = simulate_runs(model, self.n_steps, size * max(1, RUNS // size), self.context)
         total = runs.total[np.argsort(runs.cluster, kind="stable")]
         total = np.ascontiguousarray(total.reshape(steps.shape[0], -1))
         return total if self.rest is None else self.rest.around(total)

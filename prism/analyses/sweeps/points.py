@@ -76,7 +76,7 @@ class Bench(Sampler):
     """Where settings are run: the latest of them are kept ready."""
 
     def __post_init__(self) -> None:
-        self._prepared = lru_cache(KEPT_STEPS)(lambda point: prepare(point.job, self.seed))
+        self._prepared = lru_cache(KEPT_STEPS)(lambda point: prepare(point.job, self.context.seed))
 
     def step(self, point: Candidate) -> Prepared:
         """Return a setting ready to run."""
@@ -90,22 +90,21 @@ class Bench(Sampler):
         """Find a setting's step with every effect at 1."""
         step = self.step(point)
         program = ideal_program(step.program)
-        point.ideal = float(Screen(program, self.threads).times([program])[0])
+        point.ideal = float(Screen(program, self.context).times([program])[0])
         point.model_flop = 0.0 if step.workload is None else step.workload.model_flop
 
     def look_closer(self, point: Point, n: int) -> None:
         """Find a setting's exposed communication and power on its first n cluster draws."""
         step, times = self.step(point), point.times[:n]
-        point.exposed = find_exposed(step, times, self.seed, self.threads)
+        point.exposed = find_exposed(step, times, self.context)
         point.gpu_power = mean_power(point.job, step.workload, float(times.mean()))
         if point.gpu_power is not None:
             point.kg_per_s = footprint(point.job).kg_per_s(point.gpu_power * point.job.world_size)
 
     def tell(self) -> None:
         """Report what is done, of what remains once all settings are checked."""
-        if self.progress is not None:
-            share = min(0.99, self.done / self.planned)
-            self.progress(BUILT + round((1000 - BUILT) * share), 1000)
+        share = min(0.99, self.done / self.planned)
+        self.context.report(BUILT + round((1000 - BUILT) * share), 1000)
 
 
 def least_seconds(job: Job) -> float:
@@ -145,8 +144,7 @@ def simulate_points(
         run = _screen(group, bench, first, skip, wrong)
         if run:
             _run_on(run, bench, clusters, objective, MOST_SAMPLES / len(groups))
-    if bench.progress is not None:
-        bench.progress(1000, 1000)
+    bench.context.report(1000, 1000)
     return wrong
 
 

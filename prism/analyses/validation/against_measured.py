@@ -4,7 +4,7 @@ A null repeats the comparison in simulation where the prediction is the truth; w
 the training part is fitted anew in every repetition.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from prism.common import agreement as measures
 from prism.common.results import Columns, Field, pack_figures, pack_texts
+from prism.simulation.execution.context import RunContext
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -85,9 +86,7 @@ class Call(NamedTuple):
     dependence: str | None
     replicates: int
     bootstrap: int
-    seed: int
-    threads: int | None
-    progress: Callable[[int, int], None] | None
+    context: RunContext
 
 
 @dataclass(frozen=True)
@@ -113,12 +112,12 @@ def compare_to_measured(case: ValidationCase, call: Call, **facts: Any) -> "xr.D
     for measured, predicted in islice(case.repetitions, call.bootstrap):
         null.append(separation(measured, predicted))
         curves.append(predicted)
-        if call.progress is not None and case.refit:
-            call.progress(len(null), call.bootstrap)
+        if case.refit:
+            call.context.report(len(null), call.bootstrap)
     refits = curves if case.refit else []
     figures = {
         "quantity": call.quantity, "dependence": call.dependence or "full",
-        "bootstrap": call.bootstrap, "seed": call.seed, "replicates": call.replicates,
+        "bootstrap": call.bootstrap, "seed": call.context.seed, "replicates": call.replicates,
         "ks_p_value": None, "ks_p_value_refit": case.refit, **_floor(case), **case.facts, **facts,
     }  # fmt: skip
     if null:  # from as many predicted values as in each repetition

@@ -19,7 +19,7 @@ from prism.models.calibration.model import Calibration, communication_share, loa
 from prism.simulation.prepare import prepare
 from prism.simulation.runs.build import model_of_steps
 from prism.simulation.runs.parts import Drift
-from prism.simulation.steps import settle_call, simulate_step
+from prism.simulation.steps import simulate_step
 from prism.simulation.summary import apart
 from prism.simulation.tracemodel.file import load_model
 from prism.traces import StepTimes, total_per_run
@@ -49,7 +49,8 @@ def job_case(
         n_steps, said = _run_length(times)
         drawn, alone = (_runs(each, n_steps, call) for each in jobs)
         predicted = np.asarray(drawn.time_to_train)
-        null = draws_anew(predicted, values.size, call.seed, _mean_error(calibration, drawn))
+        error = _mean_error(calibration, drawn)
+        null = draws_anew(predicted, values.size, call.context.seed, error)
         return ValidationCase(
             values, np.arange(values.size), predicted, np.asarray(alone.time_to_train), null,
             facts | {"notes": notes + said}, refit=False,
@@ -57,7 +58,7 @@ def job_case(
     drawn, alone = _steps(job, call, calibration is not None), _steps(jobs[1], call, False)
     error = _mean_error(calibration, drawn)
     n = measures.effective_n(times.seconds, times.step, times.run)
-    null = clusters_anew(drawn, max(1, round(n)), call.seed, error)
+    null = clusters_anew(drawn, max(1, round(n)), call.context.seed, error)
     notes += _untested(drawn, times)
     if call.bootstrap and n < _ALIKE * times.seconds.size:
         notes.append(
@@ -84,9 +85,8 @@ def _with_dependence(job: Job, dependence: str) -> Job:
 
 
 def _steps(job: Job, call: Call, parts: bool) -> "xr.Dataset":
-    _, threads = settle_call(call.replicates, call.seed, call.threads)
-    step = prepare(job, call.seed, engine="auto")
-    return simulate_step(step, call.replicates, call.seed, threads, call.progress, parts)
+    step = prepare(job, call.context.seed, engine="auto")
+    return simulate_step(step, call.replicates, call.context, parts)
 
 
 def _runs(job: Job, steps: int, call: Call) -> "xr.Dataset":
@@ -94,7 +94,7 @@ def _runs(job: Job, steps: int, call: Call) -> "xr.Dataset":
     job = job.model_copy(update={"run": run})
     return estimate(  # measured runs are whole ones
         job, replicates=call.replicates, run_replicates=call.replicates, steps=steps,
-        seed=call.seed, threads=call.threads, progress=call.progress,
+        seed=call.context.seed, threads=call.context.threads, progress=call.context.progress,
     ).to_xarray()  # fmt: skip
 
 

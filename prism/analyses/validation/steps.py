@@ -108,7 +108,8 @@ def _case(
     alone = no_dependence(model)
     used = alone if call.dependence == "none" else model
     sampler = _Steps.of(model, times) if runs is None else runs
-    predicted, other = (sampler.predicted(m, call.replicates, call.seed) for m in (used, alone))
+    n, seed = call.replicates, call.context.seed
+    predicted, other = (sampler.predicted(m, n, seed) for m in (used, alone))
     null = _anew(model, sampler, redraw or _redraw_apart(sampler), call)
     facts |= {"warnings": list(model.report.get("warnings", ()))}
     length_s = float(elapsed_steps(model.steps, model.steps, model.mean_over)[-1]) * model.step_s
@@ -247,7 +248,7 @@ def _anew(model: StepModel, sampler: _Steps | _Totals, redraw: _Redraw, call: Ca
     """
     spreads = model.spreads()
     for b in count():
-        seed = call.seed + 3 * b
+        seed = call.context.seed + 3 * b
         truth = replace(model, spread=spreads[b % len(spreads)])
         truth = no_dependence(truth) if call.dependence == "none" else truth
         training, totals, measured = redraw(truth, seed + 1)

@@ -21,9 +21,10 @@ from prism.models.kerneltrace.model import fit_kernel_graph, fit_kernels, redraw
 from prism.models.kerneltrace.steps import split_steps as split_kernel_steps
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph, fit_with_components
+from prism.simulation.execution.context import RunContext
 from prism.simulation.no_dependence import pool_program
 from prism.simulation.program import Program
-from prism.simulation.steps import run_blocks, settle_call
+from prism.simulation.steps import run_blocks
 from prism.simulation.tracemodel.arrays import build_trace_graph_arrays, build_trace_program
 from prism.simulation.tracemodel.graph import Array, TraceGraph
 from prism.simulation.tracemodel.model import (
@@ -42,16 +43,15 @@ def trace_case(trace: Trace, train: str, call: Call) -> ValidationCase:
     """Fit one part of a trace's steps and predict the other."""
     split = (_split_kernels if trace.has_kernels else _split_pipeline)(trace, train)
     part, held = split.part, split.held
-    _, threads = settle_call(call.replicates, call.seed, call.threads)
     predicted, alone = (
-        predict_steps(split.model, split.steps[held], how, call.replicates, call.seed, threads)
+        predict_steps(split.model, split.steps[held], how, call.replicates, call.context.quiet)
         for how in (call.dependence or "full", "none")
     )
     facts = {
         "trace": trace.source, "train": train, "n_train": int(part.size), "notes": split.notes,
         "changes": split.changes, "warnings": [*map(warn, split.changes), *split.warnings],
     }  # fmt: skip
-    null = _anew(split, call._replace(threads=threads))
+    null = _anew(split, call)
     return ValidationCase(
         split.measured[held], split.steps[held], predicted, alone, null, facts,
         training=split.measured[part],
@@ -114,22 +114,22 @@ def _anew(split: _Split, call: Call) -> Repetitions:
     dependence, n = call.dependence or "full", min(call.replicates, REPEAT_SAMPLES)
     draw = synthetic_graph if dependence == "full" else independent_graph
     for b in count(1):
-        rng = np.random.Generator(np.random.Philox(key=[call.seed, b]))
+        rng = np.random.Generator(np.random.Philox(key=[call.context.seed, b]))
         graph = draw(split.model, split.steps, rng)
         predicted = predict_steps(
-            split.refit(graph), split.steps[split.held], dependence, n, call.seed + b,
-            call.threads or 1,
+            split.refit(graph), split.steps[split.held], dependence, n,
+            call.context.under(call.context.seed + b),
         )  # fmt: skip
         yield graph.measured[split.held], predicted
 
 
 def predict_steps(
-    model: TraceModel, steps: Int, dependence: str, replicates: int, seed: int, threads: int
+    model: TraceModel, steps: Int, dependence: str, replicates: int, context: RunContext
 ) -> Array:
     """Predicted times of steps of these numbers on the traced cluster, [replicate] s."""
-    program = step_program(conditioned(model, steps), dependence, seed)
+    program = step_program(conditioned(model, steps), dependence, context.seed)
     blocks = range(-(-replicates // LANES))
-    times = run_blocks(program, blocks, seed, threads)[0]
+    times = run_blocks(program, blocks, context)[0]
     return times.reshape(-1)[:replicates].astype(np.float64)
 
 

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 @click.option("--hosts", metavar="LIST",
               help="Of a topology: the job's hosts in rank order.  "
               "[default: the first of the topology]")  # fmt: skip
+@click.option("--as-model", is_flag=True,
+              help="FILE is a profile of training steps: make a job with its layers as a table of "
+              "ops.")  # fmt: skip
 @set_option
 @common_options(draws=False, threads=NO_EFFECT)
 def import_job(
@@ -38,6 +41,7 @@ def import_job(
     device: str | None,
     job: str | None,
     hosts: str | None,
+    as_model: bool,
     overrides: tuple[str, ...],
     as_json: bool,
     quiet: bool,
@@ -53,12 +57,26 @@ def import_job(
 
     With --job, FILE is a topology: Slurm's topology.conf or topology.yaml, or the JSON of kubectl
     get nodes with Topograph's labels. The job gets tiers, NVLink domains and its hosts' places.
+
+    With --as-model, FILE is a trace of PyTorch's profiler, with record_shapes=True: kernels of a
+    step become layers of ops, which can be moved to another device, batch or layout.
     """
     from prism.jobs.importing.imported import import_job as read_job
     from prism.present.imports import import_answer, imported_yaml
 
     if output is not None and not output.endswith((".yaml", ".yml")):
         raise click.UsageError(f"-o {output}: expected a name such as my-job.yaml")
+    if as_model:
+        if format_ or gpus or job or hosts or overrides:
+            raise click.UsageError(
+                "--as-model: the job is of the GPU that was profiled; give FILE, -o and --device "
+                "alone, and --set when the job is used"
+            )
+        if len(files) > 1:
+            raise click.UsageError("--as-model: expected one profile")
+        text, answer = _table(files[0], device)
+        _write(text, answer, output, as_json, quiet)
+        return
     if job is not None:
         if format_ or gpus or device or overrides:
             raise click.UsageError("--job: a topology has neither GPUs nor --set; drop them")
@@ -72,6 +90,15 @@ def import_job(
     found = read_job(files, format_, gpus, device, overrides)
     text, answer = imported_yaml(found), import_answer(found)
     _write(text, answer, output, as_json, quiet)
+
+
+def _table(file: str, device: str | None) -> tuple[str, Answer]:
+    """Make a table of ops of a profile."""
+    from prism.models.optables.table import op_table
+    from prism.present.imports import table_answer, table_yaml
+
+    found = op_table(file, device)
+    return table_yaml(found), table_answer(found)
 
 
 def _place(file: str, job: str, hosts: str | None, output: str | None) -> tuple[str, Answer]:

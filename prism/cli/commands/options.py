@@ -306,9 +306,9 @@ def _run_placed(command: Callable[..., Any], where: dict[str, Any], options: dic
     """Run a command at a place."""
     from pathlib import Path
 
+    from prism.simulation.execution.context import fresh_seed
     from prism.simulation.execution.executor import run_on
     from prism.simulation.execution.remote import TIMEOUT_S
-    from prism.simulation.steps import fresh_seed
 
     if where["scheduler"] is not None and where["scheduler_file"] is not None:
         raise click.UsageError("--scheduler and --scheduler-file say the same; leave one out")

@@ -260,11 +260,27 @@ def _check_slow_nodes(b: Blocks) -> Iterator[Problem]:
         yield text, f"{key}.replace", "run.failures"
 
 
+def _check_causes(b: Blocks) -> Iterator[Problem]:
+    """Nodes that fail together are of the cluster, and need spares that may run out."""
+    failures, nodes = b.run.failures, b.cluster.nodes
+    if failures is None or failures == "none":
+        return
+    for name, cause in failures.causes.items():
+        key = f"run.failures.causes.{name}"
+        if nodes is not None and cause.nodes > nodes:
+            text = f"{cause.nodes} nodes fail together, of {nodes}; give at most these"
+            yield text, f"{key}.nodes", "cluster.nodes"
+        for given, value in (("nodes", cause.nodes > 1), ("repair", cause.repair)):
+            if value and (failures.spares is None or not cause.replace):
+                text = "has no effect where no node waits for a spare; give spares, or drop it"
+                yield text, f"{key}.{given}", "run.failures"
+
+
 _CHECKS = (
     *(check_model, check_split, check_experts, check_latents, check_pattern),
     *(check_cluster, check_tiers),
     *(_check_data_parallel, _check_batch, _check_schedule, _check_modelled, _check_effect),
-    *(_check_variability, _check_run, _check_slow_nodes),
+    *(_check_variability, _check_run, _check_causes, _check_slow_nodes),
 )
 
 

@@ -4,7 +4,7 @@ The meaning of each, and what it is drawn once per, is `prism.simulation.effects
 what tables and answers call them.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, StrictBool
 
@@ -157,6 +157,47 @@ class Effects(Block):
     jitter: JitterEffectBlock | None = key("A time added to every step.")
     run: RunEffectBlock | None = key("What all steps of a run share.")
     fail_slow: FailSlowEffectBlock | None = key("Episodes of a slow node.")
+
+
+class VariabilityBlock(Block):
+    """How durations vary: from which library, with which effects, how dependent."""
+
+    library: str | None = key(
+        "Distribution set: a shipped one (h100-healthy), a .nc file, or none [<device>-healthy]."
+    )
+    model: str | None = key("A fitted model (.nc of `prism fit`): its graph and effects are used.")
+    dependence: Literal["full", "none"] = key(
+        "full: effects are shared as modelled; none: every op on its own.", "full"
+    )
+    ranks: Literal["drawn", "measured"] | None = key(
+        "Rank effects of a random cluster, or those a model measured [measured with a model of the "
+        "same layout, else drawn]."
+    )
+    kernel_scale: Positive = key(
+        "What-if of a fitted trace: its kernels and transfers take this many times as long.", 1.0
+    )
+    host_scale: Positive = key(
+        "The host takes this many times as long for a launch, in a fitted trace from launch to "
+        "launch: 2 is a host half as fast.",
+        1.0,
+    )
+    resolution: Literal["op", "kernel"] = key(
+        "One op per forward or backward, or one per kernel and rank.", "op"
+    )
+    effects: Effects = key("Effects that differ from the library's.", Effects())
+    model_error: Share | None = key(
+        "What a predicted run may be wrong by, one draw per run: standard deviation of the "
+        "logarithm; 0 leaves it out [the library's, by device and framework: wide where no such "
+        "job was published, more on more GPUs than any published one]."
+    )
+
+    @classmethod
+    def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if "model" not in given:
+            given.setdefault("ranks", "drawn")
+        if given.get("library") == "none":
+            del given["library"]
+        return given
 
 
 class Words(NamedTuple):

@@ -67,7 +67,7 @@ OPS: dict[str, OwnOp] = {
     "norm": OwnOp(("width",), ("rows",), _TOKENS, rows="rows"),
     "elementwise": OwnOp(
         (), ("kind", "rows", "width", "elements", "passes", "bytes", "backward", "parameters",
-             "keeps", "split", "routed"),
+             "keeps", "split", "routed", "launches", "backward_launches"),
         _TOKENS, POINTWISE, rows="rows", columns="width", splits=True,
     ),
     "scan": OwnOp(("kind", "heads", "head_dim"), ("state", "streams", "parameters"),
@@ -77,6 +77,7 @@ OPS: dict[str, OwnOp] = {
                         kinds=("all_reduce", "all_gather", "reduce_scatter", "all_to_all")),
     "loss": OwnOp(("width",), ("rows",), _TOKENS, rows="rows"),
     "host_wait": OwnOp(()),
+    "kernel": OwnOp(("seconds",), ("backward",)),
 }  # fmt: skip
 """Ops by name. A new one is a line here, and what it is made of in `prism.workload.ownlayers`."""
 
@@ -155,13 +156,20 @@ class OpBlock(Block):
     passes: Expression | None = key(
         "elementwise: reads and writes of its values in bf16 by forward, instead of kind."
     )
+    seconds: Expression | None = key(
+        "kernel: what forward takes of a microbatch, on any device and in any layout [s]."
+    )
     bytes: Expression | None = key(
         "elementwise: bytes that forward moves, instead of passes; collective: a rank's message, "
         "as nccl-tests counts it, before any layout cuts it [byte]."
     )
     backward: Expression | None = key(
-        "elementwise: passes, or bytes, of backward [those of forward]."
+        "elementwise: passes, or bytes, of backward [those of forward]; kernel: its time [0; s]."
     )
+    launches: Expression | None = key(
+        "elementwise with passes or bytes: kernels that it stands for, which the host launches [1]."
+    )
+    backward_launches: Expression | None = key("elementwise: those of backward [launches].")
     parameters: Expression | None = key("elementwise, scan: weights [0].")
     keeps: Expression | None = key(
         "elementwise: bytes that backward needs of it [what its kind does, else 0]."
@@ -221,7 +229,8 @@ Wrong = list[tuple[str, str]]
 Sized = tuple[tuple[SizedLayer, ...], Wrong]
 _NO_EXPRESSIONS = {"op", "name", "kind", "split", "mask", "spread", "routed", "bf16", "group",
                    "back"}  # fmt: skip
-_FRACTIONS = {"bytes", "passes", "backward", "keeps", "lookups", "parameters", "elements"}
+_FRACTIONS = {"bytes", "passes", "backward", "keeps", "lookups", "parameters", "elements",
+              "seconds", "launches", "backward_launches"}  # fmt: skip
 _MOST_WRONG = 20
 
 

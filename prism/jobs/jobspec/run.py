@@ -78,6 +78,12 @@ class FailureCause(Block):
     detection: Pause | None = key("Time until it is noticed [failures'; s].")
     restart: Pause | None = key("Time from there to a step [failures'; s].")
     replace: StrictBool = key("Whether the node is replaced.", True)
+    nodes: Count = key(
+        "Nodes that fail together, as those of a rack that loses its power: as many spares are "
+        "needed at once, and all are repaired together.",
+        1,
+    )
+    repair: Duration | None = key("Mean time until they are spares again [failures'; s].")
 
 
 class FailuresBlock(Block):

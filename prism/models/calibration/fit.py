@@ -6,7 +6,7 @@ the library's, and the report says how much of each figure is. Left out: the par
 other modules here).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -29,7 +29,7 @@ from prism.models.calibration.report import Calibrated, report_of
 from prism.models.calibration.scales import RATIOS, fit_scales
 from prism.models.calibration.sizes import Size, measure_size
 from prism.models.calibration.spreads import fit_between, fit_within, memory_s
-from prism.simulation.steps import settle_call
+from prism.simulation.execution.context import Progress, RunContext, make_context
 from prism.traces import StepTimes
 from prism.workload.build import build_workload, nominal_step
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Array = NDArray[np.float64]
-Progress = Callable[[int, int], None]
 Drawn = TypeVar("Drawn")
 SHAPE_KNOTS = 1025
 _MOVES = 3  # of the range of ratios that means are predicted over
@@ -51,12 +50,12 @@ def calibrate(
     progress: Progress | None = None,
 ) -> "xr.Dataset":
     """Bring the library of jobs to measured step times."""
-    seed, threads = settle_call(1, seed, threads)
+    context = make_context(seed, threads)
     base = _base_library([job for job, _ in measured])
     sizes = measure_sizes(measured, seed)
     count = _Count(len(sizes) * (2 + len(RATIOS)), progress)
-    found = _fit(sizes, base, seed, threads, count)
-    again = [count.done(draw_steps(s.job, found.library, seed, threads)) for s in sizes]
+    found = _fit(sizes, base, context, count)
+    again = [count.done(draw_steps(s.job, found.library, context)) for s in sizes]
     report = report_of(sizes, again, found, base)
     kept = [
         MeasuredSize(s.label, s.job.world_size, s.job.parallelism.microbatches, s.n, s.steps_s)
@@ -119,14 +118,12 @@ def _base_library(jobs: Sequence[Job]) -> Library:
     return library
 
 
-def _fit(
-    sizes: Sequence[Size], base: Library, seed: int, threads: int, count: _Count
-) -> Calibrated:
+def _fit(sizes: Sequence[Size], base: Library, context: RunContext, count: _Count) -> Calibrated:
     """Fit the spread between runs, means over it, and the spread within runs."""
-    steps = [prepare_quiet(s.job, base, seed) for s in sizes]
+    steps = [prepare_quiet(s.job, base, context.seed) for s in sizes]
 
     def predict(library: Library) -> list[Predicted]:
-        return [count.done(predict_size(step, library, seed, threads)) for step in steps]
+        return [count.done(predict_size(step, library, context)) for step in steps]
 
     first = predict(base)
     between = fit_between(sizes, first)

@@ -13,6 +13,7 @@ from prism.distributions.library import Library
 from prism.engine import LANES
 from prism.jobs.job import Job
 from prism.jobs.jobspec.effects import JitterEffectBlock, StallEffectBlock, StepEffectBlock
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import Prepared, prepare, prepare_again
 from prism.simulation.program import Program
 from prism.simulation.steps import run_blocks
@@ -45,9 +46,9 @@ class Predicted:
     excess: float
 
 
-def predict_size(step: Prepared, library: Library, seed: int, threads: int) -> Predicted:
+def predict_size(step: Prepared, library: Library, context: RunContext) -> Predicted:
     """Simulate a step of `prepare_quiet` over its library with other spreads and factors."""
-    times = _draw(prepare_again(step, library, seed).program, seed, threads)
+    times = _draw(prepare_again(step, library, context.seed).program, context)
     means, variances = times.mean(axis=1), times.var(axis=1, ddof=1)
     mean = float(means.mean())
     own = float(variances.mean())
@@ -57,14 +58,14 @@ def predict_size(step: Prepared, library: Library, seed: int, threads: int) -> P
     return Predicted(mean, own**0.5 / mean, between**0.5 / mean, means.size, max(0.0, excess))
 
 
-def draw_steps(job: Job, library: Library, seed: int, threads: int) -> Array:
+def draw_steps(job: Job, library: Library, context: RunContext) -> Array:
     """Draw steps of some clusters, [cluster, 64] s."""
-    return _draw(prepare(job, seed, library).program, seed, threads)
+    return _draw(prepare(job, context.seed, library).program, context)
 
 
-def _draw(program: Program, seed: int, threads: int) -> Array:
+def _draw(program: Program, context: RunContext) -> Array:
     n = int(np.clip(OP_SAMPLES // max(program.n_draws * LANES, 1), *CLUSTERS))
-    return run_blocks(program, range(n), seed, threads)[0].astype(np.float64)
+    return run_blocks(program, range(n), context)[0].astype(np.float64)
 
 
 def prepare_quiet(job: Job, library: Library, seed: int) -> Prepared:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,6 +97,17 @@ class StepView:
         """[event] Duration on the device [s]."""
         return self.end - self.start
 
+    @cached_property
+    def free(self) -> Floats:
+        """[event] When the stream of an activity became free [s]."""
+        free = np.full(self.row.size, -np.inf)
+        ran = np.flatnonzero(self.on_device)
+        ran = ran[np.argsort(self.stream[ran], kind="stable")]
+        first = np.diff(self.stream[ran], prepend=np.nan) != 0
+        free[ran[1:]] = self.end[ran[:-1]]
+        free[ran[first]] = [self.carried.get(s, -np.inf) for s in self.stream[ran[first]].tolist()]
+        return free
+
     def span(self) -> float:
         """First start to last end of the device activities [s]."""
         return float(np.nanmax(self.end) - np.nanmin(self.start))
@@ -172,7 +184,7 @@ def _views_of(
         "step", "start", "duration", "launch", "launch_end", "stream", "thread", "copy_back",
         "collective", "transfer",
     ]  # fmt: skip
-    device = ops.iloc[rows][columns].assign(row=rows, key=key[rows], sync="", sync_stream=-1)
+    device = ops[columns].iloc[rows].assign(row=rows, key=key[rows], sync="", sync_stream=-1)
     device = device.rename(
         columns={"launch": "call", "launch_end": "call_end", "copy_back": "blocks"}
     )
@@ -190,22 +202,30 @@ def _views_of(
     events = _host_events(device, calls, marks, keys)
     begins = {int(number): float(begin) for number, begin, _ in trace.meta["periods"]}
     begun = {step: begin for step, begin, _ in marked if begin > -np.inf}
+    fields = {name: events[name].to_numpy(kind) for name, kind in _COLUMNS.items()}
+    numbers, at = np.unique(events["step"].to_numpy(np.int64), return_index=True)
+    device_step, start, end, stream = (
+        device[name].to_numpy(float, na_value=np.nan) for name in ("step", "start", "end", "stream")
+    )
+    named: dict[int, list[Any]] = {}  # calls by which a stream waits, by step
+    for call in calls[calls["kind"] == "stream_wait"].itertuples() if len(calls) else ():
+        named.setdefault(call.step, []).append(call)
     views = []
-    for step, part in events.groupby("step"):
+    for step, (low, high) in zip(numbers.tolist(), pairwise([*at, len(events)]), strict=True):
+        part = {name: values[low:high] for name, values in fields.items()}
         if (part["row"] < 0).all():
             continue
         begin = min(float(first[step]), begun.get(step, np.inf))
-        fields = {name: part[name].to_numpy(kind) for name, kind in _COLUMNS.items()}
-        view = StepView(rank, int(step), begin, **fields, waits_at=np.zeros(len(part)))
-        before = (device["step"] >= 0) | (device["start"] < np.nanmin(view.start))
-        earlier = device[(device["step"] < step) & before]
-        carried = earlier.groupby("stream")["end"].max()
-        view.carried.update((int(s), float(end)) for s, end in carried.items())
+        view = StepView(rank, step, begin, **part, waits_at=np.zeros(high - low))
+        before = (device_step >= 0) | (start < np.nanmin(view.start))
+        earlier = (device_step < step) & before & np.isfinite(stream)
+        for s in np.unique(stream[earlier]):
+            view.carried[int(s)] = float(np.fmax.reduce(end[earlier & (stream == s)]))
         if step in begins:  # what was not recorded has ended by then
-            for stream, rows in part[part["row"] >= 0].groupby("stream"):
-                view.carried.setdefault(int(stream), min(begins[step], float(rows["start"].min())))
-        if len(calls):
-            view.waits.extend(_recorded_waits(view, calls[calls["step"] == step]))
+            for s in np.unique(view.stream[view.on_device]):
+                own = view.start[view.on_device & (view.stream == s)]
+                view.carried.setdefault(int(s), min(begins[step], float(np.fmin.reduce(own))))
+        view.waits.extend(_recorded_waits(view, named.get(step, [])))
         views.append(view)
     return views, depth
 
@@ -238,7 +258,7 @@ def _host_events(
         ["step", "last", "order", "start"], kind="stable"
     )
     first_of: dict[tuple[str, str, str], int] = {}
-    events["name"] = [first_of.setdefault(keys[k][:3], k) for k in events["key"]]
+    events["name"] = [first_of.setdefault(keys[k][:3], k) for k in events["key"].tolist()]
     return events
 
 
@@ -298,11 +318,11 @@ def kernel_keys(trace: Trace) -> tuple[list[KernelKey], Ints]:
     return list(numbers), key
 
 
-def _recorded_waits(view: StepView, calls: pd.DataFrame) -> list[tuple[int, int]]:
+def _recorded_waits(view: StepView, calls: list[Any]) -> list[tuple[int, int]]:
     """Pairs of events (waited for, waiting) that the trace itself names; notes other calls."""
     waits = []
     call = np.where(np.isfinite(view.call) & view.on_device, view.call, np.inf)
-    for row in calls[calls["kind"] == "stream_wait"].itertuples():
+    for row in calls:
         if pd.isna(row.recorded):
             after = (view.thread == row.thread) & (call > row.start) & np.isfinite(call)
             view.waits_at[np.flatnonzero(after)[:1]] = row.start
@@ -321,10 +341,10 @@ def align(a: StepView, b: StepView) -> Ints:
     that of (stream, kernel name), as launch shapes may follow the data; for very long steps that
     differ, the n-th occurrence of each.
     """
+    if np.array_equal(a.stream, b.stream) and np.array_equal(a.key, b.key):
+        return np.arange(a.key.size)
     mine = list(zip(a.stream.tolist(), a.key.tolist(), strict=True))
     theirs = list(zip(b.stream.tolist(), b.key.tolist(), strict=True))
-    if mine == theirs:
-        return np.arange(len(mine))
     if max(len(mine), len(theirs)) > _LONG:
         events = [pd.DataFrame({"stream": x.stream, "key": x.key}) for x in (a, b)]
         nth = [table.assign(n=table.groupby(["stream", "key"]).cumcount()) for table in events]

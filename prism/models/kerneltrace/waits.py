@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.means import median
@@ -63,7 +62,7 @@ def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Lear
         return np.reshape(found, (len(others), view.row.size))
 
     start, end = seen(lambda other: other.start), seen(lambda other: other.end)
-    issued, free = seen(lambda other: other.issued), seen(_free)
+    issued, free = seen(lambda other: other.issued), seen(lambda other: other.free)
     classes = [key.kernel_class for key in keys]
     copies = np.array([c.startswith("mem") and c != "memory" for c in classes], np.int64)
     kind = np.where(view.blocks, 2, copies[view.key])  # 0: kernels
@@ -103,15 +102,6 @@ def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Lear
         own(start - issued, idle, latency), own(start - free, busy, gap), waits, syncs,
         len(inferred), int(late.sum()), n_unexplained,
     )  # fmt: skip
-
-
-def _free(view: StepView) -> Floats:
-    """When the stream of each activity became free, [event] s."""
-    free = np.full(view.row.size, -np.inf)
-    stream = pd.Series(view.stream[view.on_device])
-    before = pd.Series(view.end[view.on_device]).groupby(stream).shift()
-    free[view.on_device] = before.fillna(stream.map(view.carried)).fillna(-np.inf)
-    return free
 
 
 def _typical(lag: Floats, where: Bools, kind: Ints) -> Floats:

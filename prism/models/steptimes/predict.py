@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from prism.models.steptimes.model import StepModel
 from prism.models.steptimes.spread import Spread, mean_variance
+from prism.simulation.execution.context import RunContext
 from prism.simulation.runs.build import with_failures
 from prism.simulation.runs.drift import ar1
 from prism.simulation.runs.model import NORMAL_STEPS, simulate_runs
@@ -138,7 +139,7 @@ def draw_runs(
     first = min(max(done, model.offset_skips * model.mean_over), n_steps)
     parts = run_model(model, n_steps, first) if past is None else past.model
     parts = parts if gpus is None else with_failures(parts, gpus)
-    runs = simulate_runs(parts, n_steps - first, n_runs, seed)
+    runs = simulate_runs(parts, n_steps - first, n_runs, RunContext(seed))
     wrong = ("model_error",) if parts.model_error > 0.0 else ()
     names = (*_TERMS, *wrong, *(() if gpus is None else _STOPS))
     terms = {name: runs.terms[name] for name in names}

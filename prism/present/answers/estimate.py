@@ -19,7 +19,7 @@ from prism.common.text import (
 from prism.jobs.dimensions import COMMUNICATING
 from prism.present.answer import Answer, Errors, Picture
 from prism.present.answers.memory import fit_table, memory_table, memory_text
-from prism.present.answers.runs import DEPARTURE, FAILURES, framework_text
+from prism.present.answers.runs import DEPARTURE, FAILURES, framework_text, library_text
 from prism.present.answers.times import (
     READING,
     TITLES,
@@ -178,6 +178,8 @@ RULES = (
     Rule("framework", "info", lambda n: n.get("framework") and not n["framework"]["named"],
          "Framework: {framework}; parallelism.framework sets it.",
          lambda n: {"framework": framework_text(n["framework"])}),
+    Rule("library", "info", lambda n: (n.get("library") or {}).get("others"), "{library}.",
+         lambda n: {"library": library_text(n)}),
     *FAILURES,
     Rule("checkpoint_interval", "advice",
          lambda n: "best_checkpoint_interval" in n

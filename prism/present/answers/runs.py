@@ -103,6 +103,15 @@ def framework_text(found: Json) -> str:
     return f"{text}; the step would take {', '.join(others)}"
 
 
+def library_text(numbers: Json) -> str:
+    """Say by how much p95 of the step changes with the other libraries of the job's device."""
+    own, changes = numbers["step_time"]["p95"], []
+    for other in sorted(numbers["library"]["others"], key=lambda row: row["p95"]):
+        low, high = (end / own - 1.0 for end in other["p95_ci"])
+        changes.append(f"{other['kind']} {percent_change(other['p95'] / own - 1.0, (low, high))}")
+    return f"Library {numbers['library']['name']}; p95 with {', '.join(changes)}"
+
+
 def parameters_text(found: Json) -> str:
     """Write the parameters of a model, and those that a token passes where they are fewer."""
     total, active = (format_parameters(found[key]) for key in ("total", "active"))

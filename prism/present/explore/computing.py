@@ -78,13 +78,14 @@ def answer_stages(question: Question) -> Iterator[str | Stage]:
     """Say what is computed next, and give it; raises PrismError where a setting is refused."""
     from prism.analyses.estimate import estimate
     from prism.analyses.rank import rank
+    from prism.simulation.execution.context import make_context
     from prism.simulation.prepare import prepare
-    from prism.simulation.steps import settle_call, simulate_step
+    from prism.simulation.steps import simulate_step
 
     job, seed = question.job, question.seed
-    _, threads = settle_call(FIRST, seed, question.threads)
+    threads = question.threads
     yield f"step, {FIRST} replicates"
-    step = simulate_step(prepare(job, seed), FIRST, seed, threads, parts=False)
+    step = simulate_step(prepare(job, seed), FIRST, make_context(seed, threads), parts=False)
     yield Stage("answer", render_answer(answer(step)), FIRST)
     yield f"step and run, {REFINED} replicates"
     run = estimate(job, replicates=REFINED, seed=seed, threads=threads)

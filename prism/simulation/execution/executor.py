@@ -1,7 +1,6 @@
 """Say where work is done, and where finished chunks are kept, for a block of code.
 
-Everything that simulates asks `prism.simulation.execution.tasks` where to run, so that one `with`
-serves all analyses.
+A context variable holds it, as one `with` serves all analyses, whose arguments say nothing of it.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Any
 
 from prism.common.text import format_count
 from prism.simulation.execution.chunks import ChunkStore
+from prism.simulation.execution.context import Backend, chosen
 from prism.simulation.execution.remote import TIMEOUT_S, Remote
-from prism.simulation.execution.tasks import Backend, at_place
 
 
 @contextmanager
@@ -66,25 +65,23 @@ def run_on(
     """
     say = tell or (lambda text: None)
     store = None if resume is None else ChunkStore(resume, command, seed, fresh_seed, say)
-    remote = None
+    remote = token = None
     try:
         if scheduler is not None or scheduler_file is not None:
             remote = Remote(scheduler, scheduler_file, timeout_s, say)
-        with at_place(Backend(remote, store)) as place:
-            yield place
-        if store is not None:
-            if store.found:
-                say(
-                    f"{store.directory}: {format_count(store.found, 'chunk')} reused, "
-                    f"{store.computed} computed"
-                )
-            store.finish()
+        token = chosen.set(place := Backend(remote, store))
+        yield place
     except BaseException:
         if store is not None and store.kept == 0:
             store.finish()
         raise
     finally:
+        if token is not None:
+            chosen.reset(token)
         if remote is not None:
             remote.close()
-        if store is not None:
-            store.close()
+    if store is not None:
+        if store.found:
+            reused = format_count(store.found, "chunk")
+            say(f"{store.directory}: {reused} reused, {store.computed} computed")
+        store.finish()

@@ -1,29 +1,25 @@
 """Tasks: functions of the package over shared data, run in threads here or where `run_on` says.
 
 Which tasks there are never depends on how many threads or workers run them, so that results do not
-either. A task's name is its content, under which what it gives can be kept.
+either. A task's key is its content, under which what it gives can be kept.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from threading import Event
+from typing import Any, Self, TypeVar, cast
 
 from numpy.typing import NDArray
 
 from prism.simulation.execution.content import content_hash, identity
-
-if TYPE_CHECKING:
-    from prism.simulation.execution.chunks import ChunkStore
-    from prism.simulation.execution.remote import Remote
+from prism.simulation.execution.context import RunContext
 
 Arrays = tuple[NDArray[Any], ...]
 Take = Callable[[int, Arrays], None]
@@ -39,97 +35,61 @@ BEAT_S = 0.2
 """Longest time between two reports of progress [s]."""
 
 
+@dataclass(frozen=True, eq=False)
 class Shared:
-    """Data that tasks share, distinguished by a hash: that of the value where none is given."""
+    """Data that tasks share."""
 
-    def __init__(self, value: Any, content: str | None = None) -> None:
-        self.value, self._content = value, content
-        self._lock = threading.Lock()  # tasks of several threads ask at once
+    value: Any
 
-    @property
+    @cached_property
     def content(self) -> str:
         """Hash of the data."""
-        with self._lock:
-            if self._content is None:
-                self._content = content_hash(self.value)
-            return self._content
+        return content_hash(self.value)
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A piece of work."""
+    """A call of a function of the package, where workers find it."""
 
-    function: Callable[..., Arrays]  # of a module of the package, where workers find it
-    shared: Shared | Callable[[], Shared]  # its first argument, or what builds it, in a thread
-    args: tuple[Any, ...] = ()  # small, and of the kinds that `content_hash` knows
+    function: Callable[..., Arrays]
+    shared: Shared  # its first argument
+    args: tuple[Any, ...] = ()  # small
     seconds: float = TASK_S  # about
     tell: Callable[[float], None] | None = None  # takes the share that is done, in this process
 
-    def run(self, shared: Shared) -> Arrays:
+    def run(self) -> Arrays:
         """Run it here."""
         options = {} if self.tell is None else {"tell": self.tell}
-        return self.function(shared.value, *self.args, **options)
+        return self.function(self.shared.value, *self.args, **options)
 
-    def open(self, store: ChunkStore | None) -> tuple[Shared, str, Arrays | None]:
-        """Build its data, and look for what it gave before, under its name (empty: not kept)."""
-        shared = self.shared if isinstance(self.shared, Shared) else self.shared()
-        if store is None or self.seconds < WORTH_S:
-            return shared, "", None
-        key = content_hash(identity(), self.function, shared.content, self.args)
-        return shared, key, store.load(key)
+    @property
+    def key(self) -> str:
+        """Name under which its result is kept."""
+        return content_hash(identity(), self.function, self.shared.content, self.args)
 
 
-@dataclass(frozen=True)
-class Backend:
-    """Where tasks are run: on workers if there is a remote; what is finished is kept in a store."""
+class Executor:
+    """Runs tasks in threads of this process; those that are left end with its block."""
 
-    remote: Remote | None = None
-    store: ChunkStore | None = None
+    def __init__(self, pool: futures.Executor) -> None:
+        self._pool = pool
 
+    def __enter__(self) -> Self:
+        return self
 
-_HERE = Backend()
-_place: ContextVar[Backend] = ContextVar("prism_place", default=_HERE)
-_stop: ContextVar[threading.Event | None] = ContextVar("prism_stop", default=None)
+    def __exit__(self, *error: Any) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
+    def submit(self, task: Task) -> Future[Arrays]:
+        """Begin a task."""
+        return self._pool.submit(task.run)
 
-def current() -> Backend:
-    """Return where tasks are run."""
-    return _place.get()
-
-
-def is_remote() -> bool:
-    """Tell whether tasks are run on workers."""
-    return current().remote is not None
-
-
-def keeps_tasks() -> bool:
-    """Tell whether tasks are sent away or kept, and should be `TASK_S` long for it."""
-    return current() != _HERE
-
-
-def n_threads(threads: int) -> int:
-    """Return how many threads do the work: the workers', or as many as given of this process."""
-    remote = current().remote
-    return min(threads, cores()) if remote is None else remote.n_threads
-
-
-def cores() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def at_place(place: Backend) -> Iterator[Backend]:
-    """Run the tasks of a block of code at a place."""
-    token = _place.set(place)
-    try:
-        yield place
-    finally:
-        _place.reset(token)
+    def check(self) -> None:
+        """Raise PrismError where nobody is left to run tasks."""
 
 
 def run_tasks(
-    tasks: Sequence[Task], take: Take, threads: int = 1, beat: Callable[[], None] | None = None
+    tasks: Sequence[Task], take: Take, context: RunContext, beat: Callable[[], None] = lambda: None
 ) -> None:
     """Run tasks, and hand over what each gives as soon as it is done.
 
@@ -137,93 +97,125 @@ def run_tasks(
     ----------
     take : callable
         Called with a task's index and its arrays, in this thread, in any order.
-    threads : int
-        Threads of this process, where no workers are given.
     beat : callable, optional
-        Called often while this waits.
+        Called often while this waits; what it raises ends the tasks.
 
     Raises
     ------
     PrismError
         The input is wrong, or workers are lost for good.
     """
-    place, stop, beat = current(), _stop.get(), beat or (lambda: None)
-    seconds = sum(task.seconds for task in tasks)
-    if place.remote is not None and seconds > WORTH_S:
-        place.remote.run(tasks, take, threads, place.store, beat)
-        return
-    if threads == 1 or seconds < ALONE_S:  # in this thread, where Ctrl-C is heard at once
-        for i, task in enumerate(tasks):
-            take(i, _perform(task, place.store))
+    left = dict(enumerate(tasks))
+    remote, store, keys = context.backend.remote, context.backend.store, dict[int, str]()
+    if store is not None:
+        keys = {i: task.key for i, task in left.items() if task.seconds >= WORTH_S}
+        for i, key in keys.items():
+            if (kept := store.load(key)) is not None:
+                take(i, kept)
+                beat()
+                del left[i]
+
+    def finish(i: int, found: Arrays) -> None:
+        if store is not None and i in keys:
+            store.save(keys[i], found)
+        take(i, found)
+
+    seconds = sum(task.seconds for task in left.values())
+    if remote is not None and seconds > WORTH_S:
+        _collect(remote.calls(), left, finish, beat)
+    elif remote is None and context.threads > 1 and seconds >= ALONE_S:
+        _collect(Executor(ThreadPoolExecutor(context.threads)), left, finish, beat)
+    else:  # in this thread, where Ctrl-C is heard at once
+        for i, task in left.items():
+            finish(i, task.run())
             beat()
-        return
-    # queues, as Ctrl-C while futures are waited for can leave one of them locked for good
-    todo, found = deque(range(len(tasks))), SimpleQueue[tuple[int, Arrays | BaseException]]()
 
-    def perform() -> None:
-        while todo:
-            with suppress(IndexError):  # another thread took the last one
-                i = todo.popleft()
-                found.put((i, _try(tasks[i], place.store)))
 
-    with ThreadPoolExecutor(max_workers=threads) as pool:
+def _collect(
+    executor: Executor, tasks: Mapping[int, Task], take: Take, beat: Callable[[], None]
+) -> None:
+    """Run tasks by an executor.
+
+    Another thread begins them: Ctrl-C, which comes to the main one, can leave the lock of a future
+    that this touches locked for good.
+    """
+    done, stopped = SimpleQueue[tuple[int, Future[Arrays]]](), Event()
+
+    def begin() -> None:
         try:
-            for _ in range(min(threads, len(tasks))):
-                pool.submit(perform)
+            for i, task in tasks.items():
+                if stopped.is_set():
+                    return
+                future = executor.submit(task)
+                future.add_done_callback(lambda future, i=i: done.put((i, future)))  # type: ignore[misc]
+        except BaseException as error:
+            future = Future()
+            future.set_exception(error)
+            done.put((-1, future))
+
+    with executor, ThreadPoolExecutor(max_workers=1) as other:
+        try:
+            other.submit(begin)
             left = len(tasks)
             while left:
                 try:
-                    i, arrays = found.get(timeout=BEAT_S)
+                    i, future = done.get(timeout=BEAT_S)
                 except Empty:
-                    pass
+                    executor.check()
                 else:
-                    if isinstance(arrays, BaseException):
-                        raise arrays
-                    take(i, arrays)
+                    take(i, future.result())
                     left -= 1
-                    del arrays  # before the next is waited for
+                    del future  # before the next is waited for
                 beat()
-                if stop is not None and stop.is_set():
-                    raise CancelledError
         except BaseException as error:
-            todo.clear()
+            stopped.set()
             if isinstance(error.__context__, KeyboardInterrupt):
                 # Ctrl-C while a thread starts: its condition raises "release unlocked lock"
                 raise error.__context__ from None
             raise
 
 
-def _try(task: Task, store: ChunkStore | None) -> Arrays | BaseException:
-    try:
-        return _perform(task, store)
-    except BaseException as error:
-        return error
+def map_threads(
+    function: Callable[[Any], Found], items: Sequence[Any], context: RunContext
+) -> list[Found]:
+    """Call a function for each item in threads of this process; results in order."""
+    if context.threads == 1:
+        return [function(item) for item in items]
+    found: dict[int, Any] = {}
+    tasks = {i: Task(cast(Any, function), Shared(item)) for i, item in enumerate(items)}
+    _collect(Executor(ThreadPoolExecutor(context.threads)), tasks, found.__setitem__, lambda: None)
+    return [found[i] for i in range(len(items))]
 
 
 @contextmanager
-def begun(function: Callable[[], Found], threads: int) -> Iterator[Callable[[], Found]]:
+def begun(
+    function: Callable[[RunContext], Found], context: RunContext
+) -> Iterator[Callable[[], Found]]:
     """Begin a function in a thread beside what follows; gives what returns its result.
 
-    With one thread, or workers, it is called then. Where what follows raises, its tasks end.
+    With one thread, or workers, it is called then. Where what follows raises, so does what the
+    function's context has for progress.
     """
-    if threads == 1 or is_remote():
-        yield function
+    if context.threads == 1 or context.is_remote:
+        yield partial(function, context.quiet)
         return
-    context, stop = copy_context(), threading.Event()
-    context.run(_stop.set, stop)
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        future = pool.submit(context.run, function)
+    stopped, done, future = Event(), SimpleQueue[Future[Found]](), Future[Found]()
+    future.add_done_callback(done.put)
+
+    def check(*_: object) -> None:
+        if stopped.is_set():
+            raise CancelledError
+
+    def run() -> None:
         try:
-            yield future.result
+            future.set_result(function(replace(context, progress=check)))
+        except BaseException as error:
+            future.set_exception(error)
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        try:
+            pool.submit(run)
+            yield lambda: done.get().result()
         except BaseException:
-            stop.set()
+            stopped.set()
             raise
-
-
-def _perform(task: Task, store: ChunkStore | None) -> Arrays:
-    shared, key, found = task.open(store)
-    if found is None:
-        found = task.run(shared)
-        if store is not None and key:
-            store.save(key, found)
-    return found

@@ -21,6 +21,7 @@ from prism.jobs.jobspec.run import (
     FailuresBlock,
 )
 from prism.simulation.draws import congested_leaves, stalls_in
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import Prepared
 from prism.simulation.runs.parts import (
     HOUR_S,
@@ -57,7 +58,7 @@ PEAK_H = 15.0  # assumption: slowest when the day is hottest
 PAUSES = ("stalls", "evaluations", "pauses", "checkpoints", "lost_work", "restarts", "spares")
 
 
-def build_run_model(step: Prepared, dataset: "xr.Dataset", seed: int, threads: int) -> RunModel:
+def build_run_model(step: Prepared, dataset: "xr.Dataset", context: RunContext) -> RunModel:
     """Return what a run of this job is made of.
 
     Parameters
@@ -80,7 +81,7 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", seed: int, threads: i
     lasting = full and regime.duration_s > 2.0 * ideal and regime.acts
     stalling = stall.rate_per_hour * stall.duration_s > 0.0
     if lasting or slow is not None or stalling:
-        sim = Simulator(step, seed, threads)
+        sim, seed = Simulator(step, context.quiet), context.seed
         blocks = range(-(-times.size // LANES))
         congestion = find_congestion(sim) if lasting else None
         if congestion is not None:
@@ -249,15 +250,17 @@ def effective_share(terms: Mapping[str, Array], total: Array) -> Array:
 
 
 def _failures(f: FailuresBlock, n_nodes: int) -> Interruptions:
+    repair_s = REPAIR_S if f.repair is None else f.repair
     causes = tuple(
         Cause(
             name, cause.share,
             f.detection if cause.detection is None else cause.detection,
-            f.restart if cause.restart is None else cause.restart, cause.replace,
+            f.restart if cause.restart is None else cause.restart,
+            cause.nodes if cause.replace else 0,
+            repair_s if cause.repair is None else cause.repair,
         )
         for name, cause in f.causes.items()
     )  # fmt: skip
-    repair_s = REPAIR_S if f.repair is None else f.repair
     assert f.per_1000_node_days is not None  # filled by `Job.failures`
     return Interruptions(
         f.per_1000_node_days, n_nodes, f.detection, f.restart, f.spares, repair_s, causes

@@ -110,8 +110,8 @@ class RunLoop:
         self.clock[FAILURE] = waiting_times(rng, np.full(n, fail.rate_per_s))
         self.failures = np.zeros(n, np.int64)
         # the last kind is a node that was found slow: nothing to detect, and it is replaced
-        kinds = (*fail.kinds, Cause("found", 0.0, 0.0, fail.restart_s))
-        self.kinds = np.array([(k.detection_s, k.restart_s, k.replaces) for k in kinds]).T
+        kinds = (*fail.kinds, Cause("found", 0.0, 0.0, fail.restart_s, repair_s=fail.repair_s))
+        self.kinds = np.array([(k.detection_s, k.restart_s, k.nodes, k.repair_s) for k in kinds]).T
         self.shares = np.cumsum([k.share for k in fail.kinds])
         # [spare, run] when each is there
         self.spares = None if fail.spares is None else np.zeros((fail.spares, n))
@@ -389,17 +389,15 @@ class RunLoop:
 
         That one begins all of it again. What did not fail has a node replaced.
         """
-        self.open[:, runs], self.done[runs] = 0.0, self.saved[runs]
+        self.open[:, runs], self.done[runs], self.stopped[runs] = 0.0, self.saved[runs], True
         self.failures[runs] += failed
-        self.stopped[runs] = True
         at, clock, rng = self.time[runs], self.clock[FAILURE], self.rng
         kind = np.searchsorted(self.shares, rng.random(runs.size) * self.shares[-1], side="right")
-        detection, restart, replaces = self.kinds[:, np.where(failed, kind, -1)]
+        detection, restart, nodes, repair = self.kinds[:, np.where(failed, kind, -1)]
         again = at + waiting_times(rng, np.full(runs.size, self.fail.rate_per_s))
         clock[runs] = np.where(failed, again, clock[runs])
-        found, gone = at + detection, replaces > 0.0
-        wait = np.zeros(runs.size)
-        wait[gone] = self._take_spare(runs[gone], found[gone])
+        found, gone, wait = at + detection, nodes > 0.0, np.zeros(runs.size)
+        wait[gone] = self._take_spares(runs[gone], found[gone], nodes[gone], repair[gone])
         until = np.minimum(found + wait + restart, np.maximum(clock[runs], at))
         waited = np.clip(until - found, 0.0, wait)
         self.waits[runs] += waited
@@ -410,17 +408,21 @@ class RunLoop:
         left = np.exp(-rate_of(until - at, self.drift_s[self.cluster[runs]]))
         z = rng.standard_normal(runs.size)
         self.drift[runs] = left * self.drift[runs] + np.sqrt(1.0 - left**2) * z
-        renewed = runs[gone][rng.random(int(gone.sum())) * self.model.n_nodes < 1.0]
+        renewed = runs[gone][rng.random(int(gone.sum())) * self.model.n_nodes < nodes[gone]]
         self.cluster[renewed] = rng.integers(0, self.model.mean.shape[0], renewed.size)
 
-    def _take_spare(self, runs: Index, at: Array) -> Array:
-        """Seconds until a spare is there; the failed node becomes one when it is repaired."""
+    def _take_spares(self, runs: Index, at: Array, nodes: Array, repair_s: Array) -> Array:
+        """Seconds until spares for all nodes are there; those become spares, together, in turn."""
+        wait = np.zeros(runs.size)
         if self.spares is None:
-            return np.zeros(runs.size)
-        repaired = at + self.rng.standard_exponential(runs.size) * self.fail.repair_s
-        held = np.sort(np.vstack([self.spares[:, runs], repaired]), axis=0)
-        self.spares[:, runs] = held[1:]
-        return np.asarray(np.maximum(0.0, held[0] - at))
+            return wait
+        repaired = at + self.rng.standard_exponential(runs.size) * repair_s
+        for n in np.unique(nodes).astype(int):
+            own = np.flatnonzero(nodes == n)
+            held = np.vstack([self.spares[:, runs[own]], np.tile(repaired[own], (n, 1))])
+            held.sort(axis=0)
+            self.spares[:, runs[own]], wait[own] = held[n:], np.maximum(held[n - 1] - at[own], 0.0)
+        return wait
 
     def _switch(self, runs: Index) -> None:
         """Change the regime."""

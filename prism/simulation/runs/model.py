@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from prism.common.errors import PrismError, option
+from prism.simulation.execution.context import RunContext
 from prism.simulation.execution.tasks import Arrays, Shared, Task, run_tasks
 from prism.simulation.runs.loop import CHUNK, RunChunk, RunLoop, term_names
 from prism.simulation.runs.parts import RunModel, Runs
@@ -33,10 +34,9 @@ def simulate_runs(
     model: RunModel,
     n_steps: int,
     n_runs: int,
-    seed: int,
+    context: RunContext,
     *,
     start_s: float = 0.0,
-    progress: Callable[[int, int], None] | None = None,
     marks: Sequence[int] = (),
 ) -> Runs:
     """Draw whole runs; the first ones do not change with their number.
@@ -45,8 +45,6 @@ def simulate_runs(
     ----------
     start_s : float
         Time of day at which runs start [s].
-    progress : callable, optional
-        Called with (runs done, runs).
     marks : sequence of int
         Step counts, ascending, whose times are wanted; of the first `MARKED` runs alone.
 
@@ -64,17 +62,16 @@ def simulate_runs(
         tell(len(chunks))
 
     def tell(n_chunks: float, share: float = 0.0) -> None:
-        if progress is not None:
-            progress(min(n_runs, int((n_chunks + share) * CHUNK)), n_runs)
+        context.report(min(n_runs, int((n_chunks + share) * CHUNK)), n_runs)
 
     seconds = EVENT_S * (1.0 + expected_events(model, n_steps))
     if is_short(model, n_steps):
         seconds += STEP_S * n_steps
     tasks = []
     for i, first in enumerate(range(0, n_runs, CHUNK)):
-        args = (n_steps, first, seed, start_s, tuple(marks) if first < MARKED else ())
+        args = (n_steps, first, context.seed, start_s, tuple(marks) if first < MARKED else ())
         tasks.append(Task(draw_chunk, shared, args, seconds, partial(tell, i)))
-    run_tasks(tasks, take)
+    run_tasks(tasks, take, replace(context, threads=1))  # the loop is Python's
     parts = (chunks[i] for i in range(len(tasks)))
     total, cluster, terms, found, failures = zip(*parts, strict=True)
     rows = np.concatenate(terms, axis=1)[:, :n_runs]

@@ -53,7 +53,8 @@ class Cause:
     share: float  # of all failures, relative to the other causes'
     detection_s: float
     restart_s: float
-    replaces: bool = True  # the node goes, and a spare comes
+    nodes: int = 1  # that go at once, and as many spares come
+    repair_s: float = 0.0  # mean time, exponential, until these are spares again, together
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class Interruptions:
     @property
     def kinds(self) -> tuple[Cause, ...]:
         """The causes; one that stands for all where none are distinguished."""
-        return self.causes or (Cause("failure", 1.0, self.detection_s, self.restart_s),)
+        alike = Cause("failure", 1.0, self.detection_s, self.restart_s, repair_s=self.repair_s)
+        return self.causes or (alike,)
 
     @property
     def mean_down_s(self) -> float:

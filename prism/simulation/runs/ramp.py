@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError, option
 from prism.jobs.job import Job
+from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks
 
@@ -18,7 +19,7 @@ MOST_STEPS = 50_000_000  # of a run whose steps differ: each has a number of its
 
 
 def step_work(
-    job: Job, n_steps: int, seed: int, threads: int
+    job: Job, n_steps: int, context: RunContext
 ) -> tuple[NDArray[np.float64] | None, tuple[str, ...]]:
     """Return the length of every step over that of the job's own, None where all are alike.
 
@@ -41,8 +42,8 @@ def step_work(
     for phase, steps in zip(phases, job.ramp_steps, strict=True):
         smaller = _fewer_microbatches(job, phase.global_batch)
         if smaller is not None:
-            own = own or _mean_step(job, seed, threads)
-            work[first : first + steps] = _mean_step(smaller, seed, threads) / own
+            own = own or _mean_step(job, context)
+            work[first : first + steps] = _mean_step(smaller, context) / own
         else:
             notes.append(_idle(job, phase.global_batch))
         first += steps
@@ -60,10 +61,10 @@ def _fewer_microbatches(job: Job, sequences: int) -> Job | None:
         return None  # the schedule is not modelled with so few
 
 
-def _mean_step(job: Job, seed: int, threads: int) -> float:
+def _mean_step(job: Job, context: RunContext) -> float:
     """Mean step of one cluster draw [s]: the same in every phase, so that a ratio hardly varies."""
-    program = prepare(job, seed, engine="auto").program
-    return float(run_blocks(program, range(1), seed, threads)[0].mean(dtype=np.float64))
+    program = prepare(job, context.seed, engine="auto").program
+    return float(run_blocks(program, range(1), context.quiet)[0].mean(dtype=np.float64))
 
 
 def _idle(job: Job, sequences: int) -> str:

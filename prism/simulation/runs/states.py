@@ -5,7 +5,7 @@ hundred replicates tell the ratio. Ratios of states at the same time multiply.
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from prism import engine
 from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.simulation.draws import congested_leaves, stall_groups, stall_lengths, stalls_in
+from prism.simulation.execution.context import RunContext
 from prism.simulation.execution.tasks import Arrays, Shared, Task, run_tasks
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared
@@ -40,8 +41,7 @@ class Simulator:
     """What the extra simulations share."""
 
     step: Prepared
-    seed: int
-    threads: int
+    context: RunContext
 
     @property
     def program(self) -> Program:
@@ -50,7 +50,7 @@ class Simulator:
 
     def times(self, program: Program) -> Array:
         """Simulate the steps of `BLOCKS` clusters [block, lane] [s]."""
-        return run_blocks(program, range(BLOCKS), self.seed, self.threads)[0].astype(np.float64)
+        return run_blocks(program, range(BLOCKS), self.context)[0].astype(np.float64)
 
     @cached_property
     def calm(self) -> Program:
@@ -61,7 +61,7 @@ class Simulator:
         if calm.sample is None:
             return calm
         # a node that slows down changes which replicas are slow, not what the others take
-        return fit_unseen(unfitted(calm), self.seed, self.threads).program
+        return fit_unseen(unfitted(calm), self.context).program
 
     @cached_property
     def calm_times(self) -> Array:
@@ -90,7 +90,7 @@ def find_congestion(sim: Simulator) -> Congestion | None:
     often = max(p, min(0.5, 1.0 / n))
     more = unfitted(replace(sim.calm, links=program.links._replace(probability=often)))
     ratio = sim.times(more) / sim.calm_times
-    count = congested_leaves(more, range(BLOCKS), sim.seed)
+    count = congested_leaves(more, range(BLOCKS), sim.context.seed)
     found = np.bincount(count.ravel())
     mean = np.bincount(count.ravel(), ratio.ravel()) / np.maximum(found, 1)
     mean[0] = 1.0
@@ -107,27 +107,25 @@ def find_congestion(sim: Simulator) -> Congestion | None:
 # ------------------------------------------------------------------------------- a slow node
 def find_slowdowns(sim: Simulator, kind: str, factor: float) -> Array:
     """Simulate one slow node at a time: mean step over that without it [1], at random places."""
-    rng = np.random.Generator(np.random.Philox(key=[sim.seed, 11]))
+    rng = np.random.Generator(np.random.Philox(key=[sim.context.seed, 11]))
     placement = Placement(sim.step.job)
     nodes = placement.slots[rng.integers(0, placement.n_slots, BLOCKS)].tolist()
     known, calm = placement.slowdowns(), replace(sim.step, program=sim.calm)
 
-    def slowed(i: int) -> Shared:
-        slow = known.get(nodes[i], NodeSlowdown())
+    def slowed(node: int) -> Shared:
+        slow = known.get(node, NodeSlowdown())
         slower = slow._replace(**{kind: factor * getattr(slow, kind)})
-        program = relocate(calm, placement.slots, known | {nodes[i]: slower})
+        program = relocate(calm, placement.slots, known | {node: slower})
         return Shared(program.work(track=False))
 
-    times, keys = np.zeros(BLOCKS), make_keys(sim.seed)
+    times, keys = np.zeros(BLOCKS), make_keys(sim.context.seed)
 
     def take(i: int, found: Arrays) -> None:
         times[i] = float(found[0].mean(dtype=float))
 
     seconds = sim.program.n_draws * engine.LANES * SECONDS_PER_SAMPLE
-    tasks = [  # built when their turn comes: a program per node
-        Task(run_chunk, partial(slowed, i), (i, 1, keys), seconds) for i in range(BLOCKS)
-    ]
-    run_tasks(tasks, take, sim.threads)
+    tasks = [Task(run_chunk, slowed(nodes[i]), (i, 1, keys), seconds) for i in range(BLOCKS)]
+    run_tasks(tasks, take, sim.context)
     return np.asarray(times / sim.calm_times.mean(axis=1))
 
 
@@ -145,7 +143,7 @@ def find_stalls(sim: Simulator, step_s: float) -> StallProcess | None:
         return StallProcess(rate / step_s, stall_lengths(program))
     more = np.minimum(stalls.probability * OFTEN / rate, 0.5)
     often = replace(sim.calm, stalls=stalls._replace(probability=more))
-    count, length = stalls_in(often, range(BLOCKS), sim.seed)
+    count, length = stalls_in(often, range(BLOCKS), sim.context.seed)
     single = count == 1
     if not single.any():
         return None

@@ -32,7 +32,7 @@ SHORTER = "what is recorded: fewer steps, or no stacks and shapes"
 _ARGS = {
     "collective": "Collective name", "in_elements": "In msg nelems", "dtype": "dtype",
     "group_name": "Process Group Name", "group_ranks": "Process Group Ranks",
-    "input_dims": "Input Dims", "input_type": "Input type",
+    "input_dims": "Input Dims", "input_type": "Input type", "inputs": "Concrete Inputs",
 }  # fmt: skip
 
 
@@ -49,6 +49,7 @@ class Args(msgspec.Struct, rename=_ARGS, gc=False):
     group_ranks: msgspec.Raw = msgspec.Raw()
     input_dims: msgspec.Raw = msgspec.Raw()
     input_type: msgspec.Raw = msgspec.Raw()
+    inputs: msgspec.Raw = msgspec.Raw()
     grid: msgspec.Raw = msgspec.Raw()
     block: msgspec.Raw = msgspec.Raw()
     wait_on_stream: Scalar = None

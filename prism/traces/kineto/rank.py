@@ -91,8 +91,11 @@ _COLUMNS = {
 """Columns of a rank's device activities that its events' names and arguments give."""
 
 
-def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
-    """Turn one file's events into tables; `steps` are those that its clock marks, where known."""
+def read_rank(raw: RawTrace, steps: Steps | None = None, stacks: bool = False) -> RankTrace:
+    """Turn one file's events into tables; `steps` are those that its clock marks, where known.
+
+    With `stacks` the table also has the host ops around each launch, the outermost first.
+    """
     found: dict[str, list[Event]] = {"device": [], "runtime": [], "op": [], "sync": []}
     for event in raw.events:
         if event.ph == "X" and isinstance(event.cat, str):
@@ -134,6 +137,8 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
     table["start"], table["duration"] = ts - origin, dur
     table["launch"], table["launch_end"] = launch["start"].to_numpy(), launch["end"].to_numpy()
     table["step"] = step_of(issued(table), steps)
+    if stacks:
+        table["stack"] = [hosts.get(at, _NO_HOST).stack for at in index]
     if raw.cut and len(steps) > 1:
         incomplete = int(table["step"].max()) if len(table) else -1
         table.loc[table["step"] == incomplete, "step"] = -1
@@ -160,11 +165,12 @@ def _sound(
 
 
 class _Host(NamedTuple):
-    """Host ops around a launch: the innermost one, and those of a collective."""
+    """Host ops around a launch: the innermost one, those of a collective, and all."""
 
     op: str = ""
     optimizer: bool = False
     collective: tuple[Event, ...] = ()
+    stack: tuple[Event, ...] = ()
 
 
 _NO_HOST = _Host()
@@ -217,7 +223,8 @@ def _around(stack: list[tuple[float, Event]]) -> _Host:
         elif role:
             optimizer = True
     name = stack[-1][1].name
-    return _Host(name if isinstance(name, str) else "", optimizer, tuple(collective))
+    op = name if isinstance(name, str) else ""
+    return _Host(op, optimizer, tuple(collective), tuple(event for _, event in stack))
 
 
 def _marks(ops: list[Event]) -> NamedRanges:
