@@ -13,6 +13,8 @@ FOLDER = Path(__file__).parents[1] / "experiments" / "jobs"
 LAYOUTS = {
     "deepseek-v3-2048": (1, 1, 16, 1, 128, 120, 2_048, 15_360 * 4_096),
     "deepseek-v3-gb200-256": (1, 1, 4, 4, 64, 64, 256, 4_096 * 4_096),
+    "dlrm-dcnv2-h100-8": (1, 1, 1, 1, 8, 1, 8, 65_536),
+    "flux1-b200-64": (1, 1, 1, 1, 64, 1, 64, 1_024 * 512),
     "gpt3-175b-10752": (4, 1, 8, 12, 336, 8, 10_752, 2_688 * 2_048),
     "gpt3-175b-512": (4, 1, 8, 12, 16, 128, 512, 2_048 * 2_048),
     "llama3-405b-131k-sequence": (8, 16, 16, 8, 8, 16, 16_384, 2**24),
@@ -47,7 +49,7 @@ def test_a_shipped_job_has_its_published_layout(run, name: str) -> None:
     sizes = (p.tp, p.cp, p.pp, p.vpp, p.dp, p.microbatches)
     assert (*sizes, job.world_size, job.tokens_per_step) == LAYOUTS[name]
     found = shown(run, name)
-    assert job.model.durations is not None or sum(found["layer_split"]) == job.model.n_layers
+    assert job.model.durations is not None or sum(found["layer_split"]) == job.model.depth
     assert job.run.deadline is not None and job.n_steps >= 1
     assert Job.model_validate_json(job.model_dump_json()) == job
     assert set(found["sources"].values()) != {"default"}

@@ -14,7 +14,7 @@ from prism.jobs.dimensions import DIMENSIONS, REPLICA, STAGE, TOKENS
 from prism.jobs.frameworks import FRAMEWORKS
 from prism.jobs.jobspec.effects import VariabilityBlock
 from prism.jobs.jobspec.machines import ClusterBlock
-from prism.jobs.jobspec.ownlayers import Expression, LayerBlock, SizedLayer, Wrong, size_layers
+from prism.jobs.jobspec.ownlayers import Expression, LayerBlock, Sized, size_layers
 from prism.jobs.jobspec.presets import PRESETS
 from prism.jobs.jobspec.run import RunBlock
 from prism.jobs.jobspec.values import (
@@ -144,19 +144,12 @@ class ModelBlock(Block):
         "Layers as lists of ops, instead of a name and sizes. A size is a number or an expression "
         "of dims, of a whole microbatch: prism divides it by tp, cp and ep."
     )
-    _sized: dict[float, tuple[tuple[SizedLayer, ...], Wrong]] = PrivateAttr(default_factory=dict)
+    _sized: dict[float, Sized] = PrivateAttr(default_factory=dict)
 
-    def known(self, batch: float) -> dict[str, float]:
-        """Names that expressions know without dims."""
-        own = {"hidden": self.hidden_size, "n_experts": self.n_experts,
-               "experts_per_token": self.experts_per_token}  # fmt: skip
-        given = {name: float(size) for name, size in own.items() if size}
-        return {"batch": batch, "seq": float(self.seq_len)} | given
-
-    def sized(self, batch: float) -> tuple[tuple[SizedLayer, ...], Wrong]:
+    def sized(self, batch: float) -> Sized:
         """Compute the layers' sizes for some samples, and list what is wrong with them."""
         if batch not in self._sized:
-            self._sized[batch] = size_layers(self.layers or (), self.dims, self.known(batch))
+            self._sized[batch] = size_layers(self, batch)
         return self._sized[batch]
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prism.common.text import format_count
-from prism.jobs.jobspec.ownlayers import MOST_LAYERS, OPS, OpBlock, SizedOp
+from prism.jobs.jobspec.ownlayers import MOST_LAYERS, OPS, OpBlock, SizedOp, known_names
 from prism.jobs.jobspec.problem import Problem, unmodelled
 from prism.jobs.jobspec.yaml import near
 
@@ -28,7 +28,7 @@ def check_layers(b: Blocks) -> Iterator[Problem]:
     for name in m.dims:
         if not name.isidentifier() or name in ("min", "max"):
             yield f"{name!r} is no name; take letters, digits and _", f"model.dims.{name}"
-        elif name in m.known(1.0):
+        elif name in known_names(m, 1.0):
             text = "is known without dims, from the keys beside them; take another name"
             yield text, f"model.dims.{name}"
     if any(not layer.ops for layer in layers):

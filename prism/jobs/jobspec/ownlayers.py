@@ -6,12 +6,15 @@ kernels, parameters and bytes follow is `prism.workload.ownlayers`'s.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, StrictBool, WithJsonSchema, model_serializer
 
 from prism.jobs.jobspec.expressions import LONGEST, Size, compute, compute_all, parse_size
 from prism.jobs.jobspec.values import Block, key
+
+if TYPE_CHECKING:
+    from prism.jobs.jobspec.blocks import ModelBlock
 
 MOST_LAYERS = 10_000
 """Layers of a table together: with this many an estimate takes a second or two."""
@@ -223,6 +226,7 @@ class SizedLayer(NamedTuple):
 
 Wrong = list[tuple[str, str]]
 """Keys below `model`, and what is wrong with each."""
+Sized = tuple[tuple[SizedLayer, ...], Wrong]
 _NO_EXPRESSIONS = {"op", "name", "kind", "split", "mask", "spread", "routed", "bf16", "group",
                    "back"}  # fmt: skip
 _FRACTIONS = {"bytes", "passes", "backward", "keeps", "lookups", "parameters", "elements",
@@ -230,14 +234,20 @@ _FRACTIONS = {"bytes", "passes", "backward", "keeps", "lookups", "parameters", "
 _MOST_WRONG = 20
 
 
-def size_layers(
-    layers: tuple[LayerBlock, ...], dims: Mapping[str, Size], known: Mapping[str, float]
-) -> tuple[tuple[SizedLayer, ...], Wrong]:
-    """Compute all sizes of a table, and list what is wrong with them (20 at most)."""
-    names, wrong = compute_all(dims, known)
+def known_names(model: "ModelBlock", batch: float) -> dict[str, float]:
+    """Names that a model's expressions know without dims, for some samples."""
+    own = {"hidden": model.hidden_size, "n_experts": model.n_experts,
+           "experts_per_token": model.experts_per_token}  # fmt: skip
+    given = {name: float(size) for name, size in own.items() if size}
+    return {"batch": batch, "seq": float(model.seq_len)} | given
+
+
+def size_layers(model: "ModelBlock", batch: float) -> Sized:
+    """Compute all sizes of a model's table, and list what is wrong with them (20 at most)."""
+    names, wrong = compute_all(model.dims, known_names(model, batch))
     wrong = [(f"dims.{name}", text) for name, text in wrong]
     sized = []
-    for i, layer in enumerate(layers):
+    for i, layer in enumerate(model.layers or ()):
         where, ops = f"layers.{i}", []
         n = _number(layer.repeat, names, f"{where}.repeat", True, wrong)
         for j, op in enumerate(layer.ops):
