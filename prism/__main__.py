@@ -8,9 +8,11 @@ import errno
 import gc
 import io
 import os
+import signal
 import sys
 import threading
 from _thread import interrupt_main
+from types import FrameType
 from typing import Any
 
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
@@ -115,12 +117,25 @@ def _raise_again(dropped: Any) -> None:
         sys.__unraisablehook__(dropped)
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise what Ctrl-C is; once an import is done, as extensions drop what is raised in theirs."""
+    inside = frame
+    while inside is not None:
+        if inside.f_code.co_filename.startswith("<frozen importlib"):
+            threading.Timer(0.02, interrupt_main).start()
+            return
+        inside = inside.f_back
+    signal.default_int_handler(number, frame)
+
+
 def run() -> None:
     """Run the command line of this process and exit."""
     # matrices are small here: threads that wait for work took 3/4 of a calibration's processor time
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(OBJECTS)
     sys.unraisablehook = _raise_again
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not under nohup
+        signal.signal(signal.SIGINT, _interrupt)
     status = main()
     gc.freeze()  # the system takes back what is left, which Python would go through for 0.3 s
     sys.exit(status)

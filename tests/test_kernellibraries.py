@@ -293,7 +293,7 @@ def test_samples_are_what_their_script_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(make, "HERE", tmp_path)
     make.main()
     made = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".sqlite"]
-    assert len(made) == 7
+    assert len(made) == 8
     for path in made:
         there = SAMPLES / path.relative_to(tmp_path)
         assert (
