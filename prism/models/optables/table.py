@@ -125,7 +125,8 @@ class _Maker:
             elif repeats[0] and i in (0, 2 * len(repeats[0])):
                 at = "last" if i else "first"
                 layer = {"name": at, "at": at}
-            layers.append(layer | {"ops": self._ops(own, gradients)})
+            if ops := self._ops(own, gradients):
+                layers.append(layer | {"ops": ops})
         if not any(op["op"] in ("gemm", "embedding_bag") for x in layers for op in x["ops"]):
             each = _round(self.passes.beside_s / self.passes.microbatches)
             op = {"op": "kernel", "name": "optimizer", "seconds": 0.0, "backward": each}
