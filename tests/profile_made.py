@@ -7,16 +7,21 @@ TOKENS, HIDDEN, FFN = (2, 8192), 1024, 4096
 MM_US, MUL_US, SUM_US, ADAM_US = 250.0, 120.0, 7.0, 300.0
 
 
-def profile(layers=4, microbatches=2, steps=4, shapes=True, head=True):
-    """Give a trace's JSON: every layer has a norm, a product to FFN, a gelu and one back."""
+def profile(layers=4, microbatches=2, steps=4, shapes=True, head=True, attention=()):
+    """Give a trace's JSON: every layer has a norm, a product to FFN, a gelu and one back.
+
+    Where `attention` lists host ops, the outermost first, each with its shapes and inputs, a layer
+    begins with it.
+    """
     events, at, number = [], [0.0], count(1)
     rows, n = TOKENS[0] * TOKENS[1], number
 
     def kernel(name, us, ops):
         """Put a kernel with the ops around its launch, the outermost first: name and shapes."""
         begin, correlation = at[0], next(n)
-        for depth, (op, dims) in enumerate(ops):
+        for depth, (op, dims, *inputs) in enumerate(ops):
             args = {"Input Dims": dims} if shapes and dims else {}
+            args |= {"Concrete Inputs": inputs[0]} if shapes and inputs else {}
             events.append({"ph": "X", "cat": "cpu_op", "name": op, "pid": 1, "tid": 1,
                            "ts": begin + 0.01 * depth, "dur": 3.0 - 0.02 * depth,
                            "args": args})  # fmt: skip
@@ -41,6 +46,8 @@ def profile(layers=4, microbatches=2, steps=4, shapes=True, head=True):
             if head:
                 kernel("index_kernel", 5.0, [("aten::embedding", [[8000, HIDDEN], [*TOKENS]])])
             for _ in range(layers):
+                if attention:
+                    kernel("flash_fwd_kernel", 50.0, attention)
                 kernel("rms_norm", 11.0, [("aten::_fused_rms_norm", [[*TOKENS, HIDDEN]])])
                 mm(HIDDEN, FFN, MM_US)
                 kernel("gelu_kernel", MUL_US, [("aten::gelu", [wide])])

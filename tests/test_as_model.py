@@ -55,6 +55,40 @@ def test_equal_layers_with_their_shapes(made, layers, microbatches):
     assert answer["parameters"]["total"] == layers * (2 * 1024 * 4096 + 1024) + 2 * 8000 * 1024
 
 
+SHAPE, INSIDE = [2, 8, 8192, 128], [2, 8192, 8, 128]
+SDPA = {
+    "flash": ("_flash_attention_forward", INSIDE, ["", "", "", "0.", "{}", "False", ""]),
+    "cudnn": ("_cudnn_attention_forward", SHAPE, ["", "", "", "", "True", "0.", "{}", "False"]),
+    "efficient": ("_efficient_attention_forward", INSIDE, ["", "", "", "", "True", "0.", "{}"]),
+}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("backend", SDPA)
+def test_attention_has_the_shapes_and_mask_of_the_op_that_was_called(made, backend, causal):
+    """Not those of what it calls, whose axes and inputs are in another order."""
+    inner, inside, inputs = SDPA[backend]
+    inputs = [x.format(causal) for x in inputs]
+    wrong = [str(not causal)] * 16
+    ops = [(f"aten::_scaled_dot_product_{backend}_attention", [SHAPE] * 3, inputs),
+           (f"aten::{inner}", [inside] * 3, wrong)]  # fmt: skip
+    _, values, _ = made(profile_made.profile(attention=ops))
+    (op,) = [op for op in ops_of(values) if op["op"] == "attention"]
+    assert (op["heads"], op["head_dim"], op.get("queries")) == (8, 128, None)
+    assert op.get("mask", "causal") == ("causal" if causal else "full")
+    names = {"flash": "fa2", "cudnn": "cudnn", "efficient": "efficient"}
+    assert values["parallelism"]["attention"] == names[backend]
+
+
+def test_attention_of_another_package_keeps_its_duration(made):
+    """The order of its axes is not known."""
+    ops = [("flash_attn::_flash_attn_forward", [INSIDE] * 3)]
+    answer, values, _ = made(profile_made.profile(attention=ops))
+    (op,) = [op for op in ops_of(values) if op["op"] == "kernel"]
+    assert float(op["seconds"]) == pytest.approx(50e-6)
+    assert any("attention" in note for note in answer["notes"])
+
+
 def test_elementwise_kernels_take_the_time_that_they_took(made):
     """Passes are such that a copy of their bytes takes as long on the same device."""
     _, values, _ = made(profile_made.profile())

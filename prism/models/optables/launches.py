@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from prism.traces.kineto.rank import read_rank
 WORK = frozenset({"gemm", "attention", "convolution"})
 """Classes of which a pass over a model has at least one kernel."""
 FORWARD, BACKWARD, OTHER = 0, 1, 2
+_WHOLE = re.compile(r"aten::(embedding|_scaled_dot_product_(flash|cudnn|efficient)_attention)$")
+"""Ops that say their shapes better than those that they call: these have others in each backend."""
 _SUMS = "torch::autograd::AccumulateGrad"
 """Weight gradients added to those of earlier microbatches: they follow from the weights."""
 
@@ -131,15 +134,13 @@ def _op_of(stack: Sequence[Event], known: dict[int, _Op]) -> _Op:
     """Give the innermost op, with its shapes or, where it has none, those around it."""
     if not stack:
         return _Op()
-    inner = next((event for event in stack if event.name == "aten::embedding"), stack[-1])
+    inner = next((event for event in stack if _WHOLE.match(str(event.name))), stack[-1])
     if id(inner) not in known:
         name = str(inner.name)
         around = stack[: 1 + stack.index(inner)][-4:]
         with_dims = (_read(event) for event in reversed(around))
-        found = next((op for op in with_dims if any(op.dims)), _Op())
-        known[id(inner)] = found._replace(name=name if name.startswith("aten") else found.name)
-        if not known[id(inner)].name:
-            known[id(inner)] = found._replace(name=name)
+        found = next((op for op in with_dims if any(op.dims)), _Op(name))
+        known[id(inner)] = found._replace(name=name) if name.startswith("aten") else found
     return known[id(inner)]
 
 

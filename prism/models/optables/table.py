@@ -359,7 +359,8 @@ def _gemm(maker: _Maker, launch: Launch) -> dict[str, Any] | None:
 
 def _attention(maker: _Maker, launch: Launch) -> dict[str, Any] | None:
     dims = launch.dims
-    if len(dims) < 3 or any(len(d) != 4 for d in dims[:3]):
+    known = "scaled_dot_product" in launch.op  # others order batch, heads and length otherwise
+    if not known or len(dims) < 3 or any(len(d) != 4 for d in dims[:3]):
         return None
     (b, heads, queries, head), (_, kv_heads, keys, _), (*_, v_head) = dims[:3]
     at = next((_MASK_AT[k] for k in _MASK_AT if k in launch.op), -1)
@@ -392,9 +393,8 @@ def _embedding(maker: _Maker, launch: Launch) -> dict[str, Any] | None:
 
 
 def _loss(maker: _Maker, launch: Launch) -> dict[str, Any] | None:
-    if launch.kernel_class != "loss" or "softmax" not in launch.op or len(launch.dims[:1]) < 1:
-        return None
-    if len(launch.dims[0]) != 2:
+    known = launch.kernel_class == "loss" and "softmax" in launch.op
+    if not known or not launch.dims or len(launch.dims[0]) != 2:
         return None
     rows, width = launch.dims[0]
     return {"op": "loss", "rows": maker.rows(rows), "width": width}
