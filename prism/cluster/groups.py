@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +79,31 @@ class Layout(NamedTuple):
         members = [axis for axis in range(ranks.ndim) if axis not in apart]
         count = math.prod(ranks.shape[axis] for axis in members)
         return ranks.transpose(*apart, *members).reshape(-1, count)
+
+
+class Ends(NamedTuple):
+    """Stages whose GPUs a message joins: one or all, or two, where each has one to meet."""
+
+    stages: tuple[int, ...]  # (): all
+    shared: bool  # by all replicas; else each has its own
+
+    def of(self, each: NDArray[Any]) -> NDArray[Any]:
+        """Of what GPUs have [replica, stage, member] its own's [row, stage, member]."""
+        own = each[:, self.stages] if self.stages else each
+        return own.swapaxes(0, 1).reshape(1, own.shape[1], -1) if self.shared else own
+
+    def leaves(self, unit: NDArray[Any]) -> NDArray[np.bool_]:
+        """Tell whether it leaves a unit, from those of all GPUs [row]."""
+        own = self.of(unit)
+        if len(self.stages) == 2:
+            return np.asarray((own[:, 0] != own[:, 1]).any(axis=1))
+        return np.asarray(np.ptp(own, axis=(1, 2)) > 0)
+
+
+def ends_of(group: str, stage: int, link: int, n_stages: int, shared: bool) -> Ends:
+    """Stages that a message of a kind of group joins; a ``hop`` goes from stage `link` on."""
+    found = {"hop": (link, (link + 1) % n_stages), "embedding": (0, n_stages - 1), "world": ()}
+    return Ends(found.get(group, (stage,)), shared)
 
 
 class Visits(NamedTuple):

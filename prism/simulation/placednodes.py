@@ -41,7 +41,7 @@ def site_nodes(
     )
     links = program.links
     if links.n_leaves:
-        touched = congested_links(placement, program.graph.n_stages)
+        touched = congested_links(placement, origin.links)
         # as fast as before while nothing is congested, and hit as often as what they now touch is
         links = engine.Links(*touched, links.quiet, links.congested, links.probability)
     return replace(program, low=low, ranks=ranks, typical=typical, links=links)
@@ -156,7 +156,7 @@ def _stretch(
     places = [p for p in origin.places if p.part.group in stretched or p.part.role in fixed]
     if not places:
         return low, None
-    slow = {role: x[low.member].max(axis=2) for role, x in fixed.items()}
+    slow = {role: x[low.member].max(axis=2, keepdims=True) for role, x in fixed.items()}
     n_replicas = low.member.shape[0]
     mean = np.repeat(low.fixed_mean, n_replicas, axis=0)
     var = np.repeat(low.fixed_var, n_replicas, axis=0)
@@ -166,9 +166,11 @@ def _stretch(
         ratio = np.ones(n_replicas)
         if origin.wiring is not None and part.group in stretched:
             ratio = _ratio(origin.wiring, moved.get(part.group), place, part.group in own)
-        if place.shared:  # one op for all replicas
+        if place.ends.shared:  # one op for all replicas
             ratio = np.full_like(ratio, ratio.max())
-        whole = ratio * _slowest(slow[part.role], place) if part.role in slow else ratio
+        whole = ratio
+        if part.role in slow:  # the slowest that takes part
+            whole = ratio * place.ends.of(slow[part.role]).max(axis=(1, 2))
         typical[:, c, part.term] += part.mean * (ratio - 1.0)
         mean[:, c, part.term] += part.mean * (whole - 1.0)
         var[:, c] += part.var * (whole**2 - 1.0)
@@ -222,12 +224,6 @@ def _ratio(default: Wiring, moved: Wiring | None, place: PlacedPart, own: bool) 
     """How many times longer a message takes than its nominal time [replica]."""
     if not place.part.n_bytes or (moved is None and not own):  # what transfers take of compute
         return np.ones(len(default.members))
-    message = place.part.group, place.part.n_bytes, max(place.stage, 0), place.part.op_kind
-    return (moved or default).over_nominal(*message)
-
-
-def _slowest(slow: Array, place: PlacedPart) -> Array:
-    """Largest of slow [replica, stage] over the groups that a part waits for [replica]."""
-    stages = slice(None) if place.stage < 0 else [place.stage, place.peer]
-    own = slow[:, stages].max(axis=1)
-    return np.full_like(own, own.max()) if place.shared else own
+    stage = place.ends.stages[0] if place.ends.stages else 0
+    wiring = moved or default
+    return wiring.over_nominal(place.part.group, place.part.n_bytes, stage, place.part.op_kind)
