@@ -72,13 +72,15 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
         vec=vec, n_terms=n_terms, table=op_tables[drawn].astype(np.int32), draw=graph.draw,
         stage=graph.stage, busy=stall.busy_stage(graph),
     )  # fmt: skip
-    wiring = None  # where a job gives durations, there are no messages
+    places = _places(lowered, ends, default)
+    wiring, nominal = None, {}  # where a job gives durations, there are no messages
     if job.model.durations is None:
         wiring = Wiring(build_cluster(job, nominal_library(job, v.library)), default)
+        groups = dict.fromkeys(p.part.group for p in places if p.part.group != "stage")
+        nominal = {group: wiring.is_nominal(group) for group in groups}
     origin = Origin(
         low, np.ones((len(lowerer.roles), default.n_gpus)), lowerer.roles, lowerer.loadings,
-        _places(lowered, ends, default), wiring, behind=[op.behind_s for op in lowered],
-        links=tuple(links),
+        places, wiring, behind=[op.behind_s for op in lowered], links=links, nominal=nominal,
     )  # fmt: skip
     program = Program(
         ops, graph_arrays(graph), bank.arrays(graph.n_microbatches), laid, ranks, low,

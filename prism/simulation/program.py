@@ -53,7 +53,8 @@ class Origin(NamedTuple):
     held: NDArray[np.float64] | None = None  # [2, loading, gpu] measured factor, and the share of
     # it that follows no effect; None unless a trace was measured
     behind: Sequence[float] = ()  # [coef] what a late host hides of longer messages [s]
-    links: tuple[Ends, ...] = ()  # that may be congested, by their number in the bank
+    links: Sequence[Ends] = ()  # that may be congested, by their number in the bank
+    nominal: Mapping[str, bool] = {}  # [group] whether its messages take what the cluster says
 
 
 @dataclass(frozen=True)
