@@ -15,7 +15,7 @@ from touched import touched
 
 import prism
 from prism import NodeSlowdown, PrismError, load_job, load_library
-from prism.cluster.groups import Group, Layout
+from prism.cluster.groups import Ends, Group, Layout
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.linktiers import Tier
 from prism.cluster.machine import Cluster, Link, build_cluster
@@ -333,25 +333,31 @@ def test_node_slowdowns_reach_the_node_s_gpus() -> None:
 def test_link_leaves() -> None:
     # a stage is 64 nodes: four leaves of 16
     placement = Placement(load_job("llama3-405b-8k", MEGATRON))
-    found = congested_links(placement, 16)
-    assert found.begin.shape == (64, 34)
+    hop, back, stage, world, embedding = (
+        Ends((0, 1), False), Ends((15, 0), False), Ends((1,), True), Ends((), True),
+        Ends((0, 15), True),
+    )  # fmt: skip
+    found = congested_links(placement, [hop, back, stage, world, embedding])
+    assert found.begin.shape == (64, 5)
     assert touched(found, 0) == {0, 4} and touched(found, 0, 63) == {3, 7}
-    assert touched(found, 15) == {60, 0}  # back to the first
-    # the replicas of stage 1 together, the embedding's, and the whole job
-    assert touched(found, 17) == touched(found, 17, 63) == {4, 5, 6, 7}
-    assert touched(found, 33) == {0, 1, 2, 3, 60, 61, 62, 63}
-    assert touched(found, 32) == set(range(64)) and found.n_entities == placement.n_leaves
-    assert found.n_touched[0, [0, 17, 32]].tolist() == [2, 4, 64]
+    assert touched(found, 1) == {60, 0}  # back to the first
+    # the replicas of stage 1 together, the whole job, and the embedding's
+    assert touched(found, 2) == touched(found, 2, 63) == {4, 5, 6, 7}
+    assert touched(found, 3) == set(range(64)) and found.n_entities == placement.n_leaves
+    assert touched(found, 4) == {0, 1, 2, 3, 60, 61, 62, 63}
+    assert found.n_touched[0, [0, 2, 3]].tolist() == [2, 4, 64]
 
 
 def test_groups_touch_only_their_own_leaves() -> None:
     """131K sequence: a stage's group of 128 GPUs fills a leaf, eight replicas lie far apart."""
-    found = congested_links(Placement(load_job("llama3-405b-131k-sequence")), 16)
-    assert touched(found, 16) == {16 * r for r in range(8)}
+    placement = Placement(load_job("llama3-405b-131k-sequence"))
+    found = congested_links(placement, [Ends((0,), True)])
+    assert touched(found, 0) == {16 * r for r in range(8)}
 
 
 def test_links_inside_a_node_touch_no_leaf() -> None:
-    assert not congested_links(Placement(load_job("pipeline-8x32")), 8).n_touched.any()
+    hops = [Ends((stage, stage + 1), False) for stage in range(7)]
+    assert not congested_links(Placement(load_job("pipeline-8x32")), hops).n_touched.any()
 
 
 def test_a_replica_fewer_keeps_the_network_s_pace() -> None:

@@ -5,6 +5,7 @@ import pytest
 from touched import touched
 
 from prism import NodeSlowdown, PrismError, load_job, slow_node
+from prism.cluster.groups import Ends
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.nodemap import KINDS, Placement
 from prism.simulation.assembly import _relative_speeds
@@ -56,7 +57,7 @@ def base_time(job):
 def test_nodes_take_slots_as_wholes():
     job = make_job(hosts=[3, 0, 1, 2, 4, 5, 6, 9], nodes=10)
     placement = Placement(job)
-    assert placement.n_slots == 8 and placement.n_nodes == 10 and placement.spares == [7, 8]
+    assert placement.n_slots == 8 and placement.n_nodes == 10
     members = placement.members()
     assert members[0, 0].tolist() == [6, 7] and members[3, 1].tolist() == [18, 19]
     plain = Placement(job, np.arange(8)).members()
@@ -265,10 +266,10 @@ def test_everything_else_is_links_inside_the_node_and_launch_gaps():
 
 def test_leaves_follow_the_hosts():
     job = make_job(hosts=[0, 5, 2, 3, 4, 1, 6, 7])
-    found = congested_links(Placement(job), 2)
+    found = congested_links(Placement(job), [Ends((0, 1), False), Ends((0,), True)])
     # replica 1: stage 0 on node 5 (leaf 2), stage 1 on node 1 (leaf 0)
     assert touched(found, 0, 1) == {2, 0}
-    assert touched(found, 2) == {0, 1, 2}
+    assert touched(found, 1) == {0, 1, 2}
 
 
 def test_a_group_on_far_nodes_touches_all_their_leaves():
@@ -276,7 +277,8 @@ def test_a_group_on_far_nodes_touches_all_their_leaves():
     parallelism = {"cp": 2, "dp": 2}
     torn = make_job(parallelism=parallelism, hosts=[0, 6, 2, 3, 4, 5, 1, 7])
     whole, apart = (
-        congested_links(Placement(j), 2) for j in (make_job(parallelism=parallelism), torn)
+        congested_links(Placement(j), [Ends((0, 1), False)])
+        for j in (make_job(parallelism=parallelism), torn)
     )
     assert touched(whole, 0) == {0, 2} and touched(apart, 0) == {0, 2, 3}  # nodes 0, 6; 4, 5
 
@@ -360,7 +362,8 @@ def test_links_of_hops_leave_where_a_member_does(order, layout, gpus):
     job = ordered_job(order, layout, gpus, tiers=tiers)
     p, n = job.parallelism, layout["shard_size"]
     rank = count_ranks(order, p.tp, p.cp, p.dp, p.pp)
-    found, site = congested_links(Placement(job), p.pp), Placement(job).n_leaves
+    hops = [Ends((stage, stage + 1), False) for stage in range(p.pp - 1)]
+    found, site = congested_links(Placement(job), hops), Placement(job).n_leaves
     for r in range(p.dp // n):
         for s in range(p.pp - 1):
             pairs = [

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from test_placement import make_job, times
 
 from prism.cluster.groups import shard_size
+from prism.cluster.linktiers import Reach
 from prism.cluster.machine import build_cluster
 from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
@@ -43,8 +44,8 @@ def wire(job, hosts=None):
 
 def tier_factors(wiring, group):
     """How many times slower each ring of a kind is for the units it leaves."""
-    reach = wiring._rings_reach(group)
-    return np.array([each.factor for each in reach.distinct])[reach.kind]
+    reach = wiring._rings(group)
+    return np.array([each.factor for each in reach.distinct])[reach.kind].ravel()
 
 
 def test_hop_out_of_a_pod_by_hand():
@@ -67,10 +68,10 @@ def test_wide_nvlink_domains():
         cluster.collective_time("all_gather", 1e9, cluster.group("dp_cp"))
     )
     apart = wire(job, [0, 2, 4, 6, 1, 3, 5, 7])  # the replicas of a stage in four domains
-    alone = cluster.ring_time(1e9, 4, 4, 1.0)
+    alone = cluster.message_time("all_gather", 1e9, 4, Reach(4))
     assert apart.seconds("dp_cp", 1e9, 0) == pytest.approx(alone)
     torn = wire(job, [0, 1, 2, 4, 3, 5, 6, 7])  # of each stage's, 2 + 1 + 1 in three domains
-    between = cluster.ring_time(1e9, 4, 3, 1.0)
+    between = cluster.message_time("all_gather", 1e9, 4, Reach(3))
     assert torn.seconds("dp_cp", 1e9, 0) == pytest.approx(between)
     assert float(wire(job).seconds("dp_cp", 1e9)[0]) < between < alone
     assert alone > 1.9 * float(wire(job).seconds("dp_cp", 1e9)[0])
@@ -93,7 +94,7 @@ def test_torn_groups_of_the_default_order_are_as_the_cluster_says(layout, order,
     wiring, cluster = wire(job), build_cluster(job, LIBRARY)
     for name in GROUPS:
         group = cluster.group(name)
-        assert max(r.domains for r in wiring._rings_reach(name).distinct) == group.domains(domain)
+        assert max(r.domains for r in wiring._rings(name).distinct) == group.domains(domain)
         slowest = max(wiring.seconds(name, 1e9, stage).max() for stage in range(layout[3]))
         assert slowest == pytest.approx(cluster.collective_time("all_gather", 1e9, group))
 
@@ -145,8 +146,8 @@ def test_reach_against_counting(hosts, pod, nvlink):
         expected = [max([1.0, *(5.0 * out[p] / sizes[p] for p in e)]) for e in edges]
         n_alike = 2  # tp ranks of a node have the same ring
         assert tier_factors(wiring, group) == pytest.approx(expected[::n_alike])
-        reach = wiring._rings_reach(group)
-        domains = np.array([each.domains for each in reach.distinct])[reach.kind]
+        reach = wiring._rings(group)
+        domains = np.array([each.domains for each in reach.distinct])[reach.kind].ravel()
         assert ((4 if group == "dp_cp" else 2) / domains).tolist() == inside[::n_alike]
 
 
@@ -209,8 +210,8 @@ def test_groups_take_what_their_own_place_costs(layout, order):
                 groups = groups[r * n * p.cp : (r + 1) * n * p.cp]
             op_kind = message.kernel_class.partition("_")[2]
             each = [
-                cluster.ring_time(
-                    message.bytes, len(g), len({x // 12 for x in g}), 1.0, op_kind=op_kind
+                cluster.message_time(
+                    op_kind, message.bytes, len(g), Reach(len({x // 12 for x in g}))
                 )
                 for g in groups
             ]

@@ -2,8 +2,8 @@
 
 # what rooms above may import, by module
 FACE = {
-    "groups": "Group count_replicas shard_size",
-    "linkcongestion": "congested_links n_own_links",
+    "groups": "Ends Group count_replicas ends_of shard_size",
+    "linkcongestion": "congested_links",
     "machine": "Cluster MEASURED_HOP build_cluster network_figures",
     "nccl": "bus_factor solve_link",
     "nodemap": "KINDS LEAST MOST NodeSlowdown Placement slow_node slowdown_keys",

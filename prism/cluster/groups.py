@@ -10,9 +10,8 @@ experts between them, ``expert_dp`` those that hold the same ones.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +25,10 @@ Int = NDArray[np.int64]
 GROUPS_BY = {
     "tp": (0, 1, 2, 3), "cp": (0, 1, 2, 4), "dp_cp": (1, 4), "shard": (0, 1, 4),
     "replicas": (1, 2, 3, 4), "embedding": (0, 2, 3, 4), "world": (),
+    "hop": (0, 1, 2, 3, 4),  # of a transfer, its sender
 }  # fmt: skip
 # The same of `Layout.expert_ranks` (replica, stage, ep group, ep rank, rank of an expert).
 EXPERT_GROUPS_BY = {"ep": (0, 1, 2, 4), "expert_dp": (1, 3, 4)}
-# Kinds whose groups lie within a stage: of one replica, and over them.
-OF_STAGE = {kind: 0 in by for kind, by in {**GROUPS_BY, **EXPERT_GROUPS_BY}.items() if 1 in by}
 
 
 class Layout(NamedTuple):
@@ -62,9 +60,12 @@ class Layout(NamedTuple):
 
     def joins_tp(self, kind: str) -> bool:
         """Tell whether groups of a kind may have several ranks of a tp group."""
-        if kind in EXPERT_GROUPS_BY:
-            return self.expert_tp < self.tp
-        return 4 not in GROUPS_BY[kind]
+        return self.expert_tp < self.tp if kind in EXPERT_GROUPS_BY else 4 not in GROUPS_BY[kind]
+
+    def apart(self, kind: str) -> tuple[int, int]:
+        """Replicas and stages that have groups of their own."""
+        by = (GROUPS_BY | EXPERT_GROUPS_BY)[kind]
+        return self.dp // self.shard if 0 in by else 1, self.pp if 1 in by else 1
 
     def groups(self, kind: str, every: int = 1) -> Int:
         """Ranks of every group of a kind [group, member]; of tp ranks, one in `every`."""
@@ -79,6 +80,31 @@ class Layout(NamedTuple):
         members = [axis for axis in range(ranks.ndim) if axis not in apart]
         count = math.prod(ranks.shape[axis] for axis in members)
         return ranks.transpose(*apart, *members).reshape(-1, count)
+
+
+class Ends(NamedTuple):
+    """Stages whose GPUs a message joins: one or all, or two, where each has one to meet."""
+
+    stages: tuple[int, ...]  # (): all
+    shared: bool  # by all replicas; else each has its own
+
+    def of(self, each: NDArray[Any]) -> NDArray[Any]:
+        """Of what GPUs have [replica, stage, member] its own's [row, stage, member]."""
+        own = each[:, self.stages] if self.stages else each
+        return own.swapaxes(0, 1).reshape(1, own.shape[1], -1) if self.shared else own
+
+    def leaves(self, unit: NDArray[Any]) -> NDArray[np.bool_]:
+        """Tell whether it leaves a unit, from those of all GPUs [row]."""
+        own = self.of(unit)
+        if len(self.stages) == 2:
+            return np.asarray((own[:, 0] != own[:, 1]).any(axis=1))
+        return np.asarray(np.ptp(own, axis=(1, 2)) > 0)
+
+
+def ends_of(group: str, stage: int, link: int, n_stages: int, shared: bool) -> Ends:
+    """Stages that a message of a kind of group joins; a ``hop`` goes from stage `link` on."""
+    found = {"hop": (link, (link + 1) % n_stages), "embedding": (0, n_stages - 1), "world": ()}
+    return Ends(found.get(group, (stage,)), shared)
 
 
 class Visits(NamedTuple):
@@ -109,8 +135,7 @@ def _ranks(layout: Layout, shard: int) -> Int:
     return found
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """A kind of group under a layout."""
 
     layout: Layout
@@ -119,21 +144,21 @@ class Group:
     @property
     def n_ranks(self) -> int:
         """Members of one group."""
-        return _touched(self.layout, self.kind, 1)[0]
+        return _touched(self, 1)[0]
 
     def domains(self, n_gpus: int) -> int:
         """Most domains of `n_gpus` neighbouring GPUs that any group touches, in rank order."""
-        return _touched(self.layout, self.kind, n_gpus)[0]
+        return _touched(self, n_gpus)[0]
 
     def members(self, n_gpus: int) -> float:
         """Members of one group in a domain of `n_gpus` that it touches, in the mean."""
-        return self.n_ranks / _touched(self.layout, self.kind, n_gpus)[1]
+        return self.n_ranks / _touched(self, n_gpus)[1]
 
 
 @lru_cache(maxsize=1024)
-def _touched(layout: Layout, kind: str, n_gpus: int) -> tuple[int, float]:
+def _touched(group: Group, n_gpus: int) -> tuple[int, float]:
     """Domains of `n_gpus` GPUs that a group of a kind touches: the most, and the mean."""
-    counts = count_units(layout.groups(kind) // n_gpus)
+    counts = count_units(group.layout.groups(group.kind) // n_gpus)
     return int(counts.max()), float(counts.mean())
 
 

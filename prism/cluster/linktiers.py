@@ -7,10 +7,7 @@ Left out: traffic of other kinds at the same time, routing, more than one way be
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,35 +23,54 @@ Array = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Tier:
+class Tier(NamedTuple):
     """Units of one size, and the uplink of one."""
 
     name: str
     gpus: int
-    oversubscription: float = 1.0
-    """Achieved rate of the GPUs' network cards over that of the uplink [1]; may be < 1."""
-    latency_s: float = 0.0
-    """Of a message that leaves its unit."""
-    hierarchical: bool = False
-    """Whether collectives send only what other units lack, once, see `ring_factor`."""
-    far: bool = False
-    """Whether the latency is longer than the network's, so that hops are distinguished by it."""
-    cv: float | None = None
-    """Spread of what leaves a unit [1]; None is as in the network."""
+    oversubscription: float = 1.0  # achieved rate of the GPUs' network cards over the uplink's [1]
+    latency_s: float = 0.0  # of a message that leaves its unit
+    hierarchical: bool = False  # collectives send only what other units lack, once, see `sent`
+    far: bool = False  # the latency is longer than the network's: hops are distinguished by it
+    cv: float | None = None  # spread of what leaves a unit [1]; None is as in the network
+
+    def sent(self, units: Any, domains: Any) -> Any:
+        """Return what collectives send out of each unit over what a ring would [1].
+
+        A ring of k NVLink domains brings S (k-1)/k bytes over every edge, so also out of each unit.
+        What u units must send at least is S (u-1)/u each: every unit's share goes out once, by all
+        members at a time, and is spread inside. In chunks that are pipelined the slower of both
+        levels counts, and no tier is ever slower than with the ring.
+
+        Hierarchical all-reduce (reduce-scatter inside, all-reduce of the parts across, all-gather
+        inside): Jia et al., arXiv:1807.11205. Between data centres, in chunks: NVIDIA, "Turbocharge
+        LLM training across long-haul data center networks with NVIDIA NeMo Framework" (2025).
+        """
+        if not self.hierarchical:
+            return 1.0
+        return (units - 1) / units * domains / np.maximum(domains - 1, 1)
+
+    def unit_sizes(self, n_gpus: int) -> Int:
+        """GPUs of every unit of a cluster; the last may be smaller [unit]."""
+        return np.diff(np.arange(0, n_gpus + self.gpus, self.gpus).clip(max=n_gpus))
 
 
 class Reach(NamedTuple):
     """How a group lies, as far as it decides what its collectives take."""
 
-    domains: int
-    """NVLink domains that it touches."""
-    factor: float = 1.0
-    """How many times slower the network is for leaving units of tiers [1]."""
-    latency_s: float = 0.0
-    """What a ring through all units takes beyond its steps over the network [s]."""
-    tree_latency_s: float = 0.0
-    """The same of a tree's levels [s]."""
+    domains: int  # NVLink domains that it touches
+    factor: float = 1.0  # how many times slower the network is for leaving units of tiers
+    latency_s: float = 0.0  # what a ring through all units takes beyond the network's steps
+    tree_latency_s: float = 0.0  # the same of a tree's levels
+
+
+class Hops(NamedTuple):
+    """What transfers from GPU to GPU meet: arrays of the GPUs' shape."""
+
+    near: NDArray[np.bool_]  # whether it stays on NVLink, so that nothing of the rest holds
+    slow: Array  # how many times slower than the network
+    latency_s: Array  # of the outermost tier that it leaves a unit of, else the network's
+    far: Int  # the outermost far tier that it leaves a unit of, -1 for none
 
 
 def build_tiers(job: Job, bytes_per_s: float, latency_s: float, efficiency: float) -> list[Tier]:
@@ -87,54 +103,3 @@ def _oversubscription(block: TierBlock, bytes_per_s: float, efficiency: float) -
     if block.total_gbits_per_s is not None:
         return bytes_per_s * block.gpus / (block.total_gbits_per_s * 0.125e9 * efficiency)
     return block.oversubscription or 1.0
-
-
-def ring_factor(tier: Tier, units: int, domains: int, slow: float) -> float:
-    """How many times slower the network is for a group that leaves units of a tier.
-
-    A ring of k NVLink domains brings S (k-1)/k bytes over every edge, so also out of each unit.
-    What u units must send at least is S (u-1)/u each: every unit's share goes out once, by all
-    members at a time, and is spread inside. In chunks that are pipelined the slower of both
-    levels counts, and no tier is ever slower than with the ring.
-
-    Hierarchical all-reduce (reduce-scatter inside, all-reduce of the parts across, all-gather
-    inside): Jia et al., arXiv:1807.11205. Between data centres, in chunks: NVIDIA, "Turbocharge LLM
-    training across long-haul data center networks with NVIDIA NeMo Framework" (2025).
-    """
-    if tier.hierarchical and units > 1:
-        slow *= (units - 1) / units * domains / (domains - 1)
-    return max(1.0, slow)
-
-
-def extra_latency(
-    tiers: Sequence[Tier], units: Sequence[int], network_s: float, tree: bool = False
-) -> float:
-    """Return what the steps that leave units take beyond the network's [s].
-
-    Of a ring u - 1 leave one of u units before a message has been everywhere, of a tree log2(u).
-    """
-    extra, inner = 0.0, network_s
-    for tier, n in zip(tiers, units, strict=True):
-        extra += (tier.latency_s - inner) * (math.log2(n) if tree else n - 1)
-        inner = tier.latency_s
-    return extra
-
-
-def unit_sizes(tier: Tier, n_gpus: int) -> Int:
-    """GPUs of every unit of a cluster; the last may be smaller [unit]."""
-    sizes = np.full(-(-n_gpus // tier.gpus), tier.gpus, np.int64)
-    sizes[-1] = n_gpus - (sizes.size - 1) * tier.gpus
-    return sizes
-
-
-class Hops(NamedTuple):
-    """What transfers from GPU to GPU meet: arrays of the GPUs' shape."""
-
-    near: NDArray[np.bool_]
-    """Whether it stays on NVLink, so that nothing of the rest holds."""
-    slow: Array
-    """How many times slower than the network."""
-    latency_s: Array
-    """Of the outermost tier that it leaves a unit of, else the network's."""
-    far: Int
-    """Index of the outermost far tier that it leaves a unit of, -1 for none."""

@@ -6,6 +6,7 @@ and congestion, which is an effect (see `prism.simulation.variability`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,16 +17,7 @@ from numpy.typing import NDArray
 
 from prism.cluster.dispatch import Dispatch, build_dispatch
 from prism.cluster.groups import Group, Layout, layout_of
-from prism.cluster.linktiers import (
-    Hops,
-    Int,
-    Reach,
-    Tier,
-    build_tiers,
-    extra_latency,
-    ring_factor,
-    unit_sizes,
-)
+from prism.cluster.linktiers import Hops, Int, Reach, Tier, build_tiers
 from prism.cluster.nccl import STEP_OF_HOP, Path, measured_time, smallest_step, sum_per_byte
 from prism.cluster.transports import TRANSPORTS
 from prism.distributions.kerneltables import KernelTable
@@ -59,46 +51,32 @@ class Cluster:
     device: Device
     nvlink: Link
     network: Link
-    nvlink_gpus: int
-    """GPUs of one NVLink domain."""
+    nvlink_gpus: int  # of one NVLink domain
     layout: Layout
-    loops: bool = False
-    """Whether the last stage sends to the first."""
-    token_copies: int = 1
-    """Experts of a token."""
-    most_domains: int = 0
-    """NVLink domains that a token's experts lie in at most; 0: each copy travels alone."""
-    tiers: tuple[Tier, ...] = ()
-    """Of the network, the innermost first: racks, pods, sites."""
+    loops: bool = False  # whether the last stage sends to the first
+    token_copies: int = 1  # experts of a token
+    most_domains: int = 0  # NVLink domains of a token's experts; 0: each copy travels alone
+    tiers: tuple[Tier, ...] = ()  # of the network, the innermost first: racks, pods, sites
+    # rates inside an NVLink domain by collective, over ranks and bytes; none: the formula
     measured: Mapping[str, KernelTable] = field(default_factory=dict, compare=False)
-    """Rates inside an NVLink domain by collective, over ranks and bytes; none: the formula."""
-    nvlink_factor: float = 1.0
-    """How many times longer NVLink takes than measured, on a hardware variant."""
+    nvlink_factor: float = 1.0  # times on a hardware variant over those measured
     network_factor: float = 1.0
-    steady: float = 0.0
-    """Share of a stage's forwards that alternate with backwards, in the mean [1]."""
-    dispatch: Dispatch | None = None
-    """Kernels that send experts their tokens in place of NCCL's all-to-all."""
+    steady: float = 0.0  # share of a stage's forwards that alternate with backwards, in the mean
+    dispatch: Dispatch | None = None  # sends experts their tokens in place of NCCL's all-to-all
+    _sums: dict[float, float] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def group(self, name: str) -> Group:
         """Return a kind of group, see `prism.cluster.groups`."""
         return Group(self.layout, name)
 
     def tier(self, group: Group) -> str:
-        """Slowest tier a group uses: ``nvlink``, ``network``, or the name of one of `tiers`."""
-        if group.domains(self.nvlink_gpus) == 1:
-            return "nvlink"
-        names = [tier.name for tier in self.tiers if group.domains(tier.gpus) > 1]
-        return names[-1] if names else "network"
+        """Slowest links a group uses: ``nvlink`` or ``network``."""
+        return "nvlink" if group.domains(self.nvlink_gpus) == 1 else "network"
 
     def spread(self, group: Group) -> float | None:
         """Spread of a group's messages that its slowest tier states, None where none does [1]."""
-        used = [tier.cv for tier in self.tiers[::-1] if group.domains(tier.gpus) > 1]
+        used = (tier.cv for tier in self.tiers[::-1] if group.domains(tier.gpus) > 1)
         return next((cv for cv in used if cv is not None), None)
-
-    def units(self, group: Group) -> list[int]:
-        """Most units of every tier that any group of the kind touches [tier]."""
-        return [group.domains(tier.gpus) for tier in self.tiers]
 
     def collective_time(self, op_kind: str, n_bytes: float, group: Group) -> float:
         """Duration of a collective [s], from the last arrival of its members.
@@ -107,53 +85,52 @@ class Cluster:
         bytes: the whole (gathered, unreduced) buffer on one rank; of an all-to-all what a rank
         sends, the part that it keeps included.
 
-        Inside a domain it takes what was measured, see `prism.cluster.nccl.measured_time`, and
-        beyond it what `prism.cluster.nccl.Path` says. Where members are spread unevenly, those of a
-        domain are their mean and may be a fraction, and domains the most that a group of the kind
-        touches. A ring leaves a unit of a tier once for all of its members there, so
-        oversubscription o with q members per unit, g of them in each domain, divides the network
-        rate by max(1, o g / q); see `prism.cluster.linktiers.ring_factor` for hierarchical
-        collectives. Of the steps, u - 1 leave one of u units, at the tier's latency; of a tree's,
-        log2(u).
-
-        Rings: Thakur et al., 2005, doi:10.1177/1094342005051521. Two trees: Sanders et al., 2009,
-        doi:10.1016/j.parco.2009.09.001.
+        Where members are spread unevenly, those of a domain are their mean and may be a fraction,
+        and domains the most that a group of the kind touches.
         """
         if group.n_ranks <= 1 or n_bytes <= 0:
             return 0.0
-        if op_kind == "all_to_all":
-            reach = self.exits(group.domains(self.nvlink_gpus), self.units(group))
-            return self.all_to_all_time(n_bytes, group.n_ranks, *reach[:3])
-        return self.ring_time(n_bytes, group.n_ranks, *self.reach(group), op_kind)
+        return self.message_time(op_kind, n_bytes, group.n_ranks, self.reach(group, op_kind))
 
-    def ring_time(
-        self, n_bytes: float, n_ranks: int, domains: int, factor: float, latency_s: float = 0.0,
-        tree_latency_s: float = 0.0, op_kind: str = "all_gather",
-    ) -> float:  # fmt: skip
-        """Duration of a collective but an all-to-all [s], see `collective_time` and `Reach`."""
+    def message_time(self, op_kind: str, n_bytes: float, n_ranks: int, reach: Reach) -> float:
+        """Duration of a collective of a group that lies so [s].
+
+        Inside a domain it takes what was measured, see `prism.cluster.nccl.measured_time`, and
+        beyond it what `prism.cluster.nccl.Path` says. Rings: Thakur et al., 2005,
+        doi:10.1177/1094342005051521. Two trees: Sanders et al., 2009,
+        doi:10.1016/j.parco.2009.09.001.
+
+        Messages of an all-to-all are in flight at once, those to other domains over the rank's own
+        network card: with g = n_ranks, k domains and m = g / k members in each, ``max(S (m-1)/g /
+        b_nvl, S (g-m)/g / b_net)``. Where a token's copies lie in few domains, it crosses the
+        network once for each of them, to the rank of its own place there, which passes it on over
+        NVLink: ``max(S (m-1)/m / b_nvl, c S (k-1)/k / b_net)``, c being its domains over its
+        copies. Messages in flight together: NCCL's documentation, "Point-to-point communication",
+        all-to-all. Forwarding: DeepSeek-V3, arXiv:2412.19437, section 3.2.2.
+        """
+        exchange, domains = op_kind == "all_to_all", reach.domains
+        link = self.network if domains > 1 else self.nvlink
+        if exchange and self.dispatch is not None:
+            latency = reach.latency_s + (link.latency_s if domains > 1 else 0.0)
+            return latency + self.dispatch.seconds(n_bytes, n_ranks, domains, reach.factor)
         if n_ranks == 1:
             return 0.0
         if domains == 1 and op_kind in self.measured:
-            return self._measured_time(op_kind, n_bytes, n_ranks)
-        summed = self._sum_s(n_ranks / domains) if op_kind == "all_reduce" else 0.0
-        path = self._path(n_ranks, domains, factor, summed, latency_s, tree_latency_s)
-        return path.fastest(op_kind, n_bytes)
-
-    def _path(
-        self,
-        n_ranks: int,
-        domains: int,
-        factor: float,
-        summed: float,
-        ring_s: float,
-        tree_s: float = 0.0,
-    ) -> Path:
-        """Return the links under a group; latencies are those that farther units add."""
-        link = self.network if domains > 1 else self.nvlink
-        wires = self.network.bytes_per_s * n_ranks / domains / factor
-        return Path(
-            n_ranks, domains, link.latency_s, self._step_s, self.nvlink.bytes_per_s, wires,
-            1.0 / self.network_factor, summed, ring_s, tree_s,
+            table = self.measured[op_kind]
+            return self.nvlink_factor * measured_time(table, op_kind, n_bytes, n_ranks)
+        inside = n_ranks / domains
+        path = Path(
+            n_ranks, domains, link.latency_s, self._step_s, self.nvlink.bytes_per_s,
+            self.network.bytes_per_s * n_ranks / domains / reach.factor, 1.0 / self.network_factor,
+            self._sum_s(inside) if op_kind == "all_reduce" else 0.0, *reach[2:],
+        )  # fmt: skip
+        if not exchange:
+            return path.fastest(op_kind, n_bytes)
+        limit = self.most_domains
+        copies = min(limit, domains, self.token_copies) if limit else self.token_copies
+        return path.exchange(
+            n_bytes, n_bytes * (inside - 1.0) / (inside if limit else n_ranks),
+            n_bytes * copies / self.token_copies * (domains - 1.0) / domains,
         )  # fmt: skip
 
     @cached_property
@@ -172,71 +149,50 @@ class Cluster:
             self._sums[inside] = sum_per_byte(self.measured["all_reduce"], inside)
         return self.nvlink_factor * self._sums[inside]
 
-    @cached_property
-    def _sums(self) -> dict[float, float]:
-        return {}
+    def reach(self, group: Group, op_kind: str = "all_gather") -> Reach:
+        """How the groups of a kind lie in the default order.
 
-    def _measured_time(self, op_kind: str, n_bytes: float, n_ranks: int) -> float:
-        """Duration of a collective inside an NVLink domain, from its table [s]."""
-        return self.nvlink_factor * measured_time(self.measured[op_kind], op_kind, n_bytes, n_ranks)
-
-    def all_to_all_time(
-        self, n_bytes: float, n_ranks: int, domains: int, factor: float, latency_s: float = 0.0
-    ) -> float:
-        """Duration of an all-to-all [s]; `exits` says where it lies.
-
-        All messages are in flight at once, those to other domains over the rank's own network card:
-        with g = n_ranks, k domains and m = g / k members in each, ``max(S (m-1)/g / b_nvl, S
-        (g-m)/g / b_net)``. Where a token's copies lie in few domains, it crosses the network once
-        for each of them, to the rank of its own place there, which passes it on over NVLink:
-        ``max(S (m-1)/m / b_nvl, c S (k-1)/k / b_net)``, c being its domains over its copies. The
-        outermost tier's latency counts once.
-
-        Messages in flight together: NCCL's documentation, "Point-to-point communication",
-        all-to-all. Forwarding: DeepSeek-V3, arXiv:2412.19437, section 3.2.2.
+        They share a unit's uplink, so what counts is a group's mean number of members in a unit: a
+        ring leaves it once for all of them, so that oversubscription o with q members per unit, g
+        of them in each domain, divides the network rate by max(1, o g / q).
         """
-        if self.dispatch is not None:
-            latency = latency_s + (self.network.latency_s if domains > 1 else 0.0)
-            return latency + self.dispatch.seconds(n_bytes, n_ranks, domains, factor)
-        if n_ranks == 1:
-            return 0.0
-        if domains == 1 and "all_to_all" in self.measured:
-            return self._measured_time("all_to_all", n_bytes, n_ranks)
-        inside, limit = n_ranks / domains, self.most_domains
-        copies = min(limit, domains, self.token_copies) if limit else self.token_copies
-        return self._path(n_ranks, domains, factor, 0.0, latency_s).exchange(
-            n_bytes, n_bytes * (inside - 1.0) / (inside if limit else n_ranks),
-            n_bytes * copies / self.token_copies * (domains - 1.0) / domains,
-        )  # fmt: skip
+        domains, factor = group.domains(self.nvlink_gpus), 1.0
+        units = [group.domains(tier.gpus) for tier in self.tiers]
+        if op_kind == "all_to_all":
+            return self.exits(domains, units)
+        inside = group.n_ranks / domains
+        for tier, n in zip(self.tiers, units, strict=True):
+            if n > 1:
+                slow = tier.oversubscription / max(1.0, group.members(tier.gpus) / inside)
+                factor = max(factor, float(slow * tier.sent(n, domains)))
+        return self.ring_reach(domains, units, factor)
 
-    def exits(self, domains: int, units: Sequence[int]) -> Reach:
-        """How an all-to-all lies that touches this many NVLink domains, and units of every tier.
+    def ring_reach(self, domains: int, units: Sequence[int], factor: float) -> Reach:
+        """How a ring, or a tree, lies that touches this many domains, and units of every tier.
+
+        Of a ring's steps u - 1 leave one of u units before a message has been everywhere, of a
+        tree's log2(u); they take the tier's latency.
+        """
+        ring_s, tree_s, inner = 0.0, 0.0, self.network.latency_s
+        for tier, n in zip(self.tiers, units, strict=True):
+            ring_s += (tier.latency_s - inner) * (n - 1)
+            tree_s += (tier.latency_s - inner) * math.log2(n)
+            inner = tier.latency_s
+        return Reach(domains, factor, ring_s, tree_s)
+
+    def exits(self, domains: int, units: Sequence[int], factor: float = 1.0) -> Reach:
+        """How an all-to-all lies that touches this many domains, and units of every tier.
 
         The part for other units has 1 / oversubscription of the rate; all messages are in flight at
         once, so that the outermost tier's latency counts, once.
         """
-        factor, latency_s = 1.0, 0.0
+        latency_s = 0.0
         for tier, n in zip(self.tiers, units, strict=True):
             if n > 1:
                 leaving = (1.0 - 1.0 / n) / (1.0 - 1.0 / domains)
                 factor = max(factor, tier.oversubscription * leaving)
                 latency_s = tier.latency_s - self.network.latency_s
         return Reach(domains, factor, latency_s)
-
-    def reach(self, group: Group) -> Reach:
-        """How the groups of a kind lie in the default order.
-
-        They share a unit's uplink, so what counts is a group's mean number of members in a unit.
-        """
-        domains, factor = group.domains(self.nvlink_gpus), 1.0
-        inside = group.n_ranks / domains
-        units = self.units(group)
-        for tier, n in zip(self.tiers, units, strict=True):
-            if n > 1:
-                slow = tier.oversubscription / max(1.0, group.members(tier.gpus) / inside)
-                factor = max(factor, ring_factor(tier, n, domains, slow))
-        extra = (extra_latency(self.tiers, units, self.network.latency_s, x) for x in (False, True))
-        return Reach(domains, factor, *extra)
 
     def transfer_time(self, n_bytes: float, link: int | None = None) -> float:
         """Mean duration [s] of an activation's transfer to the next stage.
@@ -251,22 +207,18 @@ class Cluster:
         """
         if self.layout.pp == 1:
             return 0.0
-        hops = self._default_hops()
-        far = hops.far.max(axis=1)
-        kind = -1 if link is None else far[link]
-        alike = far == kind if (far == kind).any() else far == far
-        return float(self.hop_time(n_bytes, hops)[alike].mean())
+        tier = None if link is None else self.far_links.get(link)
+        times = self.hop_time(n_bytes, self._default_hops)
+        alike = [i for i in range(len(times)) if self.far_links.get(i) == tier]
+        return float(times[alike or slice(None)].mean())
 
-    def far_links(self) -> list[int]:
-        """Links of the pipeline that leave a site, by the stage that sends."""
-        if self.layout.pp == 1 or not any(tier.far for tier in self.tiers):
-            return []
-        return np.flatnonzero(self._default_hops().far.max(axis=1) >= 0).tolist()
+    @cached_property
+    def far_links(self) -> dict[int, Tier]:
+        """Links of the pipeline that leave a site, by the stage that sends: the tier they leave."""
+        far = self._default_hops.far.max(axis=1)
+        return {link: self.tiers[i] for link, i in enumerate(far.tolist()) if i >= 0}
 
-    def link_spread(self, link: int) -> float | None:
-        """Spread that the tier states which a far link leaves, None where it states none [1]."""
-        return self.tiers[int(self._default_hops().far[link].max())].cv
-
+    @cached_property
     def _default_hops(self) -> Hops:
         """Return what transfers meet in the default order of ranks [link, replica]."""
         stages = np.arange(self.layout.pp)
@@ -293,7 +245,7 @@ class Cluster:
             leaves = here != there
             if not leaves.any():
                 continue
-            sizes = unit_sizes(tier, n_gpus)
+            sizes = tier.unit_sizes(n_gpus)
             out = weight * np.bincount(here[leaves], minlength=sizes.size) / sizes
             into = weight * np.bincount(there[leaves], minlength=sizes.size) / sizes
             if tier.far:

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     from prism.jobs.job import Job
 
 KINDS = ("compute", "memory", "network", "everything")
-
-
-LEAST, MOST = 1e-3, 1e3
-"""Factors of a node outside are errors, or of one that does not work [1]."""
+LEAST, MOST = 1e-3, 1e3  # factors of a node outside are errors, or of one that does not work
 
 
 class NodeSlowdown(NamedTuple):
@@ -169,16 +166,6 @@ class Placement:
         """The physical node of every slot, int64 [slot]."""
         return np.asarray(self.hosts, np.int64)
 
-    @property
-    def is_default(self) -> bool:
-        """Tell whether every slot is on the node of its own number."""
-        return bool(np.array_equal(self.slots, np.arange(self.n_slots)))
-
-    @property
-    def spares(self) -> list[int]:
-        """Nodes without a slot, in rising order."""
-        return list(np.setdiff1d(np.arange(self.n_nodes), self.slots).tolist())
-
     def ranks(self) -> NDArray[np.int64]:
         """Rank of every member, int64 [replica, stage, member].
 
@@ -219,20 +206,18 @@ class Placement:
 
     def _check_domains(self, where: str) -> None:
         """Refuse a map that tears a tp group out of the NVLink domain it has by default."""
-        tp, domain = self.job.parallelism.tp, self.job.cluster.nvlink_domain_gpus
-        if tp <= self.gpus_per_node or self.is_default:
+        tp, n = self.job.parallelism.tp, self.gpus_per_node
+        domain = self.job.cluster.nvlink_domain_gpus
+        if tp <= n or np.array_equal(self.slots, np.arange(self.n_slots)):
             return  # the group shares a node, and nodes move as wholes
         ranks = self.ranks().reshape(-1, tp)
-        gpus = self.members().reshape(-1, tp)
-        torn = (np.ptp(gpus // domain, axis=1) > 0) & (np.ptp(ranks // domain, axis=1) == 0)
-        if not torn.any():
-            return
-        k = int(np.argmax(torn))
-        slots = np.unique(ranks[k] // self.gpus_per_node)
-        raise PrismError(
-            f"{where}: the tp group of ranks {ranks[k, 0]} to {ranks[k, -1]} (slots "
-            f"{slots[0]} to {slots[-1]}) is on nodes {self.slots[slots].tolist()}, which share no "
-            f"NVLink domain of {format_count(domain, 'GPU')}; keep these slots on nodes of one "
-            "domain, "
-            f"{domain // self.gpus_per_node} neighbouring nodes from a multiple of that number"
-        )
+        apart = np.ptp(self.gpus(ranks) // domain, axis=1) > 0
+        torn = ranks[apart & (np.ptp(ranks // domain, axis=1) == 0)]
+        if torn.size:
+            slots = np.unique(torn[0] // n)
+            raise PrismError(
+                f"{where}: the tp group of ranks {torn[0, 0]} to {torn[0, -1]} (slots "
+                f"{slots[0]} to {slots[-1]}) is on nodes {self.slots[slots].tolist()}, which share "
+                f"no NVLink domain of {format_count(domain, 'GPU')}; keep these slots on nodes of "
+                f"one domain, {domain // n} neighbouring nodes from a multiple of that number"
+            )

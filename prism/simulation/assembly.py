@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from prism import engine
-from prism.cluster.groups import shard_size
-from prism.cluster.linkcongestion import n_own_links
+from prism.cluster.groups import Ends, shard_size
 from prism.cluster.machine import build_cluster
 from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
@@ -58,9 +57,12 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
     low = lowering_arrays(lowered, graph.op_types, default.members(), call)
     op_tables, table_std = _residual_tables(lowered, graph, default, call, tables)
     step_table = tables.optional(v.step.distribution, effect="step")
-    vec, n_terms = _vectors(default, graph, lowered, v, tables, bank, step_table, kernels)
+    shared = {*graph.op_type[global_ops(graph)].tolist()}
+    ends = [t.ends(graph.n_stages, c in shared) for c, t in enumerate(graph.op_types)]
+    links, met = _links(graph, lowered, ends)
+    vec, n_terms = _vectors(default, graph, lowered, v, tables, bank, step_table, kernels, met)
     stalls, quiet = stall.lay(v.stall, default, graph, tables)
-    links, added = congestion.lay(v.regime, default, graph.n_stages), jitter.lay(v.jitter, tables)
+    laid, added = congestion.lay(v.regime, default, links), jitter.lay(v.jitter, tables)
     low = low._replace(table_std=table_std, quiet=quiet)
     classes = tuple(dict.fromkeys(c for op in lowered for c, _ in op.shares))
     shares = [[dict(op.shares).get(c, 0.0) for c in classes] for op in lowered]
@@ -70,15 +72,18 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
         vec=vec, n_terms=n_terms, table=op_tables[drawn].astype(np.int32), draw=graph.draw,
         stage=graph.stage, busy=stall.busy_stage(graph),
     )  # fmt: skip
-    wiring = None  # where a job gives durations, there are no messages
+    places = _places(lowered, ends, default)
+    wiring, nominal = None, {}  # where a job gives durations, there are no messages
     if job.model.durations is None:
         wiring = Wiring(build_cluster(job, nominal_library(job, v.library)), default)
+        groups = dict.fromkeys(p.part.group for p in places if p.part.group != "stage")
+        nominal = {group: wiring.is_nominal(group) for group in groups}
     origin = Origin(
         low, np.ones((len(lowerer.roles), default.n_gpus)), lowerer.roles, lowerer.loadings,
-        _places(graph, lowered, default), wiring, behind=[op.behind_s for op in lowered],
+        places, wiring, behind=[op.behind_s for op in lowered], links=links, nominal=nominal,
     )  # fmt: skip
     program = Program(
-        ops, graph_arrays(graph), bank.arrays(graph.n_microbatches), links, ranks, low,
+        ops, graph_arrays(graph), bank.arrays(graph.n_microbatches), laid, ranks, low,
         stalls, tables.stack(), step_table, np.array(shares, np.float32), classes,
         graph.n_draws, 1 + max(t.member for t in graph.op_types) if kernels else 1, origin=origin,
         jitter=added,
@@ -87,26 +92,14 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
 
 
 def _places(
-    graph: StepGraph, lowered: list[LoweredOp], default: Placement
+    lowered: list[LoweredOp], each: list[Ends], default: Placement
 ) -> tuple[PlacedPart, ...]:
     """Whose nodes the fixed parts of every op type wait for."""
-    members, domain = default.members(), default.job.cluster.nvlink_domain_gpus
-    n = graph.n_stages
-    is_global = np.zeros(len(lowered) + 1, bool)  # [op type], and the last of no type, -1
-    is_global[graph.op_type[global_ops(graph)]] = True
-    places = []
-    for c, (op, op_type) in enumerate(zip(lowered, graph.op_types, strict=True)):
+    domains, places = default.members() // default.job.cluster.nvlink_domain_gpus, []
+    for c, (op, ends) in enumerate(zip(lowered, each, strict=True)):
         for part in op.parts:
-            stage = peer = op_type.stage
-            if part.group == "hop":
-                stage, peer = op_type.link, (op_type.link + 1) % n
-                far = members[:, stage] // domain != members[:, peer] // domain
-                part = part if far.any() else part._replace(role="other")
-            elif part.group == "embedding":
-                stage, peer = 0, n - 1
-            elif part.group == "world":
-                stage = peer = -1
-            places.append(PlacedPart(c, part, bool(is_global[c]), stage, peer))
+            near = part.group == "hop" and not ends.leaves(domains).any()
+            places.append(PlacedPart(c, part._replace(role="other") if near else part, ends))
     return tuple(places)
 
 
@@ -136,13 +129,14 @@ def _vectors(
     bank: Bank,
     step_table: int,
     kernels: bool,
+    links: list[list[int]],
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Shared-effect vector of every (op, term), and the number of terms of every op.
 
     The ranks of a shard or ep group have a microbatch each, and all wait for the slowest: the
     longest microbatch, but for one on a faster GPU. Experts take tokens of all ranks alike.
     """
-    relative, n_own = _relative_speeds(placement, v), n_own_links(placement.job)
+    relative = _relative_speeds(placement, v)
     call_table = tables.optional(v.call, effect="call") if kernels else -1
     width = max(len(op.terms) for op in lowered)
     largest = cache(lambda loading: tables.largest(v.microbatch.distribution, loading, relative))
@@ -150,7 +144,7 @@ def _vectors(
 
     @cache
     def vectors(c: int, microbatch: int, op_call: int, alone: bool) -> list[int]:
-        op_type, out = graph.op_types[c], [0] * width
+        out = [0] * width
         for t, term in enumerate(lowered[c].terms):
             mb_table = largest(term.mb_loading)
             called, call = call_table if term.compute else -1, op_call
@@ -160,7 +154,7 @@ def _vectors(
             out[t] = bank.add(
                 step_table, mb_table,
                 microbatch if mb_table >= 0 else 0, called, call if called >= 0 else -1,
-                _link_of(op_type, term, graph.n_stages, n_own) if v.regime.acts else -1, int(alone),
+                links[c][t] if v.regime.acts else -1, int(alone),
             )  # fmt: skip
         return out
 
@@ -201,16 +195,19 @@ def _draw_speeds(
     return np.asarray(x / x.max(axis=1, keepdims=True))
 
 
-def _link_of(op_type: OpType, term: Term, n_stages: int, n_own: int) -> int:
-    """Link of a collective by its number in `linkcongestion`; -1: on NVLink, or none."""
-    c = op_type.collective
-    if term.far:
-        return n_stages + op_type.stage
-    if c is None or is_compute(c.kernel_class) or c.kernel_class.startswith("tp_"):
-        return -1
-    if op_type.link >= 0:
-        return op_type.link
-    if c.group == "shard":
-        return n_stages + op_type.stage
-    named = {"world": n_own + n_stages, "embedding": n_own + n_stages + 1}
-    return named.get(c.group, n_own + op_type.stage)
+def _links(
+    graph: StepGraph, lowered: list[LoweredOp], each: list[Ends]
+) -> tuple[list[Ends], list[list[int]]]:
+    """Return links that congestion slows, and that of each op type's terms, -1 for none."""
+    ops = zip(graph.op_types, lowered, each, strict=True)
+    met = [[x if _may_leave(t, term) else None for term in op.terms] for t, op, x in ops]
+    links = [*dict.fromkeys(x for own in met for x in own if x)]
+    return links, [[links.index(x) if x else -1 for x in own] for own in met]
+
+
+def _may_leave(op_type: OpType, term: Term) -> bool:
+    """Tell whether a term's messages may leave an NVLink domain."""
+    if op_type.collective is None:
+        return term.far
+    kernel_class = op_type.collective.kernel_class
+    return not is_compute(kernel_class) and not kernel_class.startswith("tp_")

@@ -16,7 +16,7 @@ from prism.cluster.linkcongestion import congested_links
 from prism.cluster.nodemap import LEAST, MOST, NodeSlowdown, Placement
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
-from prism.simulation.program import Origin, PlacedPart, Program
+from prism.simulation.program import Origin, Program
 
 Array = NDArray[np.float64]
 FIXED_ROLES = ("network", "other", "memory")  # of a node, that stretch fixed times
@@ -41,7 +41,7 @@ def site_nodes(
     )
     links = program.links
     if links.n_leaves:
-        touched = congested_links(placement, program.graph.n_stages)
+        touched = congested_links(placement, origin.links)
         # as fast as before while nothing is congested, and hit as often as what they now touch is
         links = engine.Links(*touched, links.quiet, links.congested, links.probability)
     return replace(program, low=low, ranks=ranks, typical=typical, links=links)
@@ -149,14 +149,11 @@ def _stretch(
     `fixed` [gpu] has factors by role, where any is not 1.
     """
     low = origin.low._replace(member=placement.members())
-    own, moved = _own_groups(origin), _moved_groups(origin, placement)
-    stretched = own | moved.keys()
-    if not (stretched or fixed):
-        return low, None
-    places = [p for p in origin.places if p.part.group in stretched or p.part.role in fixed]
+    wires = _find_wires(origin, placement)
+    places = [p for p in origin.places if p.part.group in wires or p.part.role in fixed]
     if not places:
         return low, None
-    slow = {role: x[low.member].max(axis=2) for role, x in fixed.items()}
+    slow = {role: x[low.member].max(axis=2, keepdims=True) for role, x in fixed.items()}
     n_replicas = low.member.shape[0]
     mean = np.repeat(low.fixed_mean, n_replicas, axis=0)
     var = np.repeat(low.fixed_var, n_replicas, axis=0)
@@ -164,11 +161,15 @@ def _stretch(
     for place in places:
         part, c = place.part, place.coef
         ratio = np.ones(n_replicas)
-        if origin.wiring is not None and part.group in stretched:
-            ratio = _ratio(origin.wiring, moved.get(part.group), place, part.group in own)
-        if place.shared:  # one op for all replicas
+        if part.group in wires and part.n_bytes:  # the rest is what transfers take of compute
+            stage = place.ends.stages[0] if place.ends.stages else 0
+            wiring = wires[part.group]
+            ratio = wiring.over_nominal(part.group, part.n_bytes, stage, part.op_kind)
+        if place.ends.shared:  # one op for all replicas
             ratio = np.full_like(ratio, ratio.max())
-        whole = ratio * _slowest(slow[part.role], place) if part.role in slow else ratio
+        whole = ratio
+        if part.role in slow:  # the slowest that takes part
+            whole = ratio * place.ends.of(slow[part.role]).max(axis=(1, 2))
         typical[:, c, part.term] += part.mean * (ratio - 1.0)
         mean[:, c, part.term] += part.mean * (whole - 1.0)
         var[:, c] += part.var * (whole**2 - 1.0)
@@ -194,40 +195,17 @@ def _hidden(more: Array, behind: Array) -> Array:
     return hidden
 
 
-def _own_groups(origin: Origin) -> set[str]:
-    """Return the groups whose messages take other times in different places."""
-    if origin.wiring is None:
-        return set()
-    groups = {place.part.group for place in origin.places} - {"stage"}
-    return {group for group in groups if not origin.wiring.is_nominal(group)}
-
-
-def _moved_groups(origin: Origin, placement: Placement) -> dict[str, Wiring]:
-    """Wiring of the groups whose messages take another time than in the default order."""
+def _find_wires(origin: Origin, placement: Placement) -> dict[str, Wiring]:
+    """Wiring of the groups whose messages take another time than the cluster says."""
     default = origin.wiring
-    if default is None or default.is_flat:
+    if default is None:
         return {}
+    found = {group: default for group, nominal in origin.nominal.items() if not nominal}
     slots, gpus = placement.slots, placement.gpus_per_node
     order = np.arange(slots.size)
     bounds = {tier.gpus for tier in default.cluster.tiers}
     bounds = (bounds | {max(gpus, default.cluster.nvlink_gpus)}) - {gpus}
-    if all(np.array_equal(slots * gpus // n, order * gpus // n) for n in bounds):
-        return {}  # every slot in its units and NVLink domain
-    wiring = Wiring(default.cluster, placement)
-    groups = {place.part.group for place in origin.places} - {"stage"}
-    return {group: wiring for group in groups if not wiring.is_as(default, group)}
-
-
-def _ratio(default: Wiring, moved: Wiring | None, place: PlacedPart, own: bool) -> Array:
-    """How many times longer a message takes than its nominal time [replica]."""
-    if not place.part.n_bytes or (moved is None and not own):  # what transfers take of compute
-        return np.ones(len(default.members))
-    message = place.part.group, place.part.n_bytes, max(place.stage, 0), place.part.op_kind
-    return (moved or default).over_nominal(*message)
-
-
-def _slowest(slow: Array, place: PlacedPart) -> Array:
-    """Largest of slow [replica, stage] over the groups that a part waits for [replica]."""
-    stages = slice(None) if place.stage < 0 else [place.stage, place.peer]
-    own = slow[:, stages].max(axis=1)
-    return np.full_like(own, own.max()) if place.shared else own
+    if default.is_flat or all(np.array_equal(slots * gpus // n, order * gpus // n) for n in bounds):
+        return found  # every slot in its units and NVLink domain
+    moved = Wiring(default.cluster, placement)
+    return found | {group: moved for group in origin.nominal if not moved.is_as(default, group)}

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
+from prism.cluster.groups import Ends
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.distributions.distribution import POSITIVE, Distribution, constant, quantile_table
@@ -37,9 +38,7 @@ class PlacedPart(NamedTuple):
 
     coef: int
     part: FixedPart
-    shared: bool  # the groups of all replicas, else of its own
-    stage: int  # -1: all stages
-    peer: int  # a second stage, or the same
+    ends: Ends
 
 
 class Origin(NamedTuple):
@@ -54,6 +53,8 @@ class Origin(NamedTuple):
     held: NDArray[np.float64] | None = None  # [2, loading, gpu] measured factor, and the share of
     # it that follows no effect; None unless a trace was measured
     behind: Sequence[float] = ()  # [coef] what a late host hides of longer messages [s]
+    links: Sequence[Ends] = ()  # that may be congested, by their number in the bank
+    nominal: Mapping[str, bool] = {}  # [group] whether its messages take what the cluster says
 
 
 @dataclass(frozen=True)

@@ -232,10 +232,11 @@ def _transfers(
         Collective("transfer", "transfer", "p2p", duration, n_bytes, distribution, "hop"),
         {},
     )
-    for link in cluster.far_links():
+    for link, tier in cluster.far_links.items():
         whole, way = (cluster.transfer_time(n, link) for n in (n_bytes, 0.0))
-        cv = cluster.link_spread(link)
-        own = replace(sent, distribution=distribution if cv is None else f"{LOGNORMAL}{cv!r}")
+        own = replace(
+            sent, distribution=distribution if tier.cv is None else f"{LOGNORMAL}{tier.cv!r}"
+        )
         far[link] = replace(own, duration=whole - way), replace(own, duration=way, bytes=0.0)
     return (sent if layout.pp > 1 else None), far
 

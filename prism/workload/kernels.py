@@ -100,5 +100,4 @@ def collective_distribution(cluster: Cluster, n_bytes: float, group: Group) -> s
     if cv is not None:
         return f"{LOGNORMAL}{cv!r}"
     size = next(name for limit, name in MESSAGE_BYTES if n_bytes < limit)
-    tier = "nvlink" if cluster.tier(group) == "nvlink" else "network"
-    return f"residual/{tier}_{size}"
+    return f"residual/{cluster.tier(group)}_{size}"

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prism.cluster.groups import Ends, ends_of
 from prism.engine import DRAW, EXPORT, JOIN
 from prism.workload.build import Collective, Kernel
 
@@ -28,6 +29,11 @@ class OpType(NamedTuple):
     collective: Collective | None = None
     member: int = -1  # rank within the tp x cp group, -1: the whole group
     link: int = -1  # of a transfer: from this stage to the next one, or back
+
+    def ends(self, n_stages: int, shared: bool = False) -> Ends:
+        """Stages that its messages join, of all replicas together or of each."""
+        group = self.collective.group if self.collective else ""
+        return ends_of(group, self.stage, self.link, n_stages, shared)
 
 
 class Node(NamedTuple):

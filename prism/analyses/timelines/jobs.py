@@ -154,7 +154,6 @@ def _describe(step: Prepared, i: int) -> PlayedOp:
     graph, n = step.graph, step.graph.n_stages
     op_type = graph.op_types[int(graph.op_type[i])]
     collective, kernels = op_type.collective, op_type.kernels
-    stages: tuple[int, ...] = (op_type.stage,)
     shown: tuple[int, ...] = ()
     if collective is None:
         alone = len(kernels) == 1
@@ -162,16 +161,11 @@ def _describe(step: Prepared, i: int) -> PlayedOp:
         stream = Stream.COMMUNICATION if alone and kernels[0].group else Stream.COMPUTE
     elif op_type.op_kind == "transfer":
         name, stream = "", Stream.TRANSFER
-        shown = () if step.job.parallelism.p2p == "blocking" else stages
+        shown = () if step.job.parallelism.p2p == "blocking" else (op_type.stage,)
     else:
         name, computes = collective.name, is_compute(collective.kernel_class)
         stream = Stream.COMPUTE if computes else Stream.COMMUNICATION
-    if op_type.link >= 0:
-        stages = (op_type.link, (op_type.link + 1) % n)
-    elif collective and collective.group == "world":
-        stages = tuple(range(n))
-    elif collective and collective.group == "embedding" and n > 1:
-        stages = (0, n - 1)
+    stages = op_type.ends(n).stages or tuple(range(n))
     return PlayedOp(
         op_type.op_kind, stream, name, stages, (), member=op_type.member,
         microbatch=int(graph.microbatch[i]), chunk=int(graph.chunk[i]), shown=shown,

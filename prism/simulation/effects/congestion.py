@@ -1,5 +1,6 @@
 """Congestion of leaf switches, on or off: a transfer is hit while any leaf it touches is."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
+from prism.cluster.groups import Ends
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.nodemap import Placement
 from prism.common.errors import PrismError
@@ -43,13 +45,13 @@ def resolve(pick: Pick) -> LeafCongestion:
     )  # fmt: skip
 
 
-def lay(congestion: LeafCongestion, placement: Placement, n_stages: int) -> engine.Links:
+def lay(congestion: LeafCongestion, placement: Placement, links: Sequence[Ends]) -> engine.Links:
     """Lay links of the default order: nominal times are means over their congestion."""
     if not congestion.acts:
         return engine.NO_LINKS
-    touched = congested_links(placement, n_stages)
+    touched = congested_links(placement, links)
     quiet, congested = congestion.levels(touched.n_touched)
-    if quiet.min() <= 0.0:
+    if quiet.min(initial=1.0) <= 0.0:
         job = placement.job
         raise PrismError(
             f"{job.source or job.name}: cluster.scale.network.cv: {congestion.spread:g} leaves a "
