@@ -52,7 +52,7 @@ def ring_time(
 
 def make_cluster(tp: int = 8, cp: int = 1, dp: int = 4, pp: int = 4, vpp: int = 1) -> Cluster:
     stage, replica = tp * cp * dp, tp * cp  # Megatron's order
-    layout = Layout(tp, cp, dp, pp, stage, replica)
+    layout = Layout((tp, cp), dp, pp, stage, replica)
     return Cluster(DEVICES["h100"], NVLINK, NETWORK, 8, layout, loops=vpp > 1)
 
 
@@ -70,16 +70,16 @@ def library() -> Library:
 @pytest.mark.parametrize(
     ("layout", "kind", "n_gpus", "domains"),
     [
-        (Layout(8, 1, 4, 1, 32, 8), "tp", 8, 1),  # fills a node
-        (Layout(16, 1, 2, 1, 32, 16), "tp", 8, 2),
-        (Layout(8, 1, 16, 1, 128, 8), "dp_cp", 8, 16),
-        (Layout(2, 3, 4, 1, 24, 6), "cp", 8, 2),  # ranks 6 | 8 10 across a border
-        (Layout(2, 3, 1, 1, 6, 6), "cp", 8, 1),  # ... that a job of 6 GPUs does not reach
-        (Layout(1, 1, 4, 4, 1, 4), "embedding", 8, 1),  # four pipelines of 4: 0 3, 4 7, 8 11...
-        (Layout(1, 1, 4, 3, 1, 3), "embedding", 8, 2),  # ... and of 3: 6 | 8
-        (Layout(10, 1, 1, 1, 10, 10), "tp", 72, 1),
-        (Layout(64, 1, 39, 1, 2496, 64), "dp_cp", 72, 35),  # the last at 2,495 / 72 = 34.7
-        (Layout(64, 1, 39, 1, 2496, 64), "dp_cp", 64, 39),
+        (Layout((8, 1), 4, 1, 32, 8), "tp", 8, 1),  # fills a node
+        (Layout((16, 1), 2, 1, 32, 16), "tp", 8, 2),
+        (Layout((8, 1), 16, 1, 128, 8), "dp_cp", 8, 16),
+        (Layout((2, 3), 4, 1, 24, 6), "cp", 8, 2),  # ranks 6 | 8 10 across a border
+        (Layout((2, 3), 1, 1, 6, 6), "cp", 8, 1),  # ... that a job of 6 GPUs does not reach
+        (Layout((1, 1), 4, 4, 1, 4), "embedding", 8, 1),  # four pipelines of 4: 0 3, 4 7, 8 11...
+        (Layout((1, 1), 4, 3, 1, 3), "embedding", 8, 2),  # ... and of 3: 6 | 8
+        (Layout((10, 1), 1, 1, 10, 10), "tp", 72, 1),
+        (Layout((64, 1), 39, 1, 2496, 64), "dp_cp", 72, 35),  # the last at 2,495 / 72 = 34.7
+        (Layout((64, 1), 39, 1, 2496, 64), "dp_cp", 64, 39),
     ],
 )
 def test_domains_that_a_group_touches(layout: Layout, kind: str, n_gpus: int, domains: int) -> None:
@@ -101,7 +101,7 @@ def test_domains_against_all_groups_of_each_kind(
     tp, cp, shard, shards, pp = sizes
     dp = shard * shards
     stage, replica = (tp * cp, tp * cp * pp) if together else (tp * cp * dp, tp * cp)
-    cluster = replace(make_cluster(), layout=Layout(tp, cp, dp, pp, stage, replica, shard))
+    cluster = replace(make_cluster(), layout=Layout((tp, cp), dp, pp, stage, replica, shard))
     axes = np.ix_(*map(range, (pp, shards, shard, cp, tp)))
     ranks = sum(
         axis * step

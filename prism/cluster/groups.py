@@ -1,10 +1,11 @@
 """Who communicates with whom: one table of ranks for every kind of group.
 
-``tp`` and ``cp`` share an op; ``dp_cp`` shares a stage's parameters, with hsdp ``shard`` does, and
-``replicas`` joins those of all shard groups that hold the same part. ``embedding`` is the first and
-the last stage of a pipeline. For experts the ranks of a stage are grouped anew, as Megatron-Core's
-parallel_state does: ``expert_tp`` neighbours share each expert, ``ep`` joins those that hold the
-experts between them, ``expert_dp`` those that hold the same ones.
+A dimension of a stage (``tp``, ``cp``) shares ops; ``dp_cp``, over replicas and tokens, shares a
+stage's parameters, with hsdp ``shard`` does, and ``replicas`` joins those of all shard groups that
+hold the same part. ``embedding`` is the first and the last stage of a pipeline. For experts the
+ranks of a stage are grouped anew, as Megatron-Core's parallel_state does: ``expert_tp`` neighbours
+share each expert, ``ep`` joins those that hold the experts between them, ``expert_dp`` those that
+hold the same ones.
 """
 
 from __future__ import annotations
@@ -16,17 +17,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.jobs.dimensions import STAGE, TOKENS
+
 if TYPE_CHECKING:
     from prism.jobs.job import Job
 
 Int = NDArray[np.int64]
-# Axes of `Layout.ranks` (replica, stage, shard, cp, tp) that tell groups apart; the others are
-# members, in rank order.
-GROUPS_BY = {
-    "tp": (0, 1, 2, 3), "cp": (0, 1, 2, 4), "dp_cp": (1, 4), "shard": (0, 1, 4),
-    "replicas": (1, 2, 3, 4), "embedding": (0, 2, 3, 4), "world": (),
-    "hop": (0, 1, 2, 3, 4),  # of a transfer, its sender
+# Axes of `Layout.ranks`, and along which of them the members of a group are, in rank order.
+AXES = ("replica", "stage", "shard", *STAGE[::-1])
+_MEMBERS = {
+    **{name: (name,) for name in STAGE}, "dp_cp": ("replica", "shard", *TOKENS),
+    "shard": ("shard", *TOKENS), "replicas": ("replica",), "embedding": ("stage",), "world": AXES,
+    "hop": (),  # of a transfer, its sender
 }  # fmt: skip
+# Axes that tell groups apart.
+GROUPS_BY = {
+    kind: tuple(i for i, axis in enumerate(AXES) if axis not in along)
+    for kind, along in _MEMBERS.items()
+}
 # The same of `Layout.expert_ranks` (replica, stage, ep group, ep rank, rank of an expert).
 EXPERT_GROUPS_BY = {"ep": (0, 1, 2, 4), "expert_dp": (1, 3, 4)}
 
@@ -34,8 +42,7 @@ EXPERT_GROUPS_BY = {"ep": (0, 1, 2, 4), "expert_dp": (1, 3, 4)}
 class Layout(NamedTuple):
     """Sizes of a job's groups, and ranks from a stage and from a data-parallel rank to the next."""
 
-    tp: int
-    cp: int
+    sizes: tuple[int, ...]  # of the dimensions of a stage, tp first
     dp: int
     pp: int
     stage_stride: int
@@ -45,22 +52,31 @@ class Layout(NamedTuple):
     expert_tp: int = 1  # 1, or tp
 
     @property
+    def tp(self) -> int:
+        """Tensor-parallel size."""
+        return self.sizes[0]
+
+    @property
     def stage_gpus(self) -> int:
         """GPUs of one stage of a replica."""
-        return self.tp * self.cp
+        return math.prod(self.sizes)
 
     def ranks(self, shard: int) -> Int:
-        """Rank of every member [replica, stage, shard, cp, tp], of this many to a shard group."""
+        """Rank of every member, int64 by `AXES`, of this many to a shard group."""
         return _ranks(self, shard)
 
     def expert_ranks(self, ranks: Int) -> Int:
         """Group `ranks` for experts: [replica, stage, ep group, ep rank, rank of an expert]."""
-        each = ranks.shape[4] if self.expert_tp == self.tp else 1
+        each = ranks.shape[-1] if self.expert_tp == self.tp else 1
         return ranks.reshape(*ranks.shape[:2], -1, self.ep, each)
 
     def joins_tp(self, kind: str) -> bool:
         """Tell whether groups of a kind may have several ranks of a tp group."""
-        return self.expert_tp < self.tp if kind in EXPERT_GROUPS_BY else 4 not in GROUPS_BY[kind]
+        return (
+            self.expert_tp < self.tp
+            if kind in EXPERT_GROUPS_BY
+            else AXES.index("tp") not in GROUPS_BY[kind]
+        )
 
     def apart(self, kind: str) -> tuple[int, int]:
         """Replicas and stages that have groups of their own."""
@@ -128,9 +144,11 @@ def find_visits(layout: Layout, kind: str, every: int, node: int, nvlink: int) -
 
 @lru_cache(maxsize=2)
 def _ranks(layout: Layout, shard: int) -> Int:
-    axes = np.ix_(*map(range, (layout.dp // shard, layout.pp, shard, layout.cp, layout.tp)))
-    steps = shard * layout.replica_stride, layout.stage_stride, layout.replica_stride, layout.tp, 1
+    shape = layout.dp // shard, layout.pp, shard
+    axes = np.ix_(*map(range, (*shape, layout.stage_gpus)))
+    steps = shard * layout.replica_stride, layout.stage_stride, layout.replica_stride, 1
     found = np.asarray(sum(axis * step for axis, step in zip(axes, steps, strict=True)))
+    found = found.reshape(*shape, *layout.sizes[::-1])
     found.flags.writeable = False
     return found
 
@@ -171,8 +189,8 @@ def count_units(units: Int) -> Int:
 def layout_of(job: Job) -> Layout:
     """Return the layout of a job."""
     p = job.parallelism
-    strides = _rank_strides(job)
-    return Layout(p.tp, p.cp, p.dp, p.pp, *strides, shard_size(job), p.ep, p.expert_shards)
+    sizes, strides = tuple(getattr(p, name) for name in STAGE), _rank_strides(job)
+    return Layout(sizes, p.dp, p.pp, *strides, shard_size(job), p.ep, p.expert_shards)
 
 
 def _rank_strides(job: Job) -> tuple[int, int]:

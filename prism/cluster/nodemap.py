@@ -169,7 +169,7 @@ class Placement:
     def ranks(self) -> NDArray[np.int64]:
         """Rank of every member, int64 [replica, stage, member].
 
-        Members are tp x cp ranks; with hsdp or ep those of all data-parallel ranks of its group.
+        Members are those of a stage; with hsdp or ep those of all data-parallel ranks of its group.
         """
         layout = layout_of(self.job)
         ranks = layout.ranks(layout.shard)

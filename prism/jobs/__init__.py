@@ -3,7 +3,7 @@
 # what rooms above may import, by module
 FACE = {
     "devices": "DEVICES Device HOP_S LIBRARIES device_key find_device",
-    "dimensions": "COMMUNICATING DIMENSIONS GPUS REPLICA STAGE",
+    "dimensions": "COMMUNICATING DIMENSIONS GPUS REPLICA STAGE TOKENS",
     "frameworks": "FRAMEWORKS FUSED_LOSS_BYTES Framework HELPER_PASSES family",
     "hostfiles": "COLUMNS as_ranges host_order launcher_files placement_csv slot_rows",
     "hostlists": "is_number looks_like_list read_hosts_text",

@@ -160,7 +160,7 @@ class Job(BaseModel):
 
     @property
     def world_size(self) -> int:
-        """GPUs of the job, tp * cp * pp * dp."""
+        """GPUs of the job, the product of its dimensions."""
         return self.parallelism.gpus(GPUS)
 
     @property

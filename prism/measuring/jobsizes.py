@@ -35,7 +35,7 @@ def job_shapes(named: str, kind: str) -> tuple[str, ...]:
         return _first(named, kind, ((op.rows, op.depth) for op in ops if isinstance(op, Product)))
     if kind == "attention":
         found = [op for op in ops if isinstance(op, Attention)]
-        sizes = ((op.sequences, op.heads, op.seq / op.cp, op.head_size) for op in found)
+        sizes = ((op.sequences, op.heads, op.rows / op.sequences, op.head_size) for op in found)
         return _first(named, kind, sizes)
     shapes: dict[str, None] = {}
     for m, n, k in _products(job):

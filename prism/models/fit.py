@@ -18,6 +18,7 @@ import numpy as np
 import prism
 from prism.common.errors import PrismError
 from prism.common.text import format_count, percent_change
+from prism.jobs.dimensions import STAGE
 from prism.jobs.job import Job, load_job
 from prism.models.calibration.fit import calibrate
 from prism.models.changes.find import changes_of_trace, choose_steps, without_steps
@@ -50,8 +51,8 @@ FEW_STEPS, FEW_REPLICAS = 20, 4  # below, a fit says that it has few data
 # What a trace of one job's pipeline cannot tell, and what is done about it.
 NOT_IDENTIFIABLE = (
     "call: a forward or backward is one duration here; what its kernels share is in the residual",
-    "tp and cp ranks: one worker per dp_rank and stage is in the trace and shows its group's "
-    "slowest; the job's other GPUs are not counted, and no distribution per GPU is derived",
+    f"{' and '.join(STAGE)} ranks: one worker per dp_rank and stage is in the trace and shows its "
+    "group's slowest; the job's other GPUs are not counted, and no distribution per GPU is derived",
     "node share of the rank effect: which workers share a node is not in the trace; taken as 0",
     "congestion and stalls per hour: steps with gaps between them show no rates; taken as none",
 )

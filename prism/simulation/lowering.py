@@ -1,14 +1,14 @@
 """Lowering: from kernels on every GPU of a group to one op with the right distribution.
 
-An op is segments of kernels between two tp or cp collectives. Conditional on the persistent
+An op is segments of kernels between two collectives of a stage. Conditional on the persistent
 effects x of the group's GPUs, each segment takes the maximum over the group; the engine integrates
 its mean and variance per cluster draw, and this module prepares what it integrates. Beyond them an
 op is distributed as the sum of its segments' maxima and collectives at x = 1 is (`residual_of`).
-Approximated: with cp > 1 every segment is maximised over the whole tp x cp group, and with hsdp
-over the whole shard group, so that its ranks wait for each other at every op where a prefetched
-gather would let them drift by a unit. With experts a segment is maximised over the ep group and
-the tp x cp groups that it touches, also at the end of an op, and every rank's experts take as long
-as the busiest's.
+Approximated: where several dimensions divide a stage every segment is maximised over all of it, and
+with hsdp over the whole shard group, so that its ranks wait for each other at every op where a
+prefetched gather would let them drift by a unit. With experts a segment is maximised over the ep
+group and the stages of replicas that it touches, also at the end of an op, and every rank's experts
+take as long as the busiest's.
 """
 
 import math

@@ -25,7 +25,7 @@ class FixedPart(NamedTuple):
     """Fixed time of an op that is as slow as the slowest node of those that take part."""
 
     role: str  # what of a node it follows: network, other (NVLink) or memory
-    group: str  # who takes part: tp, cp, dp_cp, embedding, world, hop, or stage
+    group: str  # who takes part: of `prism.cluster.groups`, hop, or stage
     n_bytes: float
     term: int
     mean: float  # seconds

@@ -87,7 +87,7 @@ class Costs:
         return (Kernel(name, "memory", duration, 0.0, n_bytes, "residual/memory", launches=1.0),)
 
     def attention(self, op: Attention, backward: bool = False) -> tuple[Kernel, ...]:
-        """Fused attention; over cp each GPU has a part of the queries, as of the heads.
+        """Fused attention; of shards of tokens each has a part of the queries, as of the heads.
 
         Queries of other keys take what as many queries of whole sequences of the keys do.
         """
@@ -95,7 +95,7 @@ class Costs:
         cost = kernel_cost(
             self.library, "attention", backend=self.backend, backward=backward, window=op.window,
             mask="causal" if op.causal else "full", batch=op.sequences * op.seq / keys,
-            heads=op.heads / op.cp, kv_heads=op.kv_heads / op.cp, seq=keys,
+            heads=op.heads / op.shards, kv_heads=op.kv_heads / op.shards, seq=keys,
             head_dim=op.head_size, v_head_dim=op.v_head_size,
         )  # fmt: skip
         launches = self._launches("attention", backward)

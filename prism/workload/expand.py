@@ -18,6 +18,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from prism.cluster.machine import Cluster
+from prism.jobs.dimensions import TOKENS
 from prism.jobs.frameworks import FRAMEWORKS, FUSED_LOSS_BYTES, Framework
 from prism.workload.host import BLOCKS, blocks
 from prism.workload.kernels import Kernel, collective_distribution, exposed
@@ -291,10 +292,15 @@ class Expander:
         return (*gathered, *self.costs.attention(op, backward=backward), *scattered)
 
     def _keys(self, op: Attention, name: str, op_kind: str) -> Kernels:
-        """Communicate keys and values [bfloat16] of the cp group."""
-        n_bytes = 2.0 * op.key_rows * op.cp * op.keys
-        # one kernel class for gathering keys and scattering their gradients
-        return self._collective(name, "cp_all_gather", op_kind, n_bytes, "cp")
+        """Communicate keys and values [bfloat16] of a sequence, dimension by dimension."""
+        rows = op.key_rows
+        out: Kernels = ()
+        for group in TOKENS:
+            rows *= self.cluster.group(group).n_ranks
+            n_bytes = 2.0 * rows * op.keys
+            # one kernel class for gathering keys and scattering their gradients
+            out += self._collective(name, f"{group}_all_gather", op_kind, n_bytes, group)
+        return out
 
     def _scan(self, op: Scan, backward: bool) -> Kernels:
         return (self.costs.scan(op, backward=backward),)

@@ -32,7 +32,7 @@ def is_compute(kernel_class: str) -> bool:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of one GPU, or one collective of its tp, cp or ep group."""
+    """One kernel of one GPU, or one collective of a group of its stage."""
 
     name: str
     kernel_class: str

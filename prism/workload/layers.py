@@ -1,10 +1,10 @@
 """Tables of ops: what each kind of layer, and each end of a model, consists of.
 
-Tensor parallelism as in Megatron, causal attention balanced over cp, a token's routed experts held
-by an ep group between them: sent there by an all-to-all, computed as one grouped product, sent back
-by another. A new kind of layer is one more table. Left out: dropout, biases, norms of queries and
-keys, attention sinks, padding up to a capacity, the loss that balances experts, shared experts
-beside the all-to-alls, and context parallelism of Mamba-2.
+Tensor parallelism as in Megatron, causal attention balanced over a sequence's GPUs, a token's
+routed experts held by an ep group between them: sent there by an all-to-all, computed as one
+grouped product, sent back by another. A new kind of layer is one more table. Left out: dropout,
+biases, norms of queries and keys, attention sinks, padding up to a capacity, the loss that balances
+experts, shared experts beside the all-to-alls, and sequences of Mamba-2 over several GPUs.
 
 References
 ----------
@@ -94,9 +94,9 @@ def expert_width(model: ModelBlock) -> int:
 
 
 class Sizes(NamedTuple):
-    """Widths of one GPU's share: heads and feed-forward over tp, tokens over cp."""
+    """Widths of one GPU's share: heads and feed-forward over tp, tokens over their shards."""
 
-    tokens: float  # of one microbatch in this GPU's cp part
+    tokens: float  # of one microbatch on this GPU
     resident: float  # whose norms and residuals it computes: over tp with sequence parallelism
     hidden: float
     heads: float
@@ -109,7 +109,7 @@ class Sizes(NamedTuple):
 
 def share_sizes(model: ModelBlock, share: Share) -> Sizes:
     """Size one GPU's share."""
-    tokens = share.sequences * model.seq_len / share.cp
+    tokens = share.sequences * model.seq_len / share.token_shards
     head = float(model.head_size or model.hidden_size / model.n_heads)
     return Sizes(
         tokens=tokens,
@@ -163,8 +163,8 @@ def loss_ops(model: ModelBlock, share: Share) -> Half:
 def _attention(model: ModelBlock, share: Share, s: Sizes, window: float = 0.0) -> Half:
     """Grouped-query attention, or latent attention [1]_."""
     attention = Attention(
-        "attention", s.tokens, share.sequences, float(model.seq_len), float(share.cp), s.heads,
-        s.kv_heads, s.head, s.v_head, window,
+        "attention", s.tokens, share.sequences, float(model.seq_len), float(share.token_shards),
+        s.heads, s.kv_heads, s.head, s.v_head, window,
     )  # fmt: skip
     gated = model.attention_gate
     gate = Pointwise("attention_gate", s.tokens, "swiglu", attention.out, saves=2.0)

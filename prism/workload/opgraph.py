@@ -27,7 +27,7 @@ class OpType(NamedTuple):
     stage: int
     kernels: tuple[Kernel, ...] = ()
     collective: Collective | None = None
-    member: int = -1  # rank within the tp x cp group, -1: the whole group
+    member: int = -1  # rank within the stage of a replica, -1: all of them
     link: int = -1  # of a transfer: from this stage to the next one, or back
 
     def ends(self, n_stages: int, shared: bool = False) -> Ends:

@@ -27,7 +27,7 @@ class Share(NamedTuple):
 
     sequences: float = 1.0
     tp: int = 1
-    cp: int = 1
+    token_shards: int = 1
     ep: int = 1
     expert_tp: int = 1
     sequence_parallel: bool = False
@@ -36,8 +36,8 @@ class Share(NamedTuple):
 def share_of(layout: ParallelismBlock) -> Share:
     """One GPU's share of a microbatch."""
     return Share(
-        float(layout.microbatch_size), layout.tp, layout.cp, layout.ep, layout.expert_shards,
-        layout.sequence_parallel,
+        float(layout.microbatch_size), layout.tp, layout.token_shards, layout.ep,
+        layout.expert_shards, layout.sequence_parallel,
     )  # fmt: skip
 
 
@@ -138,11 +138,11 @@ class Product(Op):
 
 @dataclass(frozen=True)
 class Attention(Op):
-    """Fused attention of this GPU's queries with all keys, and cp's exchange of keys."""
+    """Fused attention of this GPU's queries with all keys, and their exchange."""
 
     sequences: float
     seq: float  # tokens of a whole sequence
-    cp: float
+    shards: float  # GPUs that divide its tokens
     heads: float
     kv_heads: float
     head_size: float
@@ -168,8 +168,8 @@ class Attention(Op):
         width = self.heads * (self.head_size + self.v_head_size)
         if not self.causal:
             pairs = self.seq * (self.keys_seq or self.seq)
-            return self.sequences * 2.0 * pairs * width / self.cp
-        return self.sequences * (2.0 * self.seq * seen - seen**2) * width / self.cp
+            return self.sequences * 2.0 * pairs * width / self.shards
+        return self.sequences * (2.0 * self.seq * seen - seen**2) * width / self.shards
 
     @property
     def model_flop(self) -> float:

@@ -85,7 +85,7 @@ class Sharing:
     def reduces(self, n: float) -> tuple[Collective, ...]:
         """Gradients: all-reduce in ddp, else reduce-scatter; hsdp: then parts over shard groups."""
         mode, size = self.layout.data_parallel, DTYPE_BYTES[self.layout.gradient_dtype]
-        # cp ranks of a lone replica still reduce, as in ddp
+        # ranks for tokens of a lone replica still reduce, as in ddp
         whole = mode in ("ddp", "none") or (mode == "zero1" and self.framework.reduces_whole)
         op_kind = "all_reduce" if whole else "reduce_scatter"
         most = math.inf if self.is_full else self.bucket_bytes

@@ -47,7 +47,7 @@ class Workload:
 
     chunks: tuple[tuple[ChunkWork, ...], ...]
     gathers: PerChunk  # parameters before they are used, one after the other
-    reduces: PerChunk  # gradients over dp and cp; hsdp: in a shard group, then over those
+    reduces: PerChunk  # gradients over dp_cp; hsdp: in a shard group, then over those
     hides_gradients: bool = True  # reduced beside backward, else after it
     transfer: Collective | None = None  # activation or gradient to a neighbouring stage
     # on links that leave a site, by the stage that sends forward: the time that a transfer holds

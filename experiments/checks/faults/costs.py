@@ -8,8 +8,8 @@ FAULTS = [
     ),
     (
         "attention counts the whole square of a sequence, not the half under the causal mask",
-        "return self.sequences * (2.0 * self.seq * seen - seen**2) * width / self.cp",
-        "return self.sequences * 2.0 * self.seq * seen * width / self.cp",
+        "return self.sequences * (2.0 * self.seq * seen - seen**2) * width / self.shards",
+        "return self.sequences * 2.0 * self.seq * seen * width / self.shards",
     ),
     (
         "attention's backward takes twice the forward's flop, without its recomputed product",

@@ -49,7 +49,7 @@ def _find_device(d: Draft, key: str, device: str | None) -> None:
 
 
 def read_sizes(d: Draft, gpus: int | None) -> int:
-    """Find tp, cp, pp and dp, and the nodes; gives the GPUs."""
+    """Find the sizes of the dimensions, and the nodes; gives the GPUs."""
     for key in (*REPLICA, "ep"):
         found = d.of_key(f"parallelism.{key}")
         zero = found is not None and found.value == 0

@@ -4,7 +4,7 @@ What holds between keys is `prism.jobs.jobspec.check`. Units are in the names; d
 on another key are filled in before validation and described in words.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -354,9 +354,13 @@ class ParallelismBlock(Block):
         """Whether the last stage sends to the first."""
         return self.vpp > 1 and TRAITS[self.schedule].shape == "looped"
 
-    def gpus(self, dimensions: Iterable[str]) -> int:
+    def gpus(self, dimensions: Sequence[str]) -> int:
         """Multiply the sizes of dimensions."""
         return prod(getattr(self, name) for name in dimensions)
+
+    def product(self, dimensions: Sequence[str]) -> str:
+        """Write what `gpus` multiplies, of sizes above 1, as ``cp * tp``."""
+        return " * ".join(name for name in dimensions[::-1] if getattr(self, name) > 1)
 
     @property
     def token_shards(self) -> int:
@@ -388,6 +392,12 @@ class ParallelismBlock(Block):
     def expert_ranks(self) -> int:
         """Ranks of a stage among which experts are divided."""
         return self.dp * self.stage_gpus // self.expert_shards
+
+    @property
+    def expert_product(self) -> str:
+        """Write what `expert_ranks` multiplies."""
+        split = STAGE if self.expert_shards < self.tp else [d for d in STAGE if d != "tp"]
+        return self.product((*split, "dp")) or "dp"
 
     @property
     def ends_meet(self) -> bool:

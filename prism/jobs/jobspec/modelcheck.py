@@ -75,7 +75,7 @@ def _check_durations(b: Blocks, d: Durations) -> Iterator[Problem]:
 
 
 def _check_shards(b: Blocks) -> Iterator[Problem]:
-    """Check that tensor and context parallelism divide what they shard."""
+    """Check that the dimensions of a stage divide what they shard."""
     m, p = b.model, b.parallelism
     wrong = [name for name in ("n_heads", "ffn_size") if getattr(m, name) % p.tp]
     if m.n_kv_heads % p.tp and p.tp % m.n_kv_heads:
@@ -85,11 +85,12 @@ def _check_shards(b: Blocks) -> Iterator[Problem]:
         text = f"{p.tp} does not divide {sizes}; take a tp that does"
         yield text, "parallelism.tp", *(f"model.{name}" for name in wrong), "model.name"
         return
-    shards = lcm(_slices(p.cp), p.cp * p.tp if p.sequence_parallel else p.cp)
+    shards = lcm(_slices(p.token_shards), p.stage_gpus if p.sequence_parallel else p.token_shards)
     if m.seq_len % shards:
-        text = f"{m.seq_len} does not split over tp = {p.tp} and cp = {p.cp}; "
+        sizes = " and ".join(f"{name} = {getattr(p, name)}" for name in STAGE)
+        text = f"{m.seq_len} does not split over {sizes}; "
         text += f"take a multiple of {shards}, for example {ceil(m.seq_len / shards) * shards}"
-        yield text, "model.seq_len", "parallelism.cp", "parallelism.tp", "model.name"
+        yield text, "model.seq_len", *(f"parallelism.{d}" for d in STAGE[::-1]), "model.name"
 
 
 def splits_over(m: ModelBlock, name: str, size: int) -> bool:
@@ -99,9 +100,9 @@ def splits_over(m: ModelBlock, name: str, size: int) -> bool:
     return m.seq_len % _slices(size) == 0
 
 
-def _slices(cp: int) -> int:
-    """Each context-parallel rank holds two slices, one from either end, to balance causal work."""
-    return 2 * cp if cp > 1 else 1
+def _slices(shards: int) -> int:
+    """Each shard of a sequence is two slices, one from either end, to balance causal work."""
+    return 2 * shards if shards > 1 else 1
 
 
 def check_split(b: Blocks) -> Iterator[Problem]:
@@ -154,9 +155,7 @@ def check_experts(b: Blocks) -> Iterator[Problem]:
         text = f"{p.expert_shards}, expected 1 or tp = {p.tp}; leave it out for the latter"
         yield text, "parallelism.expert_tp", "parallelism.tp"
     elif p.expert_ranks % p.ep:
-        split = [name for name in STAGE[::-1] if getattr(p, name) > 1]
-        sizes = " * ".join(["dp", *(s for s in split if s != "tp" or p.tp > p.expert_shards)])
-        text, *where = undivided(p.ep, sizes, p.expert_ranks, key, *_EXPERT_RANKS)
+        text, *where = undivided(p.ep, p.expert_product, p.expert_ranks, key, *_EXPERT_RANKS)
         if p.expert_ranks * p.expert_shards % p.ep == 0:
             text += ", or set expert_tp: 1, for whole experts on tp ranks"
         yield text, *where

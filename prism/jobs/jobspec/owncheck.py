@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prism.common.text import format_count
+from prism.jobs.dimensions import STAGE, TOKENS
 from prism.jobs.jobspec.ownlayers import MOST_LAYERS, OPS, OpBlock, SizedOp, known_names
-from prism.jobs.jobspec.problem import Problem, unmodelled
+from prism.jobs.jobspec.problem import Problem, undivided, unmodelled
 from prism.jobs.jobspec.yaml import near
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def check_layers(b: Blocks) -> Iterator[Problem]:
     for i, layer in enumerate(sized):
         if layer.at != "last" and any(op.block.op == "loss" for op in layer.ops):
             yield "a loss is at the end; give its layer at: last", f"model.layers.{i}.at"
-    keys = ("parallelism.tp", "parallelism.cp", "parallelism.ep", "parallelism.microbatch_size")
+    keys = [f"parallelism.{name}" for name in (*STAGE, "ep", "microbatch_size")]
     for i, layer in enumerate(sized):
         for j, op in enumerate(layer.ops):
             where = f"model.layers.{i}.ops.{j}"
@@ -93,7 +94,7 @@ def _cuts(op: SizedOp, p: ParallelismBlock) -> Iterator[tuple[str, str]]:
     routed = bool(own.groups) or block.routed
     tp, name = (p.expert_shards, "expert_tp") if routed else (p.tp, "tp")
 
-    def undivided(size: str, n: int, by: str, value: float) -> tuple[str, str]:
+    def uncut(size: str, n: int, by: str, value: float) -> tuple[str, str]:
         text = f"{what}: {by} = {n} does not divide {value:g}; take one that does, or another size"
         return size, text
 
@@ -106,21 +107,21 @@ def _cuts(op: SizedOp, p: ParallelismBlock) -> Iterator[tuple[str, str]]:
     widths = op.widths if cut == "n" and op.widths else {cut: sizes.get(cut, 0.0)}
     for width in widths.values():
         if width % tp:
-            yield undivided(cut, tp, name, width)
+            yield uncut(cut, tp, name, width)
             break
     for size in own.heads:
         n = sizes[size]
         if n % p.tp and (size == "heads" or p.tp % n):
-            yield undivided(size, p.tp, "tp", n)
-    tokens = p.cp * (p.tp if p.sequence_parallel else 1)
+            yield uncut(size, p.tp, "tp", n)
+    cut_by = STAGE if p.sequence_parallel else TOKENS
     if own.rows in sizes and not routed and not sizes.keys() & {"elements", "bytes"}:
-        if sizes[own.rows] % tokens:
-            by = "cp * tp" if p.sequence_parallel and p.tp > 1 else "cp"
-            yield undivided(own.rows, tokens, by, sizes[own.rows])
+        if sizes[own.rows] % p.gpus(cut_by):
+            yield uncut(own.rows, p.gpus(cut_by), p.product(cut_by), sizes[own.rows])
     if own.groups and sizes[own.groups] % p.ep:
-        yield undivided(own.groups, p.ep, "ep", sizes[own.groups])
-    if p.cp > 1 and not own.over_cp:
-        yield "op", f"{what}: cp = {p.cp} cannot split it; set cp: 1"
+        yield uncut(own.groups, p.ep, "ep", sizes[own.groups])
+    if p.token_shards > 1 and not own.over_cp:
+        by = p.product(TOKENS)
+        yield "op", f"{what}: {by} = {p.token_shards} cannot split it; set {by}: 1"
     if block.spread == "ep" and p.ep != p.expert_ranks:
         text = f"{what}: tables of several copies are not modelled yet, ep = {p.ep}; the nearest "
         yield "spread", f"{text}supported setting: ep: {p.expert_ranks}, all ranks of a stage"
@@ -136,11 +137,12 @@ def _attention(op: SizedOp, p: ParallelismBlock) -> Iterator[tuple[str, str]]:
         yield "mask", text + "set mask: full"
     if mask == "full" and op.block.window is not None:
         yield "window", unmodelled("a window of a full mask", "mask: causal")[0]
-    slices = 2 * p.cp if mask == "causal" else p.cp
-    if p.cp > 1 and queries != keys:
-        yield "queries", unmodelled("cp of queries that are not the keys", "cp: 1")[0]
-    elif p.cp > 1 and queries % slices:
-        yield "queries", f"{queries:g} is no multiple of {slices}, as cp = {p.cp} needs; change one"
+    shards, by = p.token_shards, p.product(TOKENS)
+    slices = 2 * shards if mask == "causal" else shards
+    if shards > 1 and queries != keys:
+        yield "queries", unmodelled(f"{by} of queries that are not the keys", f"{by}: 1")[0]
+    elif shards > 1 and queries % slices:
+        yield "queries", f"{queries:g} is no multiple of {slices}, for {by} = {shards}; change one"
 
 
 def _check_experts(m: ModelBlock, p: ParallelismBlock) -> Iterator[Problem]:
@@ -152,8 +154,7 @@ def _check_experts(m: ModelBlock, p: ParallelismBlock) -> Iterator[Problem]:
         text = f"{p.ep}, but the model has neither grouped_gemm nor tables with spread: ep; "
         yield text + "set ep: 1", key, "model.layers"
     if p.ep > 1 and p.expert_ranks % p.ep:
-        text = f"{p.ep} does not divide dp * cp * tp / expert_tp = {p.expert_ranks}; take one that "
-        yield text + "does", key, "parallelism.dp"
+        yield undivided(p.ep, p.expert_product, p.expert_ranks, key, "parallelism.dp")
     needs = [
         name for name in ("hidden_size", "n_experts", "experts_per_token") if not getattr(m, name)
     ]
