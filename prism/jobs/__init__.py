@@ -20,7 +20,7 @@ FACE = {
     "jobspec.machines": "ClusterBlock Link NetworkLink",
     "jobspec.modelcheck": "splits_over",
     "jobspec.messages": "dotted_key never_legal",
-    "jobspec.ownlayers": "SizedLayer SizedOp",
+    "jobspec.ownlayers": "SizedLayer SizedOp SizedTable",
     "jobspec.presets": "PRESETS SIZES",
     "jobspec.run":
         "CHECKPOINT_S FAILURES_PER_GPU_DAY FAILURES_SOURCE FailuresBlock REPAIR_S RESTART_S",

@@ -4,6 +4,7 @@ Ops' residuals become quantile tables, persistent effects coefficients that the 
 cluster.
 """
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
 
 import numpy as np
@@ -74,8 +75,9 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
     if job.model.durations is None:
         wiring = Wiring(build_cluster(job, nominal_library(job, v.library)), default)
     origin = Origin(
-        low, np.ones((len(lowerer.roles), default.n_gpus)), lowerer.roles, lowerer.loadings,
-        _places(graph, lowered, default), wiring, behind=[op.behind_s for op in lowered],
+        low, np.ones((len(lowerer.roles), default.n_gpus)), tuple(lowerer.roles),
+        tuple(lowerer.loadings), _places(graph, lowered, default), wiring,
+        work=_work(lowerer.works, default), behind=[op.behind_s for op in lowered],
     )  # fmt: skip
     program = Program(
         ops, graph_arrays(graph), bank.arrays(graph.n_microbatches), links, ranks, low,
@@ -84,6 +86,17 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
         jitter=added,
     )  # fmt: skip
     return site_nodes(program, placement, slowdowns)
+
+
+def _work(works: Sequence[tuple[float, ...]], default: Placement) -> NDArray[np.float64] | None:
+    """Work of a group's ranks over the mean [loading, member]; None where all are alike.
+
+    Members are the ep ranks in their order, those of an expert next to each other.
+    """
+    if not any(works):
+        return None
+    n = default.members().shape[2]
+    return np.array([np.repeat(own, n // len(own)) if own else np.ones(n) for own in works])
 
 
 def _places(

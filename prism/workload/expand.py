@@ -324,7 +324,7 @@ class Expander:
         n_bytes = row_bytes * op.rows * op.width
         kernel = self.costs.memory(name, n_bytes, "embedding")
         if op.spread:  # it is updated with what else backward gives
-            return (kernel,)
+            return (replace(kernel, by_rank=op.by_rank[backward]),)
         if not backward:
             return (kernel, *self._reduce(name, op.rows, op.width))
         gathered = self._tp_gather(name, 2.0 * op.rows * op.width)

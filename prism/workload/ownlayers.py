@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from prism.workload.ops import (
     BF16_BYTES,
+    TABLE_BYTES,
     Attention,
     Exchange,
     Host,
@@ -22,12 +26,14 @@ from prism.workload.ops import (
     Share,
     Table,
     Timed,
+    table_traffic,
 )
 
 if TYPE_CHECKING:
     from prism.jobs.jobspec.blocks import ModelBlock
-    from prism.jobs.jobspec.ownlayers import SizedLayer, SizedOp
+    from prism.jobs.jobspec.ownlayers import SizedLayer, SizedOp, SizedTable
 
+Array = NDArray[np.float64]
 Half = tuple[Op, ...]
 SAVES = {"swiglu": 4.0, "gelu": 2.0, "routing": 4.0, "convolution": 2.0, "gated_norm": 2.0}
 """Bytes a value that backward keeps, by kind, as in `prism.workload.layers`."""
@@ -188,10 +194,39 @@ def _elementwise(x: _Sized) -> Half:
 
 def _embedding_bag(x: _Sized) -> Half:
     s, spread = x.sizes, x.op.block.spread == "ep"
-    ranks = x.share.ep if spread else x.share.tp
-    return (
-        Table(x.name, x.tokens(s["samples"]), s["dim"], s["rows"] / ranks, s["lookups"], spread),
-    )
+    ranks, rows = x.share.ep if spread else x.share.tp, x.tokens(s["samples"])
+    if not x.op.tables:
+        return (Table(x.name, rows, s["dim"], s["rows"] / ranks, s["lookups"], spread),)
+    width = sum(t.dim for t in x.op.tables)
+    lookups = sum(t.dim * t.lookups for t in x.op.tables) / width
+    fullest, by_rank = place_tables(x.op.tables, ranks)
+    return (Table(x.name, rows, width, fullest / width, lookups, True, by_rank),)
+
+
+def place_tables(
+    tables: Sequence[SizedTable], ranks: int
+) -> tuple[float, tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Put tables on ranks: numbers of the fullest, and traffic of each over the mean.
+
+    The largest traffic first, to the rank with least so far, as TorchRec's
+    ``GreedyPerfPartitioner``; what memory they take is not looked at.
+    """
+
+    def cost(table: SizedTable) -> Array:
+        forward, backward = table_traffic(table.lookups, TABLE_BYTES)
+        return table.dim * np.array([forward, backward, table.rows])
+
+    load = np.zeros((ranks, 3))  # traffic of forward and backward, numbers
+    whole = [table for table in tables if not table.by_row]
+    for table in tables:
+        load += cost(table) / ranks * table.by_row
+    for table in sorted(whole, key=lambda t: (t.rank is None, -cost(t)[:2].sum())):
+        least = int(load[:, :2].sum(axis=1).argmin()) if table.rank is None else table.rank
+        load[min(least, ranks - 1)] += cost(table)  # one rank has all of a whole model
+    traffic = load[:, :2] / load[:, :2].mean(axis=0)
+    even = bool(np.ptp(traffic) < 1e-9)
+    forward, backward = (() if even else tuple(way.tolist()) for way in traffic.T)
+    return float(load[:, 2].max()), (forward, backward)
 
 
 def _collective(x: _Sized) -> Half:
@@ -202,7 +237,8 @@ def _collective(x: _Sized) -> Half:
         return ()
     cut = {"tp": x.tokens, "ep": x.resident, "expert_tp": x.copies}[group]
     among, back = "ep" if group == "ep" else "tp", "" if back == "none" else back
-    return (Exchange(x.name, cut(values), among, kind, 1.0, back, routed=group != "tp"),)
+    routed = group != "tp" and x.model.n_experts > 0  # else all ranks send as much
+    return (Exchange(x.name, cut(values), among, kind, 1.0, back, routed=routed),)
 
 
 def _loss(x: _Sized) -> Half:

@@ -62,7 +62,8 @@ OPS: dict[str, OwnOp] = {
     ),
     "conv": OwnOp(("pixels", "channels", "filters", "kernel"), ("split", "bf16"), rows="pixels",
                   columns="filters", depth="channels", splits=True, over_cp=False),
-    "embedding_bag": OwnOp(("rows", "dim"), ("lookups", "samples", "spread"),
+    "embedding_bag": OwnOp(("dim",), ("rows", "lookups", "tables", "shard", "samples",
+                                     "spread"),
                            {"lookups": 1, "samples": "batch * seq"}),
     "norm": OwnOp(("width",), ("rows",), _TOKENS, rows="rows"),
     "elementwise": OwnOp(
@@ -96,6 +97,16 @@ Widths = Annotated[
     BeforeValidator(_sizes),
     WithJsonSchema({"type": ["number", "string", "object"], "maxLength": LONGEST}),
 ]
+
+
+class TableBlock(Block):
+    """One of several tables of an embedding_bag."""
+
+    rows: Expression = Field(description="Its rows.")
+    dim: Expression | None = key("Width of a row [the op's].")
+    lookups: Expression = key("Rows that are summed for a sample.", 1)
+    shard: Literal["table", "row"] | None = key("How ep ranks hold it [the op's].")
+    rank: Annotated[int, Field(ge=0)] | None = key("The ep rank that holds it [as shard says].")
 
 
 class OpBlock(Block):
@@ -144,6 +155,15 @@ class OpBlock(Block):
     )
     dim: Expression | None = key("embedding_bag: width of a row.")
     lookups: Expression | None = key("embedding_bag: rows that are summed for a sample [1].")
+    tables: Annotated[tuple[TableBlock, ...], Field(min_length=1)] | None = key(
+        "embedding_bag with spread: ep: several tables instead of rows and lookups."
+    )
+    shard: Literal["table", "row"] | None = key(
+        "embedding_bag with tables: row: all ep ranks hold each table between them; table: one "
+        "holds it, that with least to read so far, the largest table first, as TorchRec's planner "
+        "places them, and all wait for the rank with most. Shards of columns are tables of fewer "
+        "columns [table]."
+    )
     samples: Expression | None = key(
         "embedding_bag: samples of a microbatch [batch * seq]; attention: sequences [batch]."
     )
@@ -207,12 +227,23 @@ class LayerBlock(Block):
     ops: tuple[OpBlock, ...] = Field(description="Ops in the order of forward.")
 
 
+class SizedTable(NamedTuple):
+    """A table of an embedding_bag with its sizes as numbers."""
+
+    rows: float
+    dim: float
+    lookups: float
+    by_row: bool
+    rank: int | None
+
+
 class SizedOp(NamedTuple):
     """An op with its sizes as numbers; widths of several matrices by name."""
 
     block: OpBlock
     sizes: Mapping[str, float]
     widths: Mapping[str, float]
+    tables: tuple[SizedTable, ...] = ()
 
 
 class SizedLayer(NamedTuple):
@@ -228,7 +259,7 @@ Wrong = list[tuple[str, str]]
 """Keys below `model`, and what is wrong with each."""
 Sized = tuple[tuple[SizedLayer, ...], Wrong]
 _NO_EXPRESSIONS = {"op", "name", "kind", "split", "mask", "spread", "routed", "bf16", "group",
-                   "back"}  # fmt: skip
+                   "back", "tables", "shard"}  # fmt: skip
 _FRACTIONS = {"bytes", "passes", "backward", "keeps", "lookups", "parameters", "elements",
               "seconds", "launches", "backward_launches"}  # fmt: skip
 _MOST_WRONG = 20
@@ -271,7 +302,18 @@ def _size_op(op: OpBlock, names: Mapping[str, float], where: str, wrong: Wrong) 
     for name, size in own.otherwise.items():  # in an order in which they are known
         if name not in sizes and (name in own.needs or name in own.takes):
             sizes[name] = _number(size, {**names, **sizes}, f"{where}.{name}", False, wrong)
-    return SizedOp(op, sizes, widths)
+    tables = []
+    for i, table in enumerate(op.tables or ()):
+        place, dim = f"{where}.tables.{i}", op.dim if table.dim is None else table.dim
+        tables.append(
+            SizedTable(
+                _number(table.rows, names, f"{place}.rows", True, wrong),
+                _number(1 if dim is None else dim, names, f"{place}.dim", True, wrong),
+                _number(table.lookups, names, f"{place}.lookups", False, wrong),
+                (table.shard or op.shard) == "row", table.rank,
+            )
+        )  # fmt: skip
+    return SizedOp(op, sizes, widths, tuple(tables))
 
 
 def _number(size: Size, names: Mapping[str, float], key: str, whole: bool, wrong: Wrong) -> float:
