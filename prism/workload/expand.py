@@ -19,10 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism.cluster.machine import Cluster
 from prism.jobs.frameworks import FRAMEWORKS, FUSED_LOSS_BYTES, Framework
-from prism.workload.host import BLOCKS, blocks
-from prism.workload.kernels import Kernel, collective_distribution, exposed
-from prism.workload.layers import Layer, embedding_ops, layer_halves, loss_ops
-from prism.workload.ops import (
+from prism.jobs.ops import (
     Attention,
     Exchange,
     Host,
@@ -37,6 +34,9 @@ from prism.workload.ops import (
     Timed,
     share_of,
 )
+from prism.workload.host import BLOCKS, blocks
+from prism.workload.kernels import Kernel, collective_distribution, exposed
+from prism.workload.layers import Layer, embedding_ops, layer_halves, loss_ops
 
 if TYPE_CHECKING:
     from prism.jobs.jobspec.blocks import ModelBlock, ParallelismBlock

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prism.common.text import format_count
-from prism.jobs.jobspec.ownlayers import MOST_LAYERS, OPS, OpBlock, SizedOp, known_names
+from prism.jobs.jobspec.ownlayers import MOST_LAYERS, known_names
+from prism.jobs.jobspec.ownops import OPS, OpBlock, SizedOp
 from prism.jobs.jobspec.problem import Problem, unmodelled
 from prism.jobs.jobspec.yaml import near
 
