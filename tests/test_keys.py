@@ -51,6 +51,9 @@ def given(layout: dict[str, Any], **blocks: Any) -> dict[str, Any]:
             **blocks}  # fmt: skip
 
 
+TABLE = {"rows": 4096, "lookups": 64}
+TABLES = {"op": "embedding_bag", "dim": 64, "samples": "4096 * batch", "spread": "ep",
+          "tables": [TABLE] * 3}  # fmt: skip
 BASES = {
     "one": given({"microbatches": 8}),  # 24 s a step
     "pipe": given({"pp": 4, "microbatches": 8}),  # (8 + 3) * 3 s
@@ -88,6 +91,9 @@ BASES = {
         EXPERTS, {"dp": 8, "ep": 8, "expert_imbalance": 1.0}, {"nodes": 8, "gpus_per_node": 1}
     ),
     "own": quiet(OWN, {}, ONE_GPU),
+    "tables": quiet(
+        {"layers": [{"ops": [TABLES]}]}, {"dp": 2, "ep": 2}, {"nodes": 1, "gpus_per_node": 2}
+    ),
     "fsdp": quiet(DENSE, {"dp": 8, "data_parallel": "fsdp"}, {"nodes": 1}),
     "fail": given(
         {"microbatches": 8},
@@ -349,9 +355,23 @@ of_gemm = own(GEMM, 2**15, 2 * 512 * 2**15, 2 * 512 * 128)
 of_conv = own(CONV, 9 * 2**13, 2 * 4096 * 9 * 2**13, 2 * 4096 * 64)
 of_scan = own(SCAN, 0, 7 * 2**26, 2 * 1024 * 4 * 512)
 of_bag = own(BAG, 2**18, 2 * 1024 * 2**18)  # all of a table counts, as of an embedding
+of_tables = own(
+    {"op": "embedding_bag", "dim": 64, "samples": 16, "spread": "ep",
+     "tables": [{"rows": 2**12}, {"rows": 2**14, "dim": 16, "lookups": 8}]}, 2**19,
+    16 * (64 + 8 * 16) / 2, part__optimizer=times(1.0), part__parameters=plus(2**21 / GIB),
+)  # fmt: skip
 of_bytes = own(BYTES, path__memory=within(4e-4, 2e-3))  # there and back at 3.35 TB/s
 over_two = {"also": TWO, "world": to(2), "part__parameters": times(0.5),
             "part__optimizer": times(0.5), "part__activations": ratio(0.4, 1.1)}  # fmt: skip
+
+
+def of_ranks(keys: dict[str, Any], factor: float) -> Case:
+    """What the rank with most to read takes and holds, over two of three tables."""
+    near = times(factor, 0.02)
+    return case("tables", [{"ops": [TABLES | keys]}], "p5 p95 above", mean=near,
+                path__embedding=near, part__parameters=times(factor))  # fmt: skip
+
+
 own_keys: dict[str, list[Case]] = {
     "op": [own({"op": "norm", "width": 1024}, 1024, 2**21, 2**21),
            # logits and their gradient
@@ -380,6 +400,11 @@ own_keys: dict[str, list[Case]] = {
     "lookups": [own(BAG | {"lookups": 4096}, 2**18, 2**29, path__embedding=within(4e-4, 4e-3))],
     "samples": [own(BAG | {"samples": 64}, 2**18, 2**25),
                 own(ATTENTION | {"samples": 2}, 0, 2**31, 2 * 1024 * 8 * 512)],
+    **{f"tables[].{key}": [of_tables] for key in ("rows", "dim", "lookups")},
+    # three tables of which two are on the first of two ranks; then all on the second, or by rows
+    "tables[].rank": [of_ranks({"tables": [TABLE | {"rank": 1}] * 3}, 1.5)],
+    "tables[].shard": [of_ranks({"tables": [TABLE | {"shard": "row"}] * 3}, 0.75)],
+    "shard": [of_ranks({"shard": "row"}, 0.75)],
     "spread": [own(BAG | {"spread": "ep"}, 2**18, 2**16, part__optimizer=times(1.0),
                    part__parameters=plus(2**20 / GIB))],
     "elements": [own({"op": "elementwise", "elements": 1e8, "passes": 5},
@@ -1089,7 +1114,7 @@ def test_a_key_moves_its_figures_and_no_others(key: str, i: int, c: Case) -> Non
     old = figures(c.base, repr(c.below), c.replicates, c.runs)
     new = figures(c.base, repr({**c.below, **change}), c.replicates, c.runs)
     moves = dict(c.moves)
-    counted = c.base != "own" and key != "model.name" and "durations" not in key
+    counted = c.base not in ("own", "tables") and key != "model.name" and "durations" not in key
     if key.startswith("model.") and counted:
         sized = {k: v for k, v in {**c.below, **change}.items() if k.startswith("model.")}
         moves |= {name: want for name, want in sizes(c.base, sized).items() if name not in moves}

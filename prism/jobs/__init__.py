@@ -20,7 +20,8 @@ FACE = {
     "jobspec.machines": "ClusterBlock Link NetworkLink",
     "jobspec.modelcheck": "splits_over",
     "jobspec.messages": "dotted_key never_legal",
-    "jobspec.ownlayers": "SizedLayer SizedOp",
+    "jobspec.ownlayers": "SizedLayer",
+    "jobspec.ownops": "Cut OPS SizedOp",
     "jobspec.presets": "PRESETS SIZES",
     "jobspec.run":
         "CHECKPOINT_S FAILURES_PER_GPU_DAY FAILURES_SOURCE FailuresBlock REPAIR_S RESTART_S",
@@ -29,6 +30,9 @@ FACE = {
         "MAX_CV MAX_SLOWDOWN Slowness duration_or_date hosts_problem parse_date parse_duration",
     "jobspec.yaml": "ConfigLayer override_layer shipped_jobs",
     "layersplit": "is_even",
+    "ops":
+        "Attention BF16_BYTES Exchange Host Loss Norm Op Part Pointwise Product Scan Share "
+        "TABLE_BYTES Table Timed share_of",
     "pipelineshape": "Action Schedule TRAITS VirtualStages play_rows",
     "regions": "REGIONS",
     "schedule":

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from prism.common.errors import PrismError
 from prism.jobs.frameworks import FRAMEWORKS
 from prism.jobs.job import Job, load_job
+from prism.jobs.ops import Attention, Op, Product, share_of
 from prism.workload.build import Collective, build_workload, nominal_library
 from prism.workload.layers import layer_ops, loss_ops, model_layers
-from prism.workload.ops import Attention, Op, Product, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -4,6 +4,7 @@ Ops' residuals become quantile tables, persistent effects coefficients that the 
 cluster.
 """
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
 
 import numpy as np
@@ -79,8 +80,9 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
         groups = dict.fromkeys(p.part.group for p in places if p.part.group != "stage")
         nominal = {group: wiring.is_nominal(group) for group in groups}
     origin = Origin(
-        low, np.ones((len(lowerer.roles), default.n_gpus)), lowerer.roles, lowerer.loadings,
-        places, wiring, behind=[op.behind_s for op in lowered], links=links, nominal=nominal,
+        low, np.ones((len(lowerer.roles), default.n_gpus)), tuple(lowerer.roles),
+        tuple(lowerer.loadings),         places, wiring, work=_work(lowerer.works, default),
+        behind=[op.behind_s for op in lowered], links=links, nominal=nominal,
     )  # fmt: skip
     program = Program(
         ops, graph_arrays(graph), bank.arrays(graph.n_microbatches), laid, ranks, low,
@@ -89,6 +91,17 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
         jitter=added,
     )  # fmt: skip
     return site_nodes(program, placement, slowdowns)
+
+
+def _work(works: Sequence[tuple[float, ...]], default: Placement) -> NDArray[np.float64] | None:
+    """Work of a group's ranks over the mean [loading, member]; None where all are alike.
+
+    Members are the ep ranks in their order, those of an expert next to each other.
+    """
+    if not any(works):
+        return None
+    n = default.members().shape[2]
+    return np.array([np.repeat(own, n // len(own)) if own else np.ones(n) for own in works])
 
 
 def _places(

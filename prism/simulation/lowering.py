@@ -112,7 +112,8 @@ class Lowerer:
 
     ``loadings`` are the distinct rank exponents. ``roles`` say what of a slow node each follows;
     memory-bound kernels have a loading of their own where it differs from the others, or
-    where nodes are slow in memory (`own_memory`). `call` is the effect of calls where a shard
+    where nodes are slow in memory (`own_memory`), and so have kernels whose work differs by rank:
+    ``works`` are the ranks' shares over the mean. `call` is the effect of calls where a shard
     group's ranks have it of their own, within the segments.
     """
 
@@ -126,8 +127,9 @@ class Lowerer:
         rank = variability.rank
         memory = rank.memory_loading
         own = own_memory or memory not in (0.0, 1.0) or rank.memory_spread != 1.0
-        self.loadings = (0.0, 1.0) + ((memory,) if own else ())
-        self.roles = ("other", "compute") + (("memory",) if own else ())
+        self.loadings = [0.0, 1.0] + ([memory] if own else [])
+        self.roles = ["other", "compute"] + (["memory"] if own else [])
+        self.works: list[tuple[float, ...]] = [()] * len(self.roles)
         self.segments: dict[tuple[str, tuple[Kernel, ...]], Segment | None] = {}
 
     @property
@@ -137,10 +139,21 @@ class Lowerer:
         each = zip(self.roles, self.loadings, strict=True)
         return [loading * spread.get(role, 1.0) for role, loading in each]
 
-    def _column(self, kernel_class: str) -> int:
-        if kernel_class in MEMORY_CLASSES and "memory" in self.roles:
-            return self.roles.index("memory")
-        return self.loadings.index(self.v.rank.loading(kernel_class))
+    def _column(self, kernel: Kernel) -> int:
+        if kernel.kernel_class in MEMORY_CLASSES and "memory" in self.roles:
+            column = self.roles.index("memory")
+        else:
+            column = self.loadings.index(self.v.rank.loading(kernel.kernel_class))
+        if not kernel.by_rank:
+            return column
+        role = self.roles[column]
+        for i, known in enumerate(zip(self.roles, self.works, strict=True)):
+            if known == (role, kernel.by_rank):
+                return i
+        self.roles.append(role)
+        self.loadings.append(self.loadings[column])
+        self.works.append(kernel.by_rank)
+        return len(self.works) - 1
 
     def _treated(self, kernel: Kernel | Collective) -> tuple[Distribution, float]:
         """Residual and duration of a kernel or collective [s] under its class's treatment."""
@@ -215,22 +228,23 @@ class Lowerer:
 
     def _segment(self, op_kind: str, run: tuple[Kernel, ...]) -> Segment | None:
         """Turn the kernels between two barriers into a segment; None where they take no time."""
-        mean = [0.0] * len(self.loadings)
+        mean: dict[int, float] = defaultdict(float)
         noise: list[Noise] = []
         split: dict[Term, float] = defaultdict(float)
         for k in run:
             distribution, duration = self._treated(k)
-            mean[self._column(k.kernel_class)] += duration
+            mean[self._column(k)] += duration
             noise.append(Noise(k.kernel_class, Draws(distribution, duration)))
             split[self._term(op_kind, k)] += duration
         called = sum(d for term, d in split.items() if term.compute)
         if self.call is not None and called > 0.0:
             noise.append(Noise(CALL, Draws(self.call, called)))
-        total = sum(mean)
+        total = sum(mean.values())
         if total <= 0.0:
             return None
         shares = tuple((t, d / total) for t, d in split.items())
-        return Segment(tuple(mean), tuple(noise), shares)
+        columns = range(len(self.loadings))
+        return Segment(tuple(mean[i] for i in columns), tuple(noise), shares)
 
 
 def _is_far(kernel: Kernel) -> bool:
@@ -296,6 +310,7 @@ def lowering_arrays(
             std = call.std if call is not None else 0.0
             call_cv[c, : len(op.terms)] = [std if t.compute else 0.0 for t in op.terms]
     n_loadings = max((len(s.mean) for s in segments), default=1)
+    means = [s.mean + (0.0,) * (n_loadings - len(s.mean)) for s in segments]
     shapes = [distribution_of(s.noise) for s in segments]
     shape_index = {distribution: i for i, distribution in enumerate(dict.fromkeys(shapes))}
     cdfs = [standardised_cdf(distribution) for distribution in shape_index] or [
@@ -316,7 +331,7 @@ def lowering_arrays(
     stages = [t.stage if op.segments else -1 for t, op in zip(op_types, lowered, strict=True)]
     return engine.Lowering(
         member=np.ascontiguousarray(member, np.int32),
-        seg_mean=np.array([s.mean for s in segments], np.float64).reshape(-1, n_loadings),
+        seg_mean=np.array(means, np.float64).reshape(-1, n_loadings),
         seg_cv=np.array(cvs),
         seg_stretch=np.array(stretch).reshape(-1, 2),
         seg_cdf=np.array([shape_index[distribution] for distribution in shapes], np.int32),

@@ -36,8 +36,11 @@ def site_nodes(
         if any(getattr(slow, role) not in (None, 1.0) for slow in slowdowns.values())
     }  # fmt: skip
     low, typical = _stretch(origin, placement, fixed)
+    whole = np.stack(factor)
+    if origin.work is not None:
+        whole[:, low.member] *= origin.work[:, None, None, :]
     ranks = program.ranks._replace(
-        n_gpus=placement.n_gpus, factor=np.ascontiguousarray(np.stack(factor), np.float32)
+        n_gpus=placement.n_gpus, factor=np.ascontiguousarray(whole, np.float32)
     )
     links = program.links
     if links.n_leaves:

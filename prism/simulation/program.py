@@ -52,6 +52,9 @@ class Origin(NamedTuple):
     wiring: Wiring | None  # of the default order; None: there are no messages
     held: NDArray[np.float64] | None = None  # [2, loading, gpu] measured factor, and the share of
     # it that follows no effect; None unless a trace was measured
+    work: NDArray[np.float64] | None = (
+        None  # [loading, member] of ranks, over the mean; None: alike
+    )
     behind: Sequence[float] = ()  # [coef] what a late host hides of longer messages [s]
     links: Sequence[Ends] = ()  # that may be congested, by their number in the bank
     nominal: Mapping[str, bool] = {}  # [group] whether its messages take what the cluster says

@@ -14,7 +14,6 @@ FACE = {
     "layers": "expert_width layer_ops loss_ops model_layers",
     "memory": "LEAST_P_FITS PARTS WARNED_P_FITS memory_figures",
     "opgraph": "Builder OpType START StepGraph build_arrays nominal_duration retime",
-    "ops": "Attention BF16_BYTES Op Product share_of",
     "stepgraph": "job_graph",
     "work": "COMMUNICATION_FACTOR COMPUTE_FACTOR Collective Workload scaled",
 }  # fmt: skip

@@ -12,11 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from prism.jobs.frameworks import FRAMEWORKS, family
-from prism.workload.expand import expert_imbalance
-from prism.workload.kernelcost import NUMBER_BYTES
-from prism.workload.kernels import SCALE_BYTES
-from prism.workload.layers import Layer, layer_halves
-from prism.workload.ops import (
+from prism.jobs.ops import (
     BF16_BYTES,
     Attention,
     Loss,
@@ -27,6 +23,10 @@ from prism.workload.ops import (
     Scan,
     share_of,
 )
+from prism.workload.expand import expert_imbalance
+from prism.workload.kernelcost import NUMBER_BYTES
+from prism.workload.kernels import SCALE_BYTES
+from prism.workload.layers import Layer, layer_halves
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job

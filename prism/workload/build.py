@@ -17,6 +17,7 @@ from prism.distributions.library import Library, library_names, load_library
 from prism.jobs.devices import device_key
 from prism.jobs.frameworks import Framework
 from prism.jobs.job import layer_split
+from prism.jobs.ops import Share
 from prism.workload.costs import build_costs
 from prism.workload.energy import under_power
 from prism.workload.expand import Expander, Kernels
@@ -39,7 +40,6 @@ from prism.workload.modelsize import (
     slot_ops,
     slot_weights,
 )
-from prism.workload.ops import Share
 from prism.workload.optimizers import orthogonal_matrices, update_seconds
 from prism.workload.sharing import Sharing, beside, collective, contended
 from prism.workload.work import Collective, PerChunk, Workload, nominal_step, scaled

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from prism.common.errors import PrismError
 from prism.jobs.devices import DEVICES, device_key, find_device
 from prism.jobs.frameworks import FRAMEWORKS, HELPER_PASSES, Framework
+from prism.jobs.ops import Attention, Scan
 from prism.workload.kernelcost import KINDS, NUMBER_BYTES, KernelCost, kernel_cost
 from prism.workload.kernels import SCALE_BYTES, Kernel
-from prism.workload.ops import Attention, Scan
 
 if TYPE_CHECKING:
     from prism.distributions.library import Library

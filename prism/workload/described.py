@@ -9,10 +9,10 @@ from prism.common.errors import PrismError
 from prism.distributions.library import load_library
 from prism.jobs.frameworks import FRAMEWORKS, family
 from prism.jobs.job import provenance
+from prism.jobs.ops import BF16_BYTES, Share, share_of
 from prism.workload.build import build_workload, make_expander, nominal_library
 from prism.workload.costs import attention_backend
 from prism.workload.modelsize import count_parameters, weigh
-from prism.workload.ops import BF16_BYTES, Share, share_of
 from prism.workload.ownlayers import own_halves
 from prism.workload.stepgraph import job_graph
 from prism.workload.work import Workload, busiest_s

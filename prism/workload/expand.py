@@ -20,10 +20,7 @@ from typing import TYPE_CHECKING, Any
 from prism.cluster.machine import Cluster
 from prism.jobs.dimensions import TOKENS
 from prism.jobs.frameworks import FRAMEWORKS, FUSED_LOSS_BYTES, Framework
-from prism.workload.host import BLOCKS, blocks
-from prism.workload.kernels import Kernel, collective_distribution, exposed
-from prism.workload.layers import Layer, embedding_ops, layer_halves, loss_ops
-from prism.workload.ops import (
+from prism.jobs.ops import (
     Attention,
     Exchange,
     Host,
@@ -38,6 +35,9 @@ from prism.workload.ops import (
     Timed,
     share_of,
 )
+from prism.workload.host import BLOCKS, blocks
+from prism.workload.kernels import Kernel, collective_distribution, exposed
+from prism.workload.layers import Layer, embedding_ops, layer_halves, loss_ops
 
 if TYPE_CHECKING:
     from prism.jobs.jobspec.blocks import ModelBlock, ParallelismBlock
@@ -330,7 +330,7 @@ class Expander:
         n_bytes = row_bytes * op.rows * op.width
         kernel = self.costs.memory(name, n_bytes, "embedding")
         if op.spread:  # it is updated with what else backward gives
-            return (kernel,)
+            return (replace(kernel, by_rank=op.by_rank[backward]),)
         if not backward:
             return (kernel, *self._reduce(name, op.rows, op.width))
         gathered = self._tp_gather(name, 2.0 * op.rows * op.width)

@@ -45,6 +45,7 @@ class Kernel:
     hidden_s: float = 0.0  # of a collective, what a weight gradient beside it hides [s]
     routed: bool = False  # its work follows how tokens are routed to the ranks of an ep group
     launches: float = 0.0  # kernels and memsets that it stands for
+    by_rank: tuple[float, ...] = ()  # of ep ranks whose work differs, each one's over the mean
     behind_s: float = 0.0  # of a gap, what of it a longer message before the host would hide [s]
 
 

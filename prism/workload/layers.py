@@ -23,7 +23,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from prism.workload.ops import (
+from prism.jobs.ops import (
     Attention,
     Exchange,
     Host,

@@ -28,6 +28,7 @@ from prism.cluster.groups import shard_size
 from prism.jobs.devices import find_device
 from prism.jobs.frameworks import FRAMEWORKS
 from prism.jobs.job import layer_split
+from prism.jobs.ops import BF16_BYTES, TABLE_BYTES, share_of
 from prism.jobs.schedule import Schedule, make_schedule
 from prism.workload.activations import (
     ACTIVATIONS,
@@ -39,7 +40,6 @@ from prism.workload.activations import (
 )
 from prism.workload.layers import Layer, embedding_ops, loss_ops, model_layers
 from prism.workload.modelsize import DTYPE_BYTES, Chunk, Weights, lay_slots, slot_weights
-from prism.workload.ops import BF16_BYTES, TABLE_BYTES, share_of
 from prism.workload.optimizers import master_bytes, moment_bytes
 
 if TYPE_CHECKING:

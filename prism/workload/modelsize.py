@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+from prism.jobs.ops import Norm, Op, Product, Share, Table, share_of
 from prism.workload.layers import (
     Layer,
     embedding_ops,
@@ -14,7 +15,6 @@ from prism.workload.layers import (
     loss_ops,
     model_layers,
 )
-from prism.workload.ops import Norm, Op, Product, Share, Table, share_of
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from prism.jobs.ops import BF16_BYTES, Op, Product
 from prism.workload.modelsize import DTYPE_BYTES
-from prism.workload.ops import BF16_BYTES, Op, Product
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -48,8 +48,9 @@ class Problem:
     @cached_property
     def layout(self) -> Layout:
         """Slots in the placement that the job starts from, and which are alike."""
-        placement = Placement(self.step.job)
-        return make_layout(placement.members(), placement.gpus_per_node, placement.slots)
+        placement, origin = Placement(self.step.job), self.step.program.origin
+        work = None if origin is None else origin.work
+        return make_layout(placement.members(), placement.gpus_per_node, placement.slots, work)
 
     @cached_property
     def labels(self) -> dict[int, int]:

@@ -139,10 +139,14 @@ class Layout:
         return (moving, leaving, far), list(moves.items())
 
 
-def make_layout(member: NDArray[np.int32], gpus_per_node: int, hosts: Int) -> Layout:
+def make_layout(
+    member: NDArray[np.int32], gpus_per_node: int, hosts: Int,
+    work: NDArray[np.float64] | None = None,
+) -> Layout:  # fmt: skip
     """Find blocks and positions of the slots, from the physical GPU member[replica, stage, rank].
 
-    `hosts` [slot] are the nodes of the placement that the job starts from.
+    `hosts` [slot] are the nodes of the placement that the job starts from; `work` [loading, rank]
+    that of a group's ranks, where it differs.
     """
     slot_of = {int(node): slot for slot, node in enumerate(hosts)}
     held: list[set[tuple[int, int]]] = [set() for _ in hosts]
@@ -152,7 +156,12 @@ def make_layout(member: NDArray[np.int32], gpus_per_node: int, hosts: Int) -> La
             held[slot_of[int(node)]].add((replica, stage))
     pairs = tuple(tuple(sorted(h)) for h in held)
     block = _components([{r for r, _ in h} for h in pairs], member.shape[0])
-    signature: dict[tuple[tuple[int, int], ...], int] = {}
+    signature: dict[object, int] = {}
+    loads = [b""] * len(hosts)
+    if work is not None:
+        by_gpu = np.ones((len(work), int(member.max()) + 1))
+        by_gpu[:, member] = work[:, None, None, :]
+        loads = [by_gpu[:, n * gpus_per_node : (n + 1) * gpus_per_node].tobytes() for n in hosts]
     kinds: dict[tuple[int, ...], int] = {}
     kind = []
     position = np.zeros(len(pairs), np.int64)
@@ -161,7 +170,7 @@ def make_layout(member: NDArray[np.int32], gpus_per_node: int, hosts: Int) -> La
         first = min(r for s in slots for r, _ in pairs[s])
         for s in slots:  # what it holds, replicas counted from the block's first
             own = tuple((r - first, stage) for r, stage in pairs[s])
-            position[s] = signature.setdefault(own, len(signature))
+            position[s] = signature.setdefault((own, loads[s]), len(signature))
         key = tuple(sorted(position[slots].tolist()))
         kind.append(kinds.setdefault(key, len(kinds)))
     return Layout(pairs, block, position, np.array(kind))

@@ -14,7 +14,8 @@ from prism.jobs.dimensions import DIMENSIONS, REPLICA, STAGE, TOKENS
 from prism.jobs.frameworks import FRAMEWORKS
 from prism.jobs.jobspec.effects import VariabilityBlock
 from prism.jobs.jobspec.machines import ClusterBlock
-from prism.jobs.jobspec.ownlayers import Expression, LayerBlock, Sized, size_layers
+from prism.jobs.jobspec.ownlayers import LayerBlock, Sized, size_layers
+from prism.jobs.jobspec.ownops import Expression
 from prism.jobs.jobspec.presets import PRESETS
 from prism.jobs.jobspec.run import RunBlock
 from prism.jobs.jobspec.values import (

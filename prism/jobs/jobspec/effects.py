@@ -227,6 +227,10 @@ WORDS = {
         "expert effect", "routing", "uneven routing to experts",
         "balance it: auxiliary loss, capacity factor",
     ),
+    "tables": Words(
+        "uneven tables", "ranks' work", "embedding tables of unequal work",
+        "spread the largest by rows or columns", "With equal shares",
+    ),
     "call": Words(
         "call effect", "one pass", "variation common to the kernels of a forward or backward",
         "look at the host: launch delays, other processes",
@@ -248,4 +252,4 @@ WORDS = {
         "look at data loading, logging and synchronisation",
     ),
 }  # fmt: skip
-"""By name; `rank_step` is an effect of fitted traces alone."""
+"""By name; `rank_step` is an effect of fitted traces alone, `tables` of model.layers."""

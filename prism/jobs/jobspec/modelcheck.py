@@ -139,7 +139,7 @@ def check_experts(b: Blocks) -> Iterator[Problem]:
     if not m.n_experts:
         if p.ep > 1:
             text = f"{p.ep}, but the model has no experts; set {of}, or ep: 1"
-            yield text, key, of, "model.name"
+            yield text, key, of, "model.name", "model.layers"
         return
     if m.durations is not None:  # where experts have no effect
         return

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from prism.common.text import format_count
 from prism.jobs.dimensions import STAGE, TOKENS
-from prism.jobs.jobspec.ownlayers import MOST_LAYERS, OPS, OpBlock, SizedOp, known_names
+from prism.jobs.jobspec.ownlayers import MOST_LAYERS, known_names
+from prism.jobs.jobspec.ownops import OPS, OpBlock, SizedOp
 from prism.jobs.jobspec.problem import Problem, undivided, unmodelled
 from prism.jobs.jobspec.yaml import near
 
@@ -75,6 +76,16 @@ def _odd_keys(op: OpBlock) -> Iterator[str]:
         meant = near(op.kind, own.kinds, 1)
         hint = f"; did you mean {meant[0]}?" if meant else ""
         yield f"{op.op}: expected kind {' or '.join(own.kinds)}, got {op.kind!r}{hint}"
+    if op.op == "embedding_bag" and (op.rows is None) == (op.tables is None):
+        yield "embedding_bag: expected rows, or several tables; give one of the two"
+    if op.tables is not None:
+        if op.spread != "ep" or op.lookups is not None:
+            text = "embedding_bag: its tables have lookups of their own and lie on ep ranks; "
+            yield text + "set spread: ep and leave out lookups"
+        if any((t.shard or op.shard) == "row" and t.rank is not None for t in op.tables):
+            yield "embedding_bag: a table of shard: row is on all ranks; leave out its rank"
+    elif op.shard is not None:
+        yield "embedding_bag: shard is of tables; list them, or leave it out"
     if op.op == "elementwise":
         ways = [name for name in ("kind", "passes", "bytes") if name in given]
         values = [name for name in ("elements", "width") if name in given]
@@ -125,6 +136,9 @@ def _cuts(op: SizedOp, p: ParallelismBlock) -> Iterator[tuple[str, str]]:
     if block.spread == "ep" and p.ep != p.expert_ranks:
         text = f"{what}: tables of several copies are not modelled yet, ep = {p.ep}; the nearest "
         yield "spread", f"{text}supported setting: ep: {p.expert_ranks}, all ranks of a stage"
+    for i, table in enumerate(op.tables):
+        if table.rank is not None and table.rank >= p.ep:
+            yield f"tables.{i}.rank", f"{what}: {table.rank}, expected at most ep - 1 = {p.ep - 1}"
     if block.op == "attention":
         yield from _attention(op, p)
 

@@ -20,9 +20,9 @@ from prism.common.text import format_count, format_duration
 from prism.distributions.library import load_library
 from prism.jobs.devices import DEVICES, LIBRARIES, device_key
 from prism.jobs.job import Job, job_from_dict
+from prism.jobs.ops import BF16_BYTES
 from prism.models.optables.launches import WORK, Group, Launch, Passes, find_groups, read_passes
 from prism.workload.kernelcost import kernel_cost
-from prism.workload.ops import BF16_BYTES
 
 MEMORY = frozenset({"elementwise", "norm", "embedding", "loss"})
 _BF16 = "c10::BFloat16"

@@ -220,6 +220,9 @@ def _move(nodes: Sequence[Row], same_replicas: bool) -> str:
     start = _at("stage", before)
     if not same_replicas:
         start += f" of {_at('replica', before)}"
+    held = [[(p["stages"], p["replicas"]) for p in places] for places in (before, after)]
+    if held[0] == held[1]:
+        start, to = (numbered("slot", (p["slot"] for p in places)) for places in (before, after))
     return f"move {_names(nodes)} from {start} to {to}"
 
 

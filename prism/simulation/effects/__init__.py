@@ -17,6 +17,7 @@ from prism.simulation.effects.rank import RankEffect
 from prism.simulation.effects.residual import Treatment
 from prism.simulation.effects.stall import StallEffect
 from prism.simulation.effects.step import StepEffect
+from prism.simulation.effects.tables import TablesEffect
 from prism.simulation.program import Program
 
 __all__ = ["EFFECTS", "Effect", "HeldTables", "Treatment", "hold_effect"]
@@ -25,7 +26,7 @@ EFFECTS: dict[str, Effect] = {
     effect.name: effect
     for effect in (
         RankEffect(), StepEffect(), MicrobatchEffect(), CallEffect(), RankStepEffect(),
-        ExpertEffect(), CongestionEffect(), StallEffect(), JitterEffect(),
+        ExpertEffect(), TablesEffect(), CongestionEffect(), StallEffect(), JitterEffect(),
     )
 }  # fmt: skip
 """In the order in which a ranking lists them."""

@@ -297,6 +297,15 @@ class Pointwise(Op):
         return self.saves * self.rows * self.width
 
 
+def table_traffic(lookups: float, size: float) -> tuple[float, float]:
+    """Return forward's and backward's traffic over those of one row in bf16 for each result.
+
+    Forward reads rows of numbers of `size` bytes and writes their sum in bf16; backward reads a
+    gradient and adds to a row in float32, 2 and 8 bytes.
+    """
+    return (size * lookups + 2.0) / 4.0, (2.0 + 8.0 * lookups) / 10.0
+
+
 @dataclass(frozen=True)
 class Table(Op):
     """Sums of rows of a table: the vocabulary-parallel embedding, or one spread over ep ranks.
@@ -309,6 +318,8 @@ class Table(Op):
     vocab: float
     lookups: float = 1.0  # rows that are summed
     spread: bool = False
+    by_rank: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    """Of tables that lie on single ranks: traffic of each over the mean, forward and backward."""
 
     @property
     def parameters(self) -> float:
@@ -327,13 +338,8 @@ class Table(Op):
 
     @property
     def traffic(self) -> tuple[float, float]:
-        """Forward's and backward's traffic over those of one row in bf16 for each result.
-
-        Forward reads rows and writes their sum, 2 bytes each; backward reads a gradient and adds to
-        a row in float32, 2 and 8.
-        """
-        size = TABLE_BYTES if self.spread else BF16_BYTES
-        return (size * self.lookups + 2.0) / 4.0, (2.0 + 8.0 * self.lookups) / 10.0
+        """Forward's and backward's traffic over those of one row in bf16 for each result."""
+        return table_traffic(self.lookups, TABLE_BYTES if self.spread else BF16_BYTES)
 
 
 @dataclass(frozen=True)
