@@ -314,6 +314,7 @@ FOUR = {"cluster.nodes": 4}
 
 ONE = {"cluster": ONE_GPU}
 SAVE = {"run.checkpoint": {"interval_steps": 10, "write_s": 30.0}}
+LOADS = {"run.loader": {"samples_per_s": 0.4}}  # a batch of 8 in 20 s
 EPISODES = {"rate_per_1000_node_days": 1e6, "factor": 1.5, "duration": "1d"}
 SLOW = {E + "fail_slow.factor": 1.5, E + "fail_slow.duration": "1d"}
 OFTEN = {"rate_per_1000_node_days": 2e4}  # 20 a day of the one node
@@ -995,6 +996,23 @@ KEYS: dict[str, list[Case]] = {
     ],
     "run.checkpoint.write_s": [case("one", 60.0, below=SAVE, run__mean=to(2400.0 + 10 * 60.0))],
     "run.checkpoint.mode": [case("one", "async", below=SAVE, run__mean=to(2400.0))],
+    # steps of 24 s and 8 samples
+    "run.loader.samples_per_s": [
+        case("one", 0.25, mean=to(32.0)), case("one", 0.25, run__mean=to(3200.0)),
+    ],
+    "run.loader.prefetch": [case("one", 0, below=LOADS, mean=to(44.0))],
+    "run.loader.cv": [
+        case("one", 1.0, below=LOADS, n=6400, mean=ratio(1.05, 1.3), std=within(5.0, 20.0)),
+    ],
+    # one batch of 18 stands for 10 min, of which the buffer hides some
+    "run.loader.stalls_per_hour": [
+        case("one", 10.0, below=LOADS, also={"run.loader.stall_s": 600.0}, n=6400,
+             mean=ratio(1.9, 2.5)),
+    ],
+    "run.loader.stall_s": [
+        case("one", 600.0, below=LOADS, also={"run.loader.stalls_per_hour": 10.0}, n=6400,
+             mean=ratio(1.9, 2.5)),
+    ],
     # 20 failures a day of the one node, each 600 s and half of what 10 steps take
     "run.failures.per_1000_node_days": [
         case("fail", 40_000.0, runs=100, failures=times(2.2, 0.15), ettr=ratio(0.7, 0.95)),

@@ -21,7 +21,8 @@ JOIN, DRAW, EXPORT = 0, 1, 2
 # Streams of draws: an entity of one stream never shares a counter with another stream.
 (
     RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, POOL, UNSEEN, JITTER,
-) = range(12)  # fmt: skip
+    LOADER,
+) = range(13)  # fmt: skip
 # Entities of a stall.
 NO_STALL, GROUP_STALL, JOB_STALL = 0, 1, 2
 NEVER = np.float32(-1e30)  # an end that nothing waits for
@@ -167,6 +168,19 @@ class Jitter(NamedTuple):
 NO_JITTER = Jitter(0.0, 0)
 
 
+class Loader(NamedTuple):
+    """How fast batches are loaded."""
+
+    load_s: float  # mean time of a batch but for stalls; 0: no step waits for one
+    sigma: float = 0.0  # of its logarithm
+    prefetch: int = 0  # batches loaded ahead
+    stall_probability: float = 0.0  # of a batch
+    stall_s: float = 0.0  # mean, exponential
+
+
+NO_LOADER = Loader(0.0)
+
+
 class Sample(NamedTuple):
     """Which replicas are simulated, and what the others would take."""
 
@@ -213,6 +227,7 @@ class Step(NamedTuple):
     low: Lowering
     stalls: Stalls
     jitter: Jitter
+    loader: Loader
     tables: Annotated[Array, "float32[table, row, 2]"]
     step_table: int  # quantile table of the step effect, -1: none
     share: Annotated[Array, "float32[coef, class]"]  # share of an op's time in each kernel class

@@ -18,7 +18,7 @@ from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
 from prism.distributions.distribution import Distribution
 from prism.jobs.job import Job
-from prism.simulation.effects import congestion, jitter, rank, stall
+from prism.simulation.effects import congestion, jitter, loader, rank, stall
 from prism.simulation.lowering import LoweredOp, Lowerer, Term, lowering_arrays, residual_of
 from prism.simulation.no_dependence import pool_program
 from prism.simulation.placednodes import needs_memory, site_nodes
@@ -81,14 +81,14 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
         nominal = {group: wiring.is_nominal(group) for group in groups}
     origin = Origin(
         low, np.ones((len(lowerer.roles), default.n_gpus)), tuple(lowerer.roles),
-        tuple(lowerer.loadings),         places, wiring, work=_work(lowerer.works, default),
+        tuple(lowerer.loadings), places, wiring, work=_work(lowerer.works, default),
         behind=[op.behind_s for op in lowered], links=links, nominal=nominal,
     )  # fmt: skip
     program = Program(
         ops, graph_arrays(graph), bank.arrays(graph.n_microbatches), laid, ranks, low,
         stalls, tables.stack(), step_table, np.array(shares, np.float32), classes,
         graph.n_draws, 1 + max(t.member for t in graph.op_types) if kernels else 1, origin=origin,
-        jitter=added,
+        jitter=added, loader=loader.resolve(job),
     )  # fmt: skip
     return site_nodes(program, placement, slowdowns)
 

@@ -19,13 +19,13 @@ from prism import engine
 from prism.distributions.tables import sample_table, table_row
 from prism.simulation.execution.context import RunContext
 from prism.simulation.execution.tasks import map_threads
+from prism.simulation.loading import WORD, load_times, wait_for_batches
 
 if TYPE_CHECKING:
     from prism.simulation.program import Program
 
 Lanes = NDArray[np.float32]
 Counts = NDArray[np.int64]
-WORD = 4294967296.0  # 32-bit words
 NO_KEY = np.zeros((1, 2), np.uint32)  # where nothing is drawn
 
 
@@ -217,7 +217,7 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
 def end_blocks(
     step: engine.Step, first: int, key: NDArray[np.uint32], time: Lanes, effect: Lanes
 ) -> None:
-    """Add stalls and jitter of the job to blocks, time[block, lane] [s], and tell the step effect.
+    """Add stalls, jitter and loading to blocks, time[block, lane] [s], and tell the step effect.
 
     The blocks are `first` and those that follow; key[stream] are the keys of a run.
     """
@@ -242,6 +242,10 @@ def end_blocks(
         draw(engine.JITTER)
         share = 1.0 + look_up(jitter.table, 0).astype(np.float64)
         time += (jitter.mean_s * share).astype(np.float32)
+    if step.loader.load_s > 0.0:
+        draw(engine.LOADER)
+        load = load_times(step.loader, words).reshape(time.shape)
+        time += wait_for_batches(time.astype(np.float64), load, step.loader.prefetch).astype("f4")
     effect[:] = 1.0
     if step.step_table >= 0:
         draw(engine.STEP)

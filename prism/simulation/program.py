@@ -83,13 +83,14 @@ class Program:
     origin: Origin | None = None  # what another placement starts from
     sample: engine.Sample | None = None  # None: all replicas are simulated
     jitter: engine.Jitter = engine.NO_JITTER
+    loader: engine.Loader = engine.NO_LOADER
 
     def arrays(self, track: bool) -> engine.Step:
         """Arrays of a step of all replicas, with or without tracking of the critical path."""
         shares = self.shares if track else np.zeros((self.shares.shape[0], 0), np.float32)
         return engine.Step(
             self.ops, self.graph, self.bank, self.links, self.ranks, self.low, self.stalls,
-            self.jitter, self.tables, self.step_table, shares,
+            self.jitter, self.loader, self.tables, self.step_table, shares,
         )  # fmt: skip
 
     def work(self, track: bool) -> engine.Step | engine.SampledStep:
@@ -227,7 +228,7 @@ def ideal_program(program: Program) -> Program:
             call_cv=np.zeros_like(low.call_cv), quiet=np.ones_like(low.quiet),
         ),
         stalls=program.stalls._replace(entity=engine.NO_STALL), jitter=engine.NO_JITTER,
-        links=engine.NO_LINKS, step_table=-1,
+        loader=engine.NO_LOADER, links=engine.NO_LINKS, step_table=-1,
         sample=None if sample is None else sample.alone(),
     )  # fmt: skip
 
@@ -256,7 +257,7 @@ def check_finite(step: engine.Step) -> None:
 
 def stream_keys(seed: int, others: Mapping[int, int] | None = None) -> NDArray[np.uint32]:
     """Philox keys of every stream: the seed's, but for the streams that take another seed."""
-    seeds = [(others or {}).get(stream, seed) for stream in range(engine.JITTER + 1)]
+    seeds = [(others or {}).get(stream, seed) for stream in range(engine.LOADER + 1)]
     return np.array([seed_key(x) for x in seeds], np.uint32)
 
 

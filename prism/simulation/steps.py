@@ -40,7 +40,7 @@ from prism.simulation.sampledreplicas import (
     ignore_unseen,
     needs_fit,
 )
-from prism.simulation.timeloss import find_time_loss, freed_classes
+from prism.simulation.timeloss import LOADING, find_time_loss, freed_classes
 from prism.simulation.variability import is_communication
 
 if TYPE_CHECKING:
@@ -240,11 +240,17 @@ def _find_parts(step: Prepared, times: NDArray[np.float32], context: RunContext)
     run, seed = partial(run_blocks, context=context), context.seed
     path, idle = _critical_path(step.program, range(n), run)
     first, classes = times[:EXPOSED_BLOCKS], freed_classes(step.program.classes)
+    loads = step.program.loader.load_s > 0.0
+    exposed = find_exposed(step, times, context) if loads else None
+    # what steps wait for their batches comes first: what is free would only wait longer
+    programs = {LOADING: step.program} if loads else {}
+    programs |= {group: silence(step, seed, freed) for group, freed in classes.items()}
     silent = {
-        group: run(silence(step, seed, freed), range(len(first)))[0]
-        for group, freed in classes.items()
+        name: run(replace(program, loader=engine.NO_LOADER), range(len(first)))[0]
+        for name, program in programs.items()
     }
-    exposed = _exposed(times, list(silent.values())[-1]) if silent else Exposed(0.0, 0.0)
+    if exposed is None:
+        exposed = _exposed(times, list(silent.values())[-1]) if silent else Exposed(0.0, 0.0)
     loss = find_time_loss(step, first, silent, seed, run)
     return {
         "critical_path_time": path,

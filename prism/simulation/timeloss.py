@@ -25,6 +25,8 @@ Run = Callable[..., Arrays]
 
 GROUPS = COMMUNICATING[::-1]
 """Groups of ranks in the order in which their communication is made free, the widest first."""
+LOADING = "data_loading"
+"""Part of a step that waits for its batch, and where it stands among the groups."""
 OTHER_NAMES = {"p2p": "pp", "transfer": "pp", "send": "pp", "embedding": "pp", "layernorm": "tp"}
 """Groups of classes named otherwise, by their first word."""
 
@@ -89,7 +91,8 @@ def find_time_loss(
     times : float32 [cluster, lane]
         Steps of the first clusters [s].
     silent : mapping of float32 [cluster, lane]
-        By group, the same draws once the communication of `freed_classes` takes no time [s].
+        By group, the same draws once the communication of `freed_classes` takes no time [s]; the
+        first may be `LOADING`: once no step waits for its batch.
     run : callable
         Runs blocks of a program under the same seed: `prism.simulation.steps.run_blocks`.
     """
@@ -97,7 +100,7 @@ def find_time_loss(
     parts: dict[str, Array] = {}  # seconds of each replicate
     left, present = whole, list(silent)
     for group, rest in silent.items():
-        parts[f"exposed_{group}"] = left - rest.astype(np.float64)
+        parts[group if group == LOADING else f"exposed_{group}"] = left - rest.astype(np.float64)
         left = rest.astype(np.float64)
     jitter, jitter_variance = _jitter(step.program)
     model = step.source
@@ -114,9 +117,9 @@ def find_time_loss(
         for name, part in (parts | {"stragglers": left}).items()
     }
     shares["stragglers"] -= shares["step_jitter"]
-    order = ["compute", *(f"exposed_{group}" for group in reversed(present)), "bubble",
-             "stage_imbalance", "optimizer", "stragglers", "launch_gaps",
-             "step_jitter"]  # fmt: skip
+    order = ["compute", *(f"exposed_{group}" for group in reversed(present)
+             if group != LOADING), "bubble", "stage_imbalance", "optimizer", "stragglers",
+             "launch_gaps", "step_jitter", *(x for x in present if x == LOADING)]  # fmt: skip
     mean = np.stack([means.get(name, ideal.get(name, 0.0) + 0.0 * ends) / ends for name in order])
     found = np.stack([shares.get(name, 0.0 * variance / variance) for name in order])
     errors = _jackknife_error(mean[:, 1:]), _jackknife_error(found[:, 1:])

@@ -26,7 +26,7 @@ CAUSES = {
     "communication": ("collectives", "waiting for {op_kind}"),
     "host": ("launch gaps", "launch gap"),
     "latency": ("latency", "launch latency"),
-    "stall": ("stalls", "stall or jitter of the job"),
+    "stall": ("stalls", "stall, jitter or data loading of the job"),
 }
 """What is waited for, by cause: as a column's title, and as the name of a single wait."""
 

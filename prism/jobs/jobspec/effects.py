@@ -251,5 +251,9 @@ WORDS = {
         "step jitter", "added time", "time added between steps",
         "look at data loading, logging and synchronisation",
     ),
+    "loader": Words(
+        "data loading", "batches", "batches that load late", "prefetch more, or load faster",
+        "Held at its mean",
+    ),
 }  # fmt: skip
 """By name; `rank_step` is an effect of fitted traces alone, `tables` of model.layers."""

@@ -17,6 +17,7 @@ from prism.jobs.jobspec.values import (
     Duration,
     NonNegative,
     Positive,
+    WideCv,
     key,
     parse_duration,
 )
@@ -131,6 +132,20 @@ class EvaluationBlock(Block):
     duration: Duration = Field(description="What one takes [s, or 10min].")
 
 
+class LoaderBlock(Block):
+    """Loading of batches: no step is shorter than its batch takes to load."""
+
+    samples_per_s: Positive = Field(description="Sequences loaded for the whole job [1/s].")
+    cv: WideCv = key("CV of a batch's time to load, lognormal.", 0.0)
+    prefetch: Annotated[int, Field(strict=True, ge=0, le=10_000)] = key(
+        "Batches loaded ahead of the step [2, PyTorch's prefetch_factor]; 0: none is loaded while "
+        "a step runs.",
+        2,
+    )
+    stalls_per_hour: NonNegative = key("Stops of the loader per hour of loading.", 0.0)
+    stall_s: NonNegative = key("Mean length of one, exponential [s].", 0.0)
+
+
 class RunBlock(Block):
     """The run: how long, by when, at what price, and what interrupts it."""
 
@@ -159,6 +174,7 @@ class RunBlock(Block):
     batch_ramp: tuple[RampPhase, ...] | None = key(
         "Smaller batches at the beginning: [{tokens: 252e6, global_batch: 512}, ...]."
     )
+    loader: LoaderBlock | None = key("Data loading: {samples_per_s: 500, prefetch: 2}.")
     grid_intensity: Intensity | None = key(
         "Carbon intensity of the electricity, for the run's carbon [region's; g CO2e/kWh]."
     )

@@ -61,11 +61,9 @@ SMALL_DELAY, SMALL_SHARE = 1e-4, 1e-3
 PARTS = {
     "compute": "compute, the mean stage",
     "bubble": "pipeline bubble",
-    "stage_imbalance": "stage imbalance",
-    "optimizer": "optimizer",
     "stragglers": "stragglers and noise",
-    "launch_gaps": "launch gaps",
-    "step_jitter": "step jitter",
+    **{name: name.replace("_", " ")
+       for name in ("stage_imbalance", "optimizer", "launch_gaps", "step_jitter", "data_loading")},
     **{f"exposed_{group}": f"exposed {group.upper()} communication"
        for group in COMMUNICATING},
 }  # fmt: skip

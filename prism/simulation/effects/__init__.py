@@ -12,6 +12,7 @@ from prism.simulation.effects.call import CallEffect, ExpertEffect, RankStepEffe
 from prism.simulation.effects.congestion import CongestionEffect
 from prism.simulation.effects.effect import Effect, HeldTables
 from prism.simulation.effects.jitter import JitterEffect
+from prism.simulation.effects.loader import LoaderEffect
 from prism.simulation.effects.microbatch import MicrobatchEffect
 from prism.simulation.effects.rank import RankEffect
 from prism.simulation.effects.residual import Treatment
@@ -27,6 +28,7 @@ EFFECTS: dict[str, Effect] = {
     for effect in (
         RankEffect(), StepEffect(), MicrobatchEffect(), CallEffect(), RankStepEffect(),
         ExpertEffect(), TablesEffect(), CongestionEffect(), StallEffect(), JitterEffect(),
+        LoaderEffect(),
     )
 }  # fmt: skip
 """In the order in which a ranking lists them."""

@@ -39,6 +39,7 @@ from prism.simulation.runs.rates import step_shares
 from prism.simulation.runs.states import (
     Simulator,
     find_congestion,
+    find_felt,
     find_slowdowns,
     find_stalls,
 )
@@ -72,8 +73,10 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", context: RunContext) 
         Parts of the run do not fit the length of a step.
     """
     job, effects = step.job, step.effects
+    sim, seed = Simulator(step, context.quiet), context.seed
+    felt = find_felt(sim)
     # a run is made of what lies between steps
-    times, shared = np.asarray(dataset.step_time), np.asarray(dataset.step_effect)
+    times, shared = np.asarray(dataset.step_time), np.asarray(dataset.step_effect) ** felt
     ideal = float(dataset.ideal_step_time)
     full, regime, stall = effects.dependence == "full", effects.regime, effects.stall
     slow, keep = job.variability.effects.fail_slow, np.ones(times.size, bool)
@@ -81,7 +84,6 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", context: RunContext) 
     lasting = full and regime.duration_s > 2.0 * ideal and regime.acts
     stalling = stall.rate_per_hour * stall.duration_s > 0.0
     if lasting or slow is not None or stalling:
-        sim, seed = Simulator(step, context.quiet), context.seed
         blocks = range(-(-times.size // LANES))
         congestion = find_congestion(sim) if lasting else None
         if congestion is not None:
@@ -94,12 +96,13 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", context: RunContext) 
         if slow is not None:
             episodes = _episodes(slow, sim)
     drift = Drift(
-        float(effects.step.distribution.std) if full else 0.0, effects.step.correlation_time_s
+        felt * float(effects.step.distribution.std) if full else 0.0,
+        effects.step.correlation_time_s,
     )
     wave = job.variability.effects.step
     if wave is not None and wave.diurnal_cv and full:
         peak = PEAK_H if wave.diurnal_peak_h is None else wave.diurnal_peak_h
-        drift = replace(drift, diurnal_cv=wave.diurnal_cv, diurnal_peak_s=HOUR_S * peak)
+        drift = replace(drift, diurnal_cv=felt * wave.diurnal_cv, diurnal_peak_s=HOUR_S * peak)
     model = model_of_steps(
         times, shared, np.asarray(dataset.cluster_idx), drift, ideal_s=ideal, use=keep
     )
@@ -110,8 +113,8 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", context: RunContext) 
         )  # fmt: skip
     fail, e = job.failures, job.run.evaluation
     model = replace(
-        model, stalls=stalls, n_nodes=job.n_nodes, run_cv=effects.run.cv, episodes=episodes,
-        model_error=effects.run.model_error,
+        model, stalls=stalls, n_nodes=job.n_nodes, run_cv=felt * effects.run.cv, episodes=episodes,
+        model_error=felt * effects.run.model_error,
         interruptions=None if fail is None else _failures(fail, job.n_nodes),
         evaluations=None if e is None else Evaluations(e.interval_steps, e.duration),
     )  # fmt: skip

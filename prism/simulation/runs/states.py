@@ -15,6 +15,7 @@ from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.simulation.draws import congested_leaves, stall_groups, stall_lengths, stalls_in
 from prism.simulation.execution.context import RunContext
 from prism.simulation.execution.tasks import Arrays, Shared, Task, run_tasks
+from prism.simulation.loading import load_times, wait_for_batches
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program, make_keys, run_chunk
@@ -67,6 +68,21 @@ class Simulator:
     def calm_times(self) -> Array:
         """Steps while nothing disturbs them [block, lane] [s]."""
         return self.times(self.calm)
+
+
+def find_felt(sim: Simulator) -> float:
+    """Share of a slowdown of all steps that delays a run; the rest hides behind its loader [1]."""
+    loader, rng = sim.program.loader, np.random.Generator(np.random.Philox(sim.context.seed))
+    if not loader.load_s:
+        return 1.0
+    alone = sim.times(replace(sim.program, loader=engine.NO_LOADER))
+    words = rng.integers(0, 1 << 32, (3, alone.size), dtype=np.uint32)
+    load = load_times(loader, words).reshape(alone.shape)
+    fast, same, slow = (
+        float((x + wait_for_batches(x, load, loader.prefetch)).mean())
+        for x in (alone * 0.99, alone, alone * 1.01)
+    )
+    return (slow - fast) / (0.02 * same)
 
 
 # --------------------------------------------------------------------------------- congestion
