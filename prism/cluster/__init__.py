@@ -2,7 +2,7 @@
 
 # what rooms above may import, by module
 FACE = {
-    "groups": "Group count_replicas shard_size",
+    "groups": "Group count_replicas shard_size sync_units",
     "linkcongestion": "congested_links n_own_links",
     "machine": "Cluster MEASURED_HOP build_cluster network_figures",
     "nccl": "bus_factor solve_link",

@@ -4,7 +4,8 @@
 ``replicas`` joins those of all shard groups that hold the same part. ``embedding`` is the first and
 the last stage of a pipeline. For experts the ranks of a stage are grouped anew, as Megatron-Core's
 parallel_state does: ``expert_tp`` neighbours share each expert, ``ep`` joins those that hold the
-experts between them, ``expert_dp`` those that hold the same ones.
+experts between them, ``expert_dp`` those that hold the same ones. Where units of a tier exchange
+parameters by `sync_every`, groups of several replicas end at a unit, and ``sync`` joins units.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Int = NDArray[np.int64]
 # members, in rank order.
 GROUPS_BY = {
     "tp": (0, 1, 2, 3), "cp": (0, 1, 2, 4), "dp_cp": (1, 4), "shard": (0, 1, 4),
-    "replicas": (1, 2, 3, 4), "embedding": (0, 2, 3, 4), "world": (),
+    "replicas": (1, 2, 3, 4), "sync": (1, 2, 3, 4), "embedding": (0, 2, 3, 4), "world": (),
 }  # fmt: skip
 # The same of `Layout.expert_ranks` (replica, stage, ep group, ep rank, rank of an expert).
 EXPERT_GROUPS_BY = {"ep": (0, 1, 2, 4), "expert_dp": (1, 3, 4)}
@@ -45,6 +46,7 @@ class Layout(NamedTuple):
     shard: int = 1  # data-parallel ranks that are simulated as one, see `shard_size`
     ep: int = 1
     expert_tp: int = 1  # 1, or tp
+    units: int = 1  # whose replicas share gradients apart, see `sync_units`
 
     @property
     def stage_gpus(self) -> int:
@@ -70,7 +72,7 @@ class Layout(NamedTuple):
         """Ranks of every group of a kind [group, member]; of tp ranks, one in `every`."""
         ranks = self.ranks(self.shard)[..., ::every]
         if kind == "world":
-            return np.sort(ranks.reshape(1, -1))
+            return np.sort(ranks.reshape(self.units, -1))
         if kind == "embedding" and self.pp > 1:
             ranks = ranks[:, [0, -1]]
         apart = GROUPS_BY.get(kind, ())
@@ -78,7 +80,12 @@ class Layout(NamedTuple):
             ranks, apart = self.expert_ranks(ranks), EXPERT_GROUPS_BY[kind]
         members = [axis for axis in range(ranks.ndim) if axis not in apart]
         count = math.prod(ranks.shape[axis] for axis in members)
-        return ranks.transpose(*apart, *members).reshape(-1, count)
+        found = ranks.transpose(*apart, *members).reshape(-1, count)
+        if 0 in apart or self.units == 1:
+            return found
+        each = found.reshape(len(found), self.units, -1)  # replicas come first among members
+        each = each.swapaxes(1, 2) if kind == "sync" else each
+        return each.reshape(-1, each.shape[2])
 
 
 class Visits(NamedTuple):
@@ -147,7 +154,9 @@ def layout_of(job: Job) -> Layout:
     """Return the layout of a job."""
     p = job.parallelism
     strides = _rank_strides(job)
-    return Layout(p.tp, p.cp, p.dp, p.pp, *strides, shard_size(job), p.ep, p.expert_shards)
+    return Layout(
+        p.tp, p.cp, p.dp, p.pp, *strides, shard_size(job), p.ep, p.expert_shards, sync_units(job)
+    )  # fmt: skip
 
 
 def _rank_strides(job: Job) -> tuple[int, int]:
@@ -174,6 +183,12 @@ def shard_size(job: Job) -> int:
         return p.shard_size
     within = job.cluster.nvlink_domain_gpus // _rank_strides(job)[1]
     return math.gcd(p.dp, within) if within > 0 else 1
+
+
+def sync_units(job: Job) -> int:
+    """Units of the tier with `sync_every`, whose replicas share gradients apart; 1: all do."""
+    tier = job.cluster.sync_tier
+    return 1 if tier is None else max(1, job.world_size // tier.gpus)
 
 
 def count_replicas(job: Job) -> int:

@@ -104,7 +104,7 @@ def _places(
                 part = part if far.any() else part._replace(role="other")
             elif part.group == "embedding":
                 stage, peer = 0, n - 1
-            elif part.group == "world":
+            elif part.group in ("world", "sync"):
                 stage = peer = -1
             places.append(PlacedPart(c, part, bool(is_global[c]), stage, peer))
     return tuple(places)
@@ -212,5 +212,6 @@ def _link_of(op_type: OpType, term: Term, n_stages: int, n_own: int) -> int:
         return op_type.link
     if c.group == "shard":
         return n_stages + op_type.stage
-    named = {"world": n_own + n_stages, "embedding": n_own + n_stages + 1}
+    world = n_own + n_stages
+    named = {"world": world, "sync": world, "embedding": world + 1}
     return named.get(c.group, n_own + op_type.stage)

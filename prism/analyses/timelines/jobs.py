@@ -168,7 +168,7 @@ def _describe(step: Prepared, i: int) -> PlayedOp:
         stream = Stream.COMPUTE if computes else Stream.COMMUNICATION
     if op_type.link >= 0:
         stages = (op_type.link, (op_type.link + 1) % n)
-    elif collective and collective.group == "world":
+    elif collective and collective.group in ("world", "sync"):
         stages = tuple(range(n))
     elif collective and collective.group == "embedding" and n > 1:
         stages = (0, n - 1)
