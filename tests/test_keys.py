@@ -714,6 +714,17 @@ KEYS: dict[str, list[Case]] = {
              below={TIER + "rack": {"gpus": 2, "oversubscription": 4.0}},
              path__dp_all_reduce=ratio(0.5, 0.75)),
     ],
+    # racks of two: gradients stay inside, and half of the weights cross once in so many steps
+    TIER + "*.sync_every": [
+        case("net", {"gpus": 2, "oversubscription": 4.0, "sync_every": 10}, STEP,
+             below={TIER + "rack": {"gpus": 2, "oversubscription": 4.0}},
+             path__dp_all_reduce=ratio(0.1, 0.5)),
+    ],
+    TIER + "*.sync_overlap": [
+        case("net", {"gpus": 2, "oversubscription": 4.0, "sync_every": 10, "sync_overlap": 10},
+             STEP, below={TIER + "rack": {"gpus": 2, "oversubscription": 4.0, "sync_every": 10}},
+             path__dp_sync_all_reduce=to(0.0)),
+    ],
     # of gradients between racks, and of activations where a rack is farther than a node
     TIER + "*.cv": [
         case("net", {"gpus": 2, "cv": 0.5}, n=6400, within=ratio(100.0, 2000.0), below={

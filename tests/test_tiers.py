@@ -230,6 +230,80 @@ def test_a_congested_site_slows_every_crossing_message(order, leaf_nodes, hit):
     assert np.all((x < 1.02 * low) | (x > 0.98 * high))  # all messages at once
 
 
+# --------------------------------------------------------------------------- seldom, or beside
+SYNC = {"gpus": 8, "latency_us": 5000, "total_gbits_per_s": 2.0}
+LAYOUTS = [{"data_parallel": "zero1"}, {"data_parallel": "fsdp"},
+           {"pp": 1, "vpp": 1, "dp": 8, "data_parallel": "hsdp", "shard_size": 2}]  # fmt: skip
+
+
+def apart(every, beside=0, parallelism=None, effects=None, **site):
+    """Two sites that exchange parameters every so many steps, or beside as many of them."""
+    tier = SYNC | {"sync_every": every, "sync_overlap": beside} | site
+    return made({"site": tier}, effects, parallelism, **STAGES_FIRST)
+
+
+def exchange_s(parts=1):
+    """Two ranks, one in each site, average a quarter of the weights of the larger stage in fp32."""
+    layer = 4 * 1024**2 + 3 * 1024 * 2816
+    weights = (4 * layer + 8000 * 1024) / 2 + (4 * 2 + 1) * 1024  # of a tp rank, norms whole
+    n_bytes = 4 * weights / 2 / parts
+    return n_bytes / (2e9 / 8 * 0.8 / 8) + 2 * MS
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sites_that_never_exchange_are_sites_alone(layout):
+    alone = layout | {"dp": layout.get("dp", 4) // 2}
+    one = made(parallelism=alone, nodes=4, **STAGES_FIRST)
+    two = apart(10**9, parallelism=layout)
+    assert step(two) == pytest.approx(step(one), rel=1e-6)
+    assert prism.memory(two)["gib"] == pytest.approx(prism.memory(one)["gib"])
+
+
+@pytest.mark.parametrize("every", [2, 5, 500, 3000])
+def test_an_exchange_is_one_step_of_so_many(every):
+    n = 64 * 200
+    x, alone = times(apart(every), n), step(apart(10**9))
+    long = x > alone + 0.5 * exchange_s()
+    assert long.sum() == pytest.approx(n / every, abs=4 * math.sqrt(n / every))
+    assert x[~long] == pytest.approx(alone, rel=1e-5)
+    assert x[long] - alone == pytest.approx(exchange_s(), rel=0.01)
+    ideal = prism.summary(simulated(apart(every), n))["ideal_step_time"]
+    assert ideal - alone == pytest.approx(exchange_s() / every, rel=0.01)
+
+
+def test_every_step_s_exchange_is_the_job_as_it_was():
+    varied = {"rank": {"cv": 0.02}, "residual": {"cv": 0.1}}
+    jobs = apart(1, effects=varied), made({"site": SYNC}, varied, **STAGES_FIRST)
+    assert np.array_equal(*(times(job, 128) for job in jobs))
+
+
+@pytest.mark.parametrize("every", [1, 3, 50])
+def test_beside_steps_an_exchange_shows_as_far_as_it_is_longer(every):
+    n = 64 * 40
+    alone = step(apart(10**9))
+    for gbits in (0.01, 2.0, 100.0):
+        x = [times(apart(every, d, total_gbits_per_s=gbits), n) for d in (1, every)]
+        wire = (exchange_s() - 2 * MS) * 2.0 / gbits
+        whole, part = max(alone, wire + 2 * MS), max(alone, wire / every + 2 * MS)
+        assert x[0].max() == pytest.approx(whole, rel=0.01)
+        assert x[0].min() == pytest.approx(alone if every > 1 else whole, rel=0.01)
+        assert x[1] == pytest.approx(part, rel=0.01)
+        if every > 1:  # in the same steps as when it comes after them
+            after = times(apart(every, 0, total_gbits_per_s=gbits), n)
+            assert np.all(x[0] <= after * (1 + 1e-6)) and x[1].mean() <= after.mean() * 1.02
+
+
+def test_what_an_exchange_takes_varies_and_is_told(run):
+    x = times(apart(20, cv=0.3), 64 * 400)
+    extra = x[x > 1.02 * x.min()] - x.min()
+    assert extra.mean() == pytest.approx(exchange_s(), rel=0.05)
+    assert extra.std() / extra.mean() == pytest.approx(0.3, rel=0.1)
+    causes = prism.rank(apart(20), seed=1).causes
+    cause = causes.loc["dp_sync_all_reduce"]
+    assert cause["total_order"] == pytest.approx(1.0, abs=0.05)
+    assert cause["std_reduction"] == pytest.approx(1.0, abs=0.05)
+
+
 # ------------------------------------------------------------------------------ what a job may say
 def test_keys_are_set_and_taken_away_one_by_one():
     assert prism.load_job(JOB, [f"{SITE}="]).cluster.tiers == {}
@@ -277,6 +351,11 @@ def test_show_lists_the_links_from_the_inside(run):
              "cluster.tiers.zone={gpus: 16384, latency_us: 40}"],
             "zone.latency_us",
         ),
+        ([f"{SITE}.sync_every=0"], "sync_every"),
+        ([f"{SITE}.sync_overlap=2"], "sync_overlap"),
+        ([f"{SITE}.sync_every=8", "cluster.placement=megatron"], "sync_every"),
+        (["cluster.tiers.zone={gpus: 16, sync_every: 8}"], "zone.gpus"),
+        ([f"{SITE}.sync_every=8", "cluster.tiers.zone={gpus: 16384, sync_every: 2}"], "sync_every"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_by_their_key(changes, key):

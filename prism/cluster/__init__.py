@@ -2,7 +2,7 @@
 
 # what rooms above may import, by module
 FACE = {
-    "groups": "Ends Group count_replicas ends_of shard_size",
+    "groups": "Ends Group count_replicas ends_of shard_size sync_units",
     "linkcongestion": "congested_links",
     "machine": "Cluster MEASURED_HOP build_cluster network_figures",
     "nccl": "bus_factor solve_link",

@@ -5,7 +5,8 @@ stage's parameters, with hsdp ``shard`` does, and ``replicas`` joins those of al
 hold the same part. ``embedding`` is the first and the last stage of a pipeline. For experts the
 ranks of a stage are grouped anew, as Megatron-Core's parallel_state does: ``expert_tp`` neighbours
 share each expert, ``ep`` joins those that hold the experts between them, ``expert_dp`` those that
-hold the same ones.
+hold the same ones. Where units of a tier exchange parameters by `sync_every`, groups of several
+replicas end at a unit, and ``sync`` joins units.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ Int = NDArray[np.int64]
 AXES = ("replica", "stage", "shard", *STAGE[::-1])
 _MEMBERS = {
     **{name: (name,) for name in STAGE}, "dp_cp": ("replica", "shard", *TOKENS),
-    "shard": ("shard", *TOKENS), "replicas": ("replica",), "embedding": ("stage",), "world": AXES,
-    "hop": (),  # of a transfer, its sender
+    "shard": ("shard", *TOKENS), "replicas": ("replica",), "sync": ("replica",),
+    "embedding": ("stage",), "world": AXES, "hop": (),  # of a transfer, its sender
 }  # fmt: skip
 # Axes that tell groups apart.
 GROUPS_BY = {
@@ -50,6 +51,7 @@ class Layout(NamedTuple):
     shard: int = 1  # data-parallel ranks that are simulated as one, see `shard_size`
     ep: int = 1
     expert_tp: int = 1  # 1, or tp
+    units: int = 1  # whose replicas share gradients apart, see `sync_units`
 
     @property
     def tp(self) -> int:
@@ -79,15 +81,15 @@ class Layout(NamedTuple):
         )
 
     def apart(self, kind: str) -> tuple[int, int]:
-        """Replicas and stages that have groups of their own."""
+        """Replicas and stages whose groups have an op of their own."""
         by = (GROUPS_BY | EXPERT_GROUPS_BY)[kind]
-        return self.dp // self.shard if 0 in by else 1, self.pp if 1 in by else 1
+        return self.dp // self.shard if 0 in by else 1, self.pp if 1 in by and kind != "sync" else 1
 
     def groups(self, kind: str, every: int = 1) -> Int:
         """Ranks of every group of a kind [group, member]; of tp ranks, one in `every`."""
         ranks = self.ranks(self.shard)[..., ::every]
         if kind == "world":
-            return np.sort(ranks.reshape(1, -1))
+            return np.sort(ranks.reshape(self.units, -1))
         if kind == "embedding" and self.pp > 1:
             ranks = ranks[:, [0, -1]]
         apart = GROUPS_BY.get(kind, ())
@@ -95,7 +97,12 @@ class Layout(NamedTuple):
             ranks, apart = self.expert_ranks(ranks), EXPERT_GROUPS_BY[kind]
         members = [axis for axis in range(ranks.ndim) if axis not in apart]
         count = math.prod(ranks.shape[axis] for axis in members)
-        return ranks.transpose(*apart, *members).reshape(-1, count)
+        found = ranks.transpose(*apart, *members).reshape(-1, count)
+        if 0 in apart or self.units == 1:
+            return found
+        each = found.reshape(len(found), self.units, -1)  # replicas come first among members
+        each = each.swapaxes(1, 2) if kind == "sync" else each
+        return each.reshape(-1, each.shape[2])
 
 
 class Ends(NamedTuple):
@@ -119,7 +126,9 @@ class Ends(NamedTuple):
 
 def ends_of(group: str, stage: int, link: int, n_stages: int, shared: bool) -> Ends:
     """Stages that a message of a kind of group joins; a ``hop`` goes from stage `link` on."""
-    found = {"hop": (link, (link + 1) % n_stages), "embedding": (0, n_stages - 1), "world": ()}
+    if group in ("world", "sync"):
+        return Ends((), shared)
+    found = {"hop": (link, (link + 1) % n_stages), "embedding": (0, n_stages - 1)}
     return Ends(found.get(group, (stage,)), shared)
 
 
@@ -190,7 +199,9 @@ def layout_of(job: Job) -> Layout:
     """Return the layout of a job."""
     p = job.parallelism
     sizes, strides = tuple(getattr(p, name) for name in STAGE), _rank_strides(job)
-    return Layout(sizes, p.dp, p.pp, *strides, shard_size(job), p.ep, p.expert_shards)
+    return Layout(
+        sizes, p.dp, p.pp, *strides, shard_size(job), p.ep, p.expert_shards, sync_units(job)
+    )
 
 
 def _rank_strides(job: Job) -> tuple[int, int]:
@@ -217,6 +228,12 @@ def shard_size(job: Job) -> int:
         return p.shard_size
     within = job.cluster.nvlink_domain_gpus // _rank_strides(job)[1]
     return math.gcd(p.dp, within) if within > 0 else 1
+
+
+def sync_units(job: Job) -> int:
+    """Units of the tier with `sync_every`, whose replicas share gradients apart; 1: all do."""
+    tier = job.cluster.sync_tier
+    return 1 if tier is None else max(1, job.world_size // tier.gpus)
 
 
 def count_replicas(job: Job) -> int:

@@ -4,7 +4,7 @@
 FACE = {
     "distribution":
         "CONSTRUCTORS Distribution PARAM_NAMES POSITIVE bounded_body bounded_body_lemons constant "
-        "empirical lognormal normal quantile_table",
+        "empirical lognormal normal occasional quantile_table",
     "kerneltables": "KernelFit KernelTable fit_kernel",
     "library": "Entry Library library_names library_path load_library save_library to_dataset",
     "modelfile": "ModelFile Scalar Spec json_of",

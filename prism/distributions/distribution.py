@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from prism.common.errors import PrismError
-from prism.distributions.tables import N_CELLS, quadrature, table_of_quantiles, tail_panels
+from prism.distributions.tables import (
+    N_CELLS,
+    occasional_table,
+    quadrature,
+    table_of_quantiles,
+    tail_panels,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -239,6 +245,14 @@ def mixture(weights: Sequence[float], distributions: Sequence[Distribution]) -> 
     return replace(distribution, scale=1.0 / distribution.mean)
 
 
+def occasional(distribution: Distribution, share: float) -> Distribution:
+    """Return what a `share` of draws has, over its mean in all of them; the others have 0."""
+    if share == 1.0:
+        return distribution
+    parts = Distribution("constant", loc=0.0), distribution.times(1.0 / share)
+    return Distribution("occasional", (1.0 - share, share), parts)
+
+
 def bounded_body_lemons(
     body_cv: float,
     gpd_shape: float = -0.15,
@@ -359,7 +373,10 @@ def _mixture_moments(distribution: Distribution, power: float) -> tuple[float, f
 
 @lru_cache(maxsize=256)  # programs of one job differ in few of them
 def quantile_table(distribution: Distribution, power: float = 1.0) -> NDArray[np.float32]:
-    """Table [3072, 2] of Y = X**power / E[X**power] - 1, see `table_of_quantiles`."""
+    """Table [3072, 2] of Y = X**power / E[X**power] - 1, see `table_of_quantiles`.
+
+    Of what only some draws have, see `occasional_table`.
+    """
     moments = distribution.power_moments(power)
     if moments.std == 0.0:
         return np.zeros((N_CELLS, 2), dtype=np.float32)
@@ -368,5 +385,8 @@ def quantile_table(distribution: Distribution, power: float = 1.0) -> NDArray[np
         x = distribution.ppf(q)
         return (np.maximum(x, POSITIVE) ** power if power != 1.0 else x) / moments.norm - 1.0
 
+    if distribution.family == "occasional" and power == 1.0:
+        one, share = distribution.parts[1], distribution.params[1]
+        return occasional_table(one.ppf, one.std, share)
     low = -1.0 if float(distribution.ppf(np.zeros(1))[0]) > -1e-9 else -math.inf
     return table_of_quantiles(multiplier, moments.std, low)

@@ -104,6 +104,38 @@ def _cells(values: Array) -> NDArray[np.float32]:
     return table.astype(np.float32)
 
 
+def occasional_table(
+    ppf: Callable[[Array], Array], std: float, share: float
+) -> NDArray[np.float32]:
+    """Table of X - 1, where X is of mean 1 / share and std in that share of draws, else 0.
+
+    The last cells of each level hold it to 2**-30, so that no cell has a jump inside; values do
+    not rise over them.
+    """
+    units = round(share * 2.0**30)
+    counts = units >> 20, units >> 10 & 1023, units & 1023  # cells of each level
+    mass = np.repeat([2.0**20, 2.0**10, 1.0], counts) / units
+    q = np.concatenate([[0.0], np.cumsum(mass)])
+    values = ppf(np.clip(q, 1e-6, 1.0 - 1e-6))
+    left, right = values[:-1], values[1:]
+    mean = float(mass @ (left + right)) / 2.0
+    left, right = left - mean, right - mean
+    variance = float(mass @ (left**2 + left * right + right**2)) / 3.0
+    stretch = std / math.sqrt(variance) if variance > 0.0 else 0.0
+    values = 1.0 / share + stretch * (values - mean) - 1.0
+    table = np.zeros((N_CELLS, 2))
+    table[:, 0] = -1.0
+    rows = np.concatenate(
+        [
+            np.arange(first + used - n, first + used)
+            for (first, used, _), n in zip(LEVELS, counts, strict=True)
+        ]
+    )
+    slope = np.diff(values) / 2.0 ** np.repeat([bits for *_, bits in LEVELS], counts)
+    table[rows, 0], table[rows, 1] = values[:-1] + 0.5 * slope, slope
+    return table.astype(np.float32)
+
+
 def table_row(u: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Row [n] and integer fraction [n] that each 32-bit number reads."""
     wide = np.asarray(u).astype(np.int64)

@@ -157,7 +157,9 @@ class Lowerer:
 
     def _treated(self, kernel: Kernel | Collective) -> tuple[Distribution, float]:
         """Residual and duration of a kernel or collective [s] under its class's treatment."""
-        distribution, factor = self.v.residual.treated(kernel.kernel_class, kernel.distribution)
+        share = kernel.share if isinstance(kernel, Collective) else 1.0
+        name, entry = kernel.kernel_class, kernel.distribution
+        distribution, factor = self.v.residual.treated(name, entry, share)
         return distribution, kernel.duration * factor
 
     def lower(self, op_type: OpType) -> LoweredOp:

@@ -124,7 +124,7 @@ class Tables:
         self, distribution: Distribution, power: float = 1.0, effect: str = "residual"
     ) -> int:
         """Index of a table of durations; raises PrismError where it reaches below 0."""
-        if distribution.cv > MAX_CV and distribution.family != "empirical":
+        if distribution.cv > MAX_CV and distribution.family not in ("empirical", "occasional"):
             raise PrismError(
                 f"{self.source}{f'variability.effects.{effect}' if effect else 'an effect'}: a CV "
                 f"of {distribution.cv:.3g}, expected at most {MAX_CV:g}: the mean of what is so "

@@ -26,6 +26,7 @@ from prism.workload.kernels import (
     LOGNORMAL,
     ChunkWork,
     Kernel,
+    collective_distribution,
     split_backward,
 )
 from prism.workload.layers import Layer, model_layers
@@ -118,6 +119,22 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     def all_reduce(name: str, n_bytes: float, among: str) -> Collective | None:
         return collective(cluster, f"{name}_reduce", "all_reduce", n_bytes, among)
 
+    def exchange() -> Collective | None:
+        tier, group = job.cluster.sync_tier, cluster.group("sync")
+        if tier is None or cluster.layout.units == 1:
+            return None
+        parts = max(1, tier.sync_overlap)
+        share = parts / tier.sync_every
+        seconds, n_bytes = max(
+            tuple(map(sum, zip(dense.exchange(a, parts), experts.exchange(b, parts), strict=True)))
+            for a, b in of_stage
+        )
+        return Collective(
+            "parameter_exchange", "all_reduce", "dp_sync_all_reduce", share * seconds, n_bytes,
+            collective_distribution(cluster, n_bytes, group), "sync", share=share,
+            beside=tier.sync_overlap > 0,
+        )  # fmt: skip
+
     embedding_bytes = gradient_bytes * model.vocab_size * model.hidden_size / layout.tp
     norm_bytes = gradient_bytes * max(sum(weights[s].resident for s in row) for row in slots)
     tied = model.tied_embeddings and not layout.ends_meet
@@ -137,6 +154,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         else None,
         embedding_reduce=all_reduce("embedding", embedding_bytes, "embedding") if tied else None,
         grad_norm_reduce=all_reduce("grad_norm", NORM_BYTES, "world"),
+        exchange=exchange(),
         optimizer=tuple(update(row, *n) for row, n in zip(slots, of_stage, strict=True)),
         param_gathers=tuple(
             tuple(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scipy.special import ndtr
 
-from prism.cluster.groups import shard_size
+from prism.cluster.groups import shard_size, sync_units
 from prism.jobs.devices import find_device
 from prism.jobs.frameworks import FRAMEWORKS
 from prism.jobs.job import layer_split
@@ -242,8 +242,10 @@ def _stage(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Stage
     """Walk a stage's schedule to the moment when it holds most."""
     p, framework = job.parallelism, FRAMEWORKS[job.parallelism.framework]
     n, experts = (sum(getattr(c, key) for c in row) for key in ("parameters", "experts"))
-    shards = p.token_shards * (shard_size(job) if p.data_parallel == "hsdp" else p.dp)
-    shared = p.expert_ranks // p.ep  # ranks that hold the same routed experts
+    shards = p.token_shards * (
+        shard_size(job) if p.data_parallel == "hsdp" else p.dp // sync_units(job)
+    )
+    shared = p.expert_ranks // p.ep // sync_units(job)  # ranks that hold the same routed experts
     whole = p.data_parallel in ("ddp", "none")
     own = n if whole else (n - experts) / shards + experts / shared  # whose state is here
     parts = dict.fromkeys(PARTS, 0.0) | {

@@ -110,6 +110,21 @@ class Sharing:
         waits = self.cluster.collective_time("all_gather", 1.0, self.cluster.group(self.group))
         return replace(found[0], duration=max(found[0].duration, tensors * waits))
 
+    def exchange(self, n: float, parts: int) -> tuple[float, float]:
+        """Seconds and bytes of one of the parts in which units exchange a GPU's parameters.
+
+        Each rank of a unit averages its share over units; then all gather what they hold.
+        """
+        alike = "dp_cp" if self.group == "shard" else self.group
+        shares = self.cluster.group(alike).n_ranks
+        whole = DTYPE_BYTES[self.layout.gradient_dtype] * n / parts
+        n_bytes, time = whole / shares, self.cluster.collective_time
+        seconds = time("all_reduce", n_bytes, self.cluster.group("sync"))
+        if self.n_shards < shares:
+            holders = self.cluster.group("replicas" if alike != self.group else alike)
+            seconds += time("all_gather", whole / self.n_shards, holders)
+        return seconds, n_bytes
+
     @property
     def bucket_bytes(self) -> float:
         """Bytes of a message at most."""

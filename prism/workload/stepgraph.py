@@ -285,11 +285,15 @@ class _StepBuilder:
             done[0] = done[-1] = both
         if self.work.grad_norm_reduce is not None:
             done = [self._collective(0, done, self.work.grad_norm_reduce)] * len(done)
-        for per_stage in (self.work.optimizer, *self.work.param_gathers):
+        exchange, beside = self.work.exchange, START
+        for i, per_stage in enumerate((self.work.optimizer, *self.work.param_gathers)):
             for s, last in enumerate(per_stage):
                 if last is not None:
                     done[s] = self._collective(s, [done[s]], last)
-        return self.b.join(done, is_global=True)
+            if exchange is not None and i == 0:  # of what the optimizer has made
+                end = self._collective(0, [] if exchange.beside else done, exchange)
+                beside, done = (end, done) if exchange.beside else (START, [end] * len(done))
+        return self.b.join([*done, beside], is_global=True)
 
     def _collective(self, s: int, preds: list[int], collective: Collective) -> int:
         """Lay a collective, of all replicas unless it is a shard group's own."""

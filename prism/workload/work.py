@@ -31,6 +31,7 @@ class Collective:
     group: str = ""  # who takes part: of `Cluster.group`, or hop: two neighbouring stages
     messages: float = 1.0  # of this many bytes, one after the other
     beside: bool = False  # runs beside its chunk's kernels, not before or after them
+    share: float = 1.0  # of the steps, those that have it; `duration` is the mean over all
 
 
 Parts = TypeVar("Parts")
@@ -57,6 +58,7 @@ class Workload:
     layernorm_reduce: Collective | None = None
     embedding_reduce: Collective | None = None
     grad_norm_reduce: Collective | None = None
+    exchange: Collective | None = None  # of parameters between units, after or beside the step
     optimizer: tuple[Collective, ...] = ()  # Adam on one GPU's shard
     param_gathers: tuple[tuple[Collective | None, ...], ...] = ()  # zero1's, row by row
     model_flop: float = 0.0  # useful work, see `count_model_flop` [flop]; 0 if unknown

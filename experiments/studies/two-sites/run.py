@@ -23,10 +23,13 @@ JOB, SEED, CLUSTERS, THREADS = "llama3-405b-two-sites", 1, 32, 2
 TBITS = (1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4)
 KILOMETRES = (100, 4000)  # beside 1,000
 APART = "parallelism.schedule=1f1b", "parallelism.vpp=1"
+TENTH = "cluster.tiers.site.sync_every=10"
 WAYS = {
     "replicas": ((), ()),
     "replicas, flat ring": (("cluster.tiers.site.collectives=ring",), ()),
     "replicas, hsdp": (("parallelism.data_parallel=hsdp", "parallelism.shard_size=64"),) * 2,
+    "parameters, every 10th step": ((TENTH,), ()),
+    "parameters, beside 10 steps": ((TENTH, "cluster.tiers.site.sync_overlap=10"), ()),
     "stages": (("cluster.placement=megatron",), ()),
     "stages, one chunk each": (("cluster.placement=megatron", *APART), APART),
 }

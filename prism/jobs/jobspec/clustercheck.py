@@ -5,7 +5,7 @@ What depends on the device (the network's own latency) is checked by `prism.clus
 
 from collections.abc import Iterator
 from itertools import pairwise
-from math import ceil, gcd, inf
+from math import ceil, gcd, inf, lcm
 
 import numpy as np
 
@@ -116,6 +116,36 @@ def check_tiers(b: Blocks) -> Iterator[Problem]:
             yield text, f"{key}.efficiency", key
     if c.tiers:
         yield from _check_nesting(b)
+        yield from _check_sync(b)
+
+
+def _check_sync(b: Blocks) -> Iterator[Problem]:
+    """Units that seldom exchange parameters have whole replicas; one tier has such units."""
+    p, c = b.parallelism, b.cluster
+    names = [name for name, tier in c.tiers.items() if tier.syncs_apart]
+    if len(names) > 1:
+        text = f"{' and '.join(names)} both exchange parameters apart; keep sync_every in one tier"
+        yield text, *(f"cluster.tiers.{name}.sync_every" for name in names)
+        return
+    for name in names:
+        tier, key = c.tiers[name], f"cluster.tiers.{name}"
+        if tier.sync_overlap > tier.sync_every:
+            text = f"{tier.sync_overlap}, but an exchange begins every {tier.sync_every} steps; "
+            yield text + "give at most these", f"{key}.sync_overlap", f"{key}.sync_every"
+        together = lcm(p.ep * p.expert_shards, p.stage_gpus) // p.stage_gpus
+        if p.data_parallel == "hsdp":
+            together = p.shard_size or 1  # by default inside an NVLink domain
+        each, world = p.replica_gpus * together, p.replica_gpus * p.dp
+        if world <= tier.gpus:
+            continue
+        if p.pp > 1 and c.placement == "megatron":
+            text = "units exchange parameters, but each has some stages of all replicas; set "
+            text += "placement: tp-cp-pp-dp"
+            yield text, f"{key}.sync_every", "cluster.placement", "parallelism.pp"
+        elif tier.gpus % each or world % tier.gpus:
+            text = f"{tier.gpus} GPUs, expected a multiple of the {each} of "
+            text += "a replica" if together == 1 else f"{together} replicas that meet in a step"
+            yield f"{text}, that divides the job's {world}", f"{key}.gpus", f"{key}.sync_every"
 
 
 def _check_nesting(b: Blocks) -> Iterator[Problem]:

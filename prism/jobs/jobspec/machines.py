@@ -151,3 +151,8 @@ class ClusterBlock(Block):
         if self.pod_gpus is not None:
             tiers["pod"] = TierBlock(gpus=self.pod_gpus, oversubscription=self.oversubscription)
         return sorted(tiers.items(), key=lambda item: item[1].gpus)
+
+    @property
+    def sync_tier(self) -> TierBlock | None:
+        """The tier whose units do not share gradients in every step."""
+        return next((tier for tier in self.tiers.values() if tier.syncs_apart), None)

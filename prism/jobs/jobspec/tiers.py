@@ -56,6 +56,22 @@ class TierBlock(Block):
         "Spread of what leaves a unit, lognormal [the network's distributions]."
     )
 
+    sync_every: Count = key(
+        "Replicas in different units exchange parameters once in this many steps, as in local SGD "
+        "and DiLoCo; gradients stay inside a unit. Two units or more, of whole replicas.",
+        1,
+    )
+    sync_overlap: Annotated[int, Field(strict=True, ge=0)] = key(
+        "Steps of sync_every beside which that exchange runs, a part of it beside each [0: all of "
+        "it after a step].",
+        0,
+    )
+
+    @property
+    def syncs_apart(self) -> bool:
+        """Whether units do not wait for each other's gradients in every step."""
+        return self.sync_every > 1 or self.sync_overlap > 0
+
     @property
     def is_far(self) -> bool:
         """Whether what leaves a unit is on its way for longer than inside it."""

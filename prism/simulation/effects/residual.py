@@ -5,7 +5,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from prism.common.errors import PrismError
-from prism.distributions.distribution import CONSTRUCTORS, Distribution, constant, lognormal
+from prism.distributions.distribution import (
+    CONSTRUCTORS,
+    Distribution,
+    constant,
+    lognormal,
+    occasional,
+)
 from prism.distributions.library import Library
 from prism.jobs.jobspec.hardware import HardwareScale
 from prism.simulation.effects.effect import Pick
@@ -49,13 +55,18 @@ class Residuals:
             self._cache[entry] = scaled.spread_by(spread)
         return self._cache[entry]
 
-    def treated(self, kernel_class: str, entry: str) -> tuple[Distribution, float]:
-        """Residual of a kernel of a treated class, mean 1, and the factor on its duration."""
+    def treated(
+        self, kernel_class: str, entry: str, share: float = 1.0
+    ) -> tuple[Distribution, float]:
+        """Residual of a kernel of a treated class, mean 1, and the factor on its duration.
+
+        Only a `share` of the steps may have the kernel; frozen, each has as much.
+        """
         treatment = self.treatments.get(kernel_class, UNTREATED)
         distribution = self.distribution(entry)
         if treatment.frozen:
             return constant(), treatment.factor * float(distribution.ppf(0.5))
-        return distribution, treatment.factor
+        return occasional(distribution, share), treatment.factor
 
 
 def resolve(pick: Pick) -> Residuals:
