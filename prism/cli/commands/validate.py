@@ -7,18 +7,15 @@ from typing import Any
 import click
 
 from prism.cli.commands.options import (
+    PLOTS,
     Split,
     choose_options,
     common_options,
-    details_option,
-    output_option,
-    place_options,
     rows_of,
     skip_option,
     steps_option,
 )
-from prism.cli.commands.outputs import conclude
-from prism.cli.commands.terminal import progress_line
+from prism.cli.commands.outputs import Call
 
 
 @click.command()
@@ -47,13 +44,8 @@ from prism.cli.commands.terminal import progress_line
               help="Steps to predict.")  # fmt: skip
 @skip_option
 @steps_option
-@output_option()
-@details_option
-@common_options()
-@place_options
-def validate(
-    job: str | None, output: str | None, as_json: bool, details: bool, quiet: bool, **options: Any
-) -> None:
+@common_options(PLOTS, placed=True)
+def validate(call: Call, job: str | None, **options: Any) -> None:
     """Compare a prediction with held-out measurements.
 
     None of them were fitted on. Either --trace TRACE, whose one part predicts the other; or
@@ -61,11 +53,6 @@ def validate(
     STEPS.
     """
     from prism.analyses.validate import validate as compare
-    from prism.common.files import check_directory
 
-    if output is not None:
-        check_directory(output)
     options["where"] = rows_of(options["where"]) or None
-    with progress_line("validating", quiet) as report:
-        result = compare(job, progress=report, **options)
-    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
+    call.conclude(call.run("validating", compare, job, **options))
