@@ -17,6 +17,9 @@ from prism.cli.commands.options import (
     Factors,
     choose_options,
     common_options,
+    dependence_option,
+    gpus_option,
+    probability_option,
     rows_of,
     set_option,
 )
@@ -57,17 +60,9 @@ if TYPE_CHECKING:
     type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
     help="When the run starts; gives the date it ends by.",
 )
-@click.option(
-    "--probability",
-    type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
-    help="Of the end date.  [default: the job's, else 0.9]",
-)
+@probability_option
 @click.option("--price", type=click.FloatRange(min=0.0), help="Of one GPU for one hour.")
-@click.option(
-    "--gpus",
-    type=click.IntRange(min=1),
-    help="GPUs of a model of step times, which knows none: their failures.",
-)
+@gpus_option
 @click.option(
     "--progress",
     "--completed",
@@ -77,11 +72,7 @@ if TYPE_CHECKING:
 )
 @measured_nodes_options
 @choose_options("these steps, or of the measured nodes")
-@click.option(
-    "--dependence",
-    type=click.Choice(["full", "none"]),
-    help="none: all ops are drawn independently.  [default: the job's, else full]",
-)
+@dependence_option
 @click.option(
     "--resolution",
     type=click.Choice(["op", "kernel"]),

@@ -16,6 +16,7 @@ from prism.cli.commands.options import (
     skip_option,
     step_range_option,
     steps_option,
+    totals_option,
 )
 from prism.cli.commands.outputs import Call, check_model_path
 
@@ -32,7 +33,7 @@ from prism.cli.commands.outputs import Call, check_model_path
     "FILE[column=value,...] chooses rows of a wider table.",
 )
 @choose_options()
-@click.option("--totals", metavar="FILE:COLUMN", help="Measured totals of the runs.")
+@totals_option
 @click.option(
     "--first-steps",
     type=click.IntRange(min=1),

@@ -189,6 +189,30 @@ step_range_option = click.option(
 )
 
 
+dependence_option = click.option(
+    "--dependence",
+    type=click.Choice(["full", "none"]),
+    help="none: all ops are drawn independently.  [default: the job's, else full]",
+)
+
+
+gpus_option = click.option(
+    "--gpus",
+    type=click.IntRange(min=1),
+    help="GPUs of a model of step times, which knows none: their failures.",
+)
+
+
+probability_option = click.option(
+    "--probability",
+    type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
+    help="Of the end date.  [default: the job's, else 0.9]",
+)
+
+
+totals_option = click.option("--totals", metavar="FILE:COLUMN", help="Measured totals of the runs.")
+
+
 skip_option = click.option(
     "--skip", type=click.IntRange(min=1), metavar="N", help="Leave out the first N steps of runs."
 )

@@ -11,9 +11,11 @@ from prism.cli.commands.options import (
     Split,
     choose_options,
     common_options,
+    dependence_option,
     rows_of,
     skip_option,
     steps_option,
+    totals_option,
 )
 from prism.cli.commands.outputs import Call
 
@@ -30,14 +32,10 @@ from prism.cli.commands.outputs import Call
 @click.option("--measured", metavar="STEPS", help="Compare with these step times (CSV, log, ...).")
 @click.option("--model", metavar="MODEL.nc", help="Effects of JOB, or instead of it.")
 @choose_options("STEPS")
-@click.option("--totals", metavar="FILE:COLUMN", help="Measured totals of the runs.")
+@totals_option
 @click.option("--quantity", type=click.Choice(["step_time", "time_to_train"]), default="step_time",
               show_default=True, help="What to compare.")  # fmt: skip
-@click.option(
-    "--dependence",
-    type=click.Choice(["full", "none"]),
-    help="none: all ops are drawn independently.  [default: the job's, else full]",
-)
+@dependence_option
 @click.option("--bootstrap", type=click.IntRange(min=0), default=100, show_default=True,
               help="Refits behind the p-value and the band.")  # fmt: skip
 @click.option("--replicates", type=click.IntRange(min=1), default=20_000, show_default=True,

@@ -13,6 +13,8 @@ from prism.cli.commands.options import (
     Duration,
     choose_options,
     common_options,
+    gpus_option,
+    probability_option,
     rows_of,
     set_option,
 )
@@ -33,16 +35,8 @@ if TYPE_CHECKING:
 @click.option(
     "--deadline", metavar="TIME", help="Give P(done within this): 60d, 12h, ..., or by a date."
 )
-@click.option(
-    "--probability",
-    type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
-    help="Of the end date in the JSON.  [default: the job's, else 0.9]",
-)
-@click.option(
-    "--gpus",
-    type=click.IntRange(min=1),
-    help="GPUs of a model of step times, which knows none: their failures.",
-)
+@probability_option
+@gpus_option
 @click.option(
     "--interval",
     type=Duration(),
