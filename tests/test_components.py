@@ -14,9 +14,9 @@ from scipy.stats import chi2
 from prism import PrismError
 from prism.models.variance.components import Column, fit_components
 from prism.models.variance.draws import interval, pivotal_means, pivotal_products
+from prism.models.variance.estimates import step_memory
 from prism.models.variance.factors import split_factor
 from prism.models.variance.lemons import difference_quantile
-from prism.models.variance.memory import step_memory
 from prism.models.variance.strata import _two_way
 from prism.models.variance.strata import decompose as take_cells_apart
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from prism.models.variance.components import Column, fit_components
 from prism.models.variance.draws import interval
+from prism.models.variance.estimates import step_memory
 from prism.models.variance.lemons import find_lemons
-from prism.models.variance.memory import step_memory
 
 LOWEST, HIGHEST, NULL_HIGHEST = 0.83, 0.96, 0.98
 

@@ -262,15 +262,10 @@ def select(
     but for the tolerance with probability 1 - `ERROR` over the number of candidates, by every
     measure; see [1]_.
 
-    Parameters
-    ----------
-    budget, most : float, int
-        Op-samples of all beyond the first draws, and cluster draws of a candidate, at most.
+    `budget`, `most`: op-samples of all beyond the first draws, and cluster draws of a candidate, at
+    most.
 
-    Returns
-    -------
-    list of Candidate
-        The best by each measure, the frontier between them, and those that may yet be better.
+    Returns the best by each measure, the frontier between them, and those that may yet be better.
     """
     for candidate in candidates:
         sampler.extend(candidate, min(FIRST_BLOCKS, most))

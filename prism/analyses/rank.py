@@ -98,9 +98,7 @@ CAUSES = Columns("cause", (
 class Ranking(Result):
     """Kernel classes and effects by what they contribute to the variance of a time."""
 
-    def is_whole(self) -> bool:
-        """See `Result.is_whole`."""
-        return all(name in self.dataset for name in ("mean", "std", "p95", "cause", "recurrence"))
+    _needs = ("mean", "std", "p95", "cause", "recurrence")
 
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""

@@ -134,9 +134,7 @@ class Replay(Result):
     ('replica 1, stage 0', 8)
     """
 
-    def is_whole(self) -> bool:
-        """See `Result.is_whole`."""
-        return "steps" in self
+    _needs = ("steps",)
 
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""
@@ -291,7 +289,8 @@ def _gpu_spans(graph: KernelGraph, steps: KernelSteps) -> list[dict[str, Any]]:
     """First start to last end of each rank's activities in a step, measured and replayed [s]."""
     ends, rows = ends_of(graph), []
     for stage, rank in enumerate(graph.ranks):
-        measured, own = steps.views[graph.step, rank].span(), graph.taken_by(stage)
+        measured = steps.views[graph.step, rank].span()
+        own = np.array([stage in node.stages and node.kind == "op" for node in graph.nodes])
         replayed = float(ends[own].max() - (ends - graph.durations)[own].min())
         error = replayed / measured - 1.0
         rows.append({"step": graph.step, "rank": rank, "measured": measured, "replayed": replayed,

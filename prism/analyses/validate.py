@@ -213,9 +213,7 @@ def _with_model(job: Job | str | Path | None, model: str | Path | None) -> Job |
 class Validation(Result):
     """A prediction against measurements that it has not seen."""
 
-    def is_whole(self) -> bool:
-        """See `Result.is_whole`."""
-        return "ks" in self
+    _needs = ("ks",)
 
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""

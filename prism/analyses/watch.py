@@ -181,9 +181,7 @@ class Watch:
 class Forecast(Result):
     """The rest of a run that is going on: `time_left`, and whether its steps changed."""
 
-    def is_whole(self) -> bool:
-        """See `Result.is_whole`."""
-        return "completed_steps" in self
+    _needs = ("completed_steps",)
 
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""

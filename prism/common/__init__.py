@@ -6,14 +6,13 @@ FACE = {
     "attribution":
         "Array ClusterControl Estimate PathShares PickFreeze Resamples Variance control_slope "
         "partial_variances path_shares recurrence resample_runs run_variance share_interval",
-    "cdf": "empirical_cdf",
     "compiled": "engine_folder finish_compiling is_compiling start_compiling",
     "errors": "PrismError as_typed is_typed option",
     "files":
         "GZIP MOST_TEXT MOST_TRACE OWN atomic_files atomic_write check_directory check_file "
         "read_bytes read_head unpack",
     "launchgaps": "LaunchGaps launch_gaps",
-    "means": "finite_mean median",
+    "means": "finite_mean median poisson_interval",
     "netcdf": "check_sealed read_netcdf wrap_corrupt_file write_netcdf",
     "pipes": "held",
     "resampling":

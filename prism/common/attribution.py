@@ -165,8 +165,6 @@ def _variances(
 ) -> tuple[Array, Array, Array]:
     """Variance within and between clusters, and the control's slope, under weights of clusters.
 
-    Notes
-    -----
     Of the clusters' means m and quiet times g: Var m - b^2 (Var g - V), with b the slope of m over
     g, and V the variance of g in many more clusters. Its error is that of what g leaves unexplained
     of m, and of V.

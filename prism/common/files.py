@@ -205,10 +205,8 @@ def _to_disk(file: Path) -> None:
 def check_directory(directory: str | os.PathLike[str], option: str = "-o") -> None:
     """Refuse a folder of an option that cannot be written, before any work is done for it.
 
-    Raises
-    ------
-    PrismError
-        If the name is a file, or neither it nor the nearest folder above it is writable.
+    Raises PrismError if the name is a file, or neither it nor the nearest folder above it is
+    writable.
     """
     directory = Path(directory)
     try:
@@ -242,10 +240,7 @@ def _cannot_write(path: Path, error: OSError) -> str:
 def check_file(path: Path, source: str) -> int:
     """Size of a regular file; anything else is refused, since opening a pipe or device may hang.
 
-    Raises
-    ------
-    PrismError
-        It is missing, a folder, a pipe, a socket or a device.
+    Raises PrismError: it is missing, a folder, a pipe, a socket or a device.
     """
     try:
         found = path.stat()
@@ -265,10 +260,7 @@ def read_bytes(
 ) -> bytes:
     """Read a regular file, or an open pipe, of at most `most` bytes, as it stands.
 
-    Raises
-    ------
-    PrismError
-        It is no regular file, too large, or cannot be read.
+    Raises PrismError: it is no regular file, too large, or cannot be read.
     """
     if check_file(held(path), source) > most:
         raise _too_large(source, most, way_out)
@@ -292,10 +284,8 @@ def read_head(path: Path, source: str, most: int) -> bytes:
 def unpack(data: bytes, source: str, most: int = MOST_TEXT) -> tuple[bytes, str]:
     """Unpack what is gzipped, as far as it is sound; the second value says what is damaged.
 
-    Raises
-    ------
-    PrismError
-        It unpacks to more than ``most`` bytes, or to far more than any recording does.
+    Raises PrismError: it unpacks to more than ``most`` bytes, or to far more than any recording
+    does.
     """
     if not data.startswith(GZIP):
         return data, ""

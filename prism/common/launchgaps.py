@@ -11,22 +11,13 @@ Floats = NDArray[np.float64]
 
 
 class LaunchGaps(NamedTuple):
-    """Launch gaps of one device, in order, and how long it was idle.
+    """Launch gaps of one device, in order, and how long it was idle."""
 
-    Attributes
-    ----------
-    begin, end : array
-        [gap] from the end of all earlier activities to the start of the next one.
-    ended_by : array of int
-        [gap] that activity.
-    idle : float
-        All time between the first start and the last end in which nothing ran.
-    """
-
+    # [gap] from the end of all earlier activities to the start of the next one
     begin: Floats
     end: Floats
-    ended_by: NDArray[np.int64]
-    idle: float
+    ended_by: NDArray[np.int64]  # [gap] that activity
+    idle: float  # all time between the first start and the last end in which nothing ran
 
 
 def launch_gaps(start: Floats, end: Floats, issued: Floats) -> LaunchGaps:

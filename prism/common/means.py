@@ -1,4 +1,4 @@
-"""Means and medians of arrays with missing values."""
+"""Means and medians of arrays with missing values; intervals of counts."""
 
 import warnings
 
@@ -27,3 +27,11 @@ def median(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # all missing
         return np.asarray(np.nanmedian(values, axis=axis, keepdims=keepdims))
+
+
+def poisson_interval(n: float) -> tuple[float, float]:
+    """90 % interval of a Poisson mean after n events (Garwood)."""
+    from scipy.stats import chi2
+
+    low = float(chi2.ppf(0.05, 2 * n)) / 2.0 if n else 0.0
+    return low, float(chi2.ppf(0.95, 2 * n + 2)) / 2.0

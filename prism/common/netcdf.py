@@ -57,10 +57,7 @@ def write_netcdf(dataset: xr.Dataset, path: str | os.PathLike[str]) -> None:
 def check_sealed(path: str | os.PathLike[str], expected: str) -> int:
     """Size of a netCDF file; one that is not what `write_netcdf` wrote any more is refused.
 
-    Raises
-    ------
-    PrismError
-        It is no regular file, or its hash is not the one behind it.
+    Raises PrismError: it is no regular file, or its hash is not the one behind it.
     """
     size = check_file(Path(path), str(path))
     with wrap_corrupt_file(path, expected), open(path, "rb") as file:

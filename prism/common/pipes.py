@@ -19,10 +19,7 @@ _OPEN = re.compile(r"/dev/(?:stdin|fd/(\d+))|/proc/(?:self|\d+)/fd/(\d+)")
 def held(path: str | os.PathLike[str]) -> Path:
     """File with what a path holds: itself, or a copy of what an open pipe brings.
 
-    Raises
-    ------
-    PrismError
-        The pipe cannot be read, or brings more than is read of any file.
+    Raises PrismError: the pipe cannot be read, or brings more than is read of any file.
     """
     found = _OPEN.fullmatch(os.fspath(path))
     if found is None:

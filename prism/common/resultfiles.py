@@ -96,10 +96,7 @@ GONE = {
 def kind_of(dataset: "xr.Dataset") -> str | None:
     """Tell the kind of a result or model; None where it is none of `KINDS`.
 
-    Raises
-    ------
-    PrismError
-        It is of a kind that is gone.
+    Raises PrismError: it is of a kind that is gone.
     """
     kind = dataset.attrs.get("kind")
     if kind in GONE:

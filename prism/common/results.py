@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,32 +19,20 @@ if TYPE_CHECKING:
 
 
 class Field(NamedTuple):
-    """A column of a result's table, or a figure of a result.
+    """A column of a result's table, or a figure of a result."""
 
-    Attributes
-    ----------
-    name : str
-        Of the variable of the Dataset, the column of the DataFrame and the key of the JSON.
-    unit : str
-        Of the value: ``s``, ``1``, ``W``; ``text``, ``flag`` and ``count`` are words, truth and
-        whole numbers.
-    about : str
-        What it is, in full.
-    title, group : str
-        Over its column on a screen, and over that and its neighbours.
-    form : str
-        How a screen writes it, see `prism.present.tables.FORMS`; by its unit where empty.
-    interval : bool
-        Whether its 95 % interval stands beside it: ``NAME_ci`` in the Dataset and the JSON,
-        ``NAME_low`` and ``NAME_high`` in the DataFrame.
-    """
-
-    name: str
+    name: str  # of the variable of the Dataset, the column of the DataFrame and the key of the JSON
+    # of the value: ``s``, ``1``, ``W``; ``text``, ``flag`` and ``count`` are words, truth and whole
+    # numbers
     unit: str = "1"
-    about: str = ""
+    about: str = ""  # what it is, in full
+    # over its column on a screen, and over that and its neighbours
     title: str = ""
     group: str = ""
+    # how a screen writes it, see `prism.present.tables.FORMS`; by its unit where empty
     form: str = ""
+    # whether its 95 % interval stands beside it: ``NAME_ci`` in the Dataset and the JSON,
+    # ``NAME_low`` and ``NAME_high`` in the DataFrame
     interval: bool = False
 
     def pack(self, values: Sequence[Any]) -> np.ndarray:
@@ -79,24 +67,13 @@ BOUND = "bound"
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table of results, whose rows lie along a dimension of the Dataset.
+    """The columns of a table of results, whose rows lie along a dimension of the Dataset."""
 
-    Attributes
-    ----------
-    dim : str
-        The dimension.
-    fields : tuple of Field
-        In the order of the JSON. The first names the rows, and its values are the coordinate.
-    numbered : bool
-        Rows have numbers and no names: the first field is one like the others.
-    prefix : str
-        Of the names of variables, where another table's would be the same.
-    """
-
-    dim: str
+    dim: str  # the dimension
+    # in the order of the JSON. The first names the rows, and its values are the coordinate.
     fields: tuple[Field, ...]
-    numbered: bool = False
-    prefix: str = ""
+    numbered: bool = False  # rows have numbers and no names: the first field is one like the others
+    prefix: str = ""  # of the names of variables, where another table's would be the same
 
     def _variable(self, field: Field) -> str:
         named = not self.numbered and field is self.fields[0]
@@ -201,6 +178,7 @@ class Result(ABC):
     """
 
     dataset: xr.Dataset
+    _needs: ClassVar[tuple[str, ...]] = ()  # variables that no Dataset of an old version has
 
     def to_xarray(self) -> xr.Dataset:
         """Give the Dataset behind the result, as it is saved."""
@@ -218,7 +196,7 @@ class Result(ABC):
 
     def is_whole(self) -> bool:
         """Tell whether its Dataset has what its tables are made of, not one of an old version."""
-        return True
+        return all(name in self.dataset for name in self._needs)
 
     @abstractmethod
     def figures(self) -> dict[str, Any]:

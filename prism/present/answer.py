@@ -17,21 +17,11 @@ if TYPE_CHECKING:
 
 
 class Finding(NamedTuple):
-    """What an analysis found.
+    """What an analysis found."""
 
-    Attributes
-    ----------
-    code : str
-        What kind of finding it is, the same for every job.
-    text : str
-        A sentence or two.
-    severity : str
-        ``answer``, ``advice``, ``info`` or ``warning``.
-    """
-
-    code: str
-    text: str
-    severity: str = "info"
+    code: str  # what kind of finding it is, the same for every job
+    text: str  # a sentence or two
+    severity: str = "info"  # ``answer``, ``advice``, ``info`` or ``warning``
 
 
 class Errors(NamedTuple):
@@ -43,64 +33,29 @@ class Errors(NamedTuple):
 
 @dataclass(frozen=True)
 class Picture:
-    """A plot to be drawn.
+    """A plot to be drawn."""
 
-    Attributes
-    ----------
-    stem : str
-        Of the file it is written to.
-    title : str
-        What it shows.
-    draw : callable
-        Draws it; its axes.
-    note : str
-        How it is to be read.
-    errors : Errors
-        How far what it shows may be off.
-    """
-
-    stem: str
-    title: str
-    draw: Callable[[], Axes]
-    note: str
-    errors: Errors
+    stem: str  # of the file it is written to
+    title: str  # what it shows
+    draw: Callable[[], Axes]  # draws it; its axes
+    note: str  # how it is to be read
+    errors: Errors  # how far what it shows may be off
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What an analysis answers.
+    """What an analysis answers."""
 
-    Attributes
-    ----------
-    title : str
-        What kind of answer it is.
-    subject : str
-        The job or recording that it is about.
-    head : str
-        Size of the input and of the sample, and the seed: what follows the subject.
-    question : str
-        What was asked.
-    findings : tuple of Finding
-        The answer in words, what matters most first.
-    tables : tuple of Table
-    figures : mapping
-        All numbers, the JSON of the command.
-    warnings, assumptions : tuple of str
-    facts : tuple of str and Figure
-        Some figures that stand out.
-    pictures : tuple of Picture
-    """
-
-    title: str
-    subject: str
-    head: str = ""
-    question: str = ""
-    findings: tuple[Finding, ...] = ()
+    title: str  # what kind of answer it is
+    subject: str  # the job or recording that it is about
+    head: str = ""  # size of the input and of the sample, and the seed: what follows the subject
+    question: str = ""  # what was asked
+    findings: tuple[Finding, ...] = ()  # the answer in words, what matters most first
     tables: tuple[Table, ...] = ()
-    figures: Json = field(default_factory=dict)
+    figures: Json = field(default_factory=dict)  # all numbers, the JSON of the command
     warnings: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
-    facts: tuple[tuple[str, Figure], ...] = ()
+    facts: tuple[tuple[str, Figure], ...] = ()  # some figures that stand out
     pictures: tuple[Picture, ...] = ()
 
     def __post_init__(self) -> None:

@@ -18,18 +18,10 @@ Json = Mapping[str, Any]
 
 
 class Figure(NamedTuple):
-    """A number and how it is written; the text of one that is not known says so.
+    """A number and how it is written; the text of one that is not known says so."""
 
-    Attributes
-    ----------
-    value : float, optional
-        As in the JSON: SI units, shares and probabilities as ratios.
-    text : str
-        With its unit.
-    """
-
-    value: float | None
-    text: str
+    value: float | None  # as in the JSON: SI units, shares and probabilities as ratios
+    text: str  # with its unit
 
 
 Cell = str | Figure | None
@@ -47,25 +39,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of an answer.
-
-    Attributes
-    ----------
-    title : str
-    columns : tuple of Column
-        The first names the rows. No head is shown where no column has a title.
-    rows : tuple of tuple of Cell
-    notes : tuple of str
-        What its columns mean, and what was left out.
-    details : bool
-        Whether a terminal shows it with ``--details`` only.
-    """
+    """A table of an answer."""
 
     title: str
+    # the first names the rows. No head is shown where no column has a title.
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...] = ()
-    details: bool = False
+    notes: tuple[str, ...] = ()  # what its columns mean, and what was left out
+    details: bool = False  # whether a terminal shows it with ``--details`` only
 
     def __post_init__(self) -> None:
         for cell in (cell for row in self.rows for cell in row):
@@ -117,6 +98,11 @@ def duration(seconds: float | None, fine: float | None = None, like: float | Non
         assert fine is not None
         return Figure(seconds, format_like(seconds, like, fine))
     return Figure(seconds, format_duration(seconds, fine))
+
+
+def brief(seconds: float) -> Figure:
+    """Write a duration of four digits, such as a kernel's [s]."""
+    return Figure(seconds, format_duration(float(f"{seconds:.4g}")))
 
 
 def delay(seconds: float, half: float | None) -> Cell:

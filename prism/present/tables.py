@@ -91,28 +91,17 @@ def lay_out(
 
 
 class Rule(NamedTuple):
-    """A finding that a result may give.
+    """A finding that a result may give."""
 
-    Attributes
-    ----------
-    code, severity : str
-        See `prism.present.answer.Finding`.
-    when : callable
-        Of a result, or of the mapping of its figures: true where that gives it.
-    text : str
-        With the names of its figures in braces, which the code may have too.
-    figures : callable
-        Figures of a result by name, as they are written.
-    capital : bool
-        Whether the text is to begin with one.
-    """
-
+    # see `prism.present.answer.Finding`
     code: str
     severity: str
+    # of a result, or of the mapping of its figures: true where that gives it
     when: Callable[[Any], object]
-    text: str
+    text: str  # with the names of its figures in braces, which the code may have too
+    # figures of a result by name, as they are written
     figures: Callable[[Any], Mapping[str, Cell]] = lambda result: {}
-    capital: bool = True
+    capital: bool = True  # whether the text is to begin with one
 
 
 def find(result: Any, rules: Iterable[Rule]) -> tuple[Finding, ...]:

@@ -38,7 +38,7 @@ from prism.traces.logs import (
 from prism.traces.looks import is_table, what_is
 from prism.traces.steps import StepTimes, is_step_table, read_table_times
 from prism.traces.table import Trace
-from prism.traces.tidy import is_pipeline, is_tidy, read_pipeline, read_tidy
+from prism.traces.tidy import is_tidy, read_pipeline, read_tidy
 
 PathLike = str | os.PathLike[str]
 Holds = Literal["trace", "step_times", "kernels", "collectives"]
@@ -87,7 +87,7 @@ READERS = (
            options=("column", "where", "unit", "per_step")),
     Reader("nsys-sum", "a table of kernels by nsys stats", "kernels", is_nsys_sum, read_nsys_sum),
     Reader("hta", "a table of kernels by HTA", "kernels", lambda f: is_hta(f.columns), read_hta),
-    Reader("pipeline", "a pipeline trace", "trace", lambda f: is_pipeline(f.columns),
+    Reader("pipeline", "a pipeline trace", "trace", lambda f: "optype" in f.columns,
            lambda files: read_pipeline(files[0].table)),
     Reader("tidy", "a table of ops", "trace", lambda f: is_tidy(f.columns),
            lambda files: read_tidy(files[0].table)),

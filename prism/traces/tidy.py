@@ -198,11 +198,6 @@ def _op_faults(ops: pd.DataFrame, compute: NDArray[np.bool_]) -> list[Fault]:
     ]  # fmt: skip
 
 
-def is_pipeline(columns: Iterable[str]) -> bool:
-    """Say whether a table with these columns is a pipeline trace."""
-    return "optype" in set(columns)
-
-
 def read_pipeline(table: RawTable) -> Trace:
     """Turn a pipeline trace into the tidy table."""
     wanted = (*_WHERE, *_ORDER, "optype", "start_ts", "duration")

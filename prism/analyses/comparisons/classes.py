@@ -128,10 +128,7 @@ def predicted_times(job: Job, ranks: Sequence[int] = (), n_ranks: int = 0) -> Cl
 
     A mean over the stages of `ranks` where the job has `n_ranks` ranks, else over all.
 
-    Raises
-    ------
-    PrismError
-        The job is a fitted trace, which knows no kernels of a layer.
+    Raises PrismError: the job is a fitted trace, which knows no kernels of a layer.
     """
     step = prepare(job, _SEED)
     if step.workload is None:
@@ -155,15 +152,10 @@ def predicted_times(job: Job, ranks: Sequence[int] = (), n_ranks: int = 0) -> Cl
         found.append(_stage_times(step, mine, begin, end[0], windows))
     stages: Iterable[int] = range(graph.n_stages)
     if n_ranks == job.world_size and max(ranks, default=n_ranks) < n_ranks:
-        stages = _stages_of(job, ranks)
+        stage_of = {int(rank): s for (_, s, _), rank in np.ndenumerate(Placement(job).ranks())}
+        stages = [stage_of[rank] for rank in ranks]
     mean = np.mean([found[stage] for stage in stages], axis=0)
     return ClassTimes(played.step_time, _named(mean), {}, 1, tuple(ranks))
-
-
-def _stages_of(job: Job, ranks: Sequence[int]) -> list[int]:
-    """Stage of each rank."""
-    stage = {int(rank): s for (_, s, _), rank in np.ndenumerate(Placement(job).ranks())}
-    return [stage[rank] for rank in ranks]
 
 
 def _stage_times(

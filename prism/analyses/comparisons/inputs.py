@@ -162,15 +162,11 @@ def _measured(times: StepTimes, name: str, seed: int) -> Input:
             "several runs with "
             "a total each"
         )
+    warm_up = int(find_changes(times).warm_up_of_run.max(initial=0))
     return Input(
-        name, "measured", {STEPS: sample}, mean_over=times.mean_over, start=_slow_start(times),
+        name, "measured", {STEPS: sample}, mean_over=times.mean_over, start=warm_up,
         figures=figures, notes=notes,
     )  # fmt: skip
-
-
-def _slow_start(times: StepTimes) -> int:
-    """Count the first values of a run that are a warm-up, as `fit` finds them."""
-    return int(find_changes(times).warm_up_of_run.max(initial=0))
 
 
 def brought_together(

@@ -52,10 +52,7 @@ _TAKES = (
 def read_profile(a: Any, b: Any, step_range: str | None) -> tuple[Trace, Job] | None:
     """Read a profile and a job; None where results or step times are to be compared.
 
-    Raises
-    ------
-    PrismError
-        One of both is there, but not the other.
+    Raises PrismError: one of both is there, but not the other.
     """
     first, second = _recording(a, _is_job(b)), _recording(b, False)
     if _is_profile(first):
@@ -133,10 +130,7 @@ def compare_classes(
 ) -> ClassComparison:
     """Compare a profile's time by class with a job's; `skip` and `steps` choose steps.
 
-    Raises
-    ------
-    PrismError
-        No step has kernels, or the job's kernels are not known.
+    Raises PrismError: no step has kernels, or the job's kernels are not known.
     """
     measured = measured_times(choose_steps(trace, skip, steps))
     if measured is None:
@@ -187,9 +181,7 @@ CLASSES = Columns("class", (
 class ClassComparison(Result):
     """A step's time by class of kernels, measured in a profile and predicted of a job."""
 
-    def is_whole(self) -> bool:
-        """See `Result.is_whole`."""
-        return "period_measured" in self
+    _needs = ("period_measured",)
 
     def figures(self) -> dict[str, Any]:
         """Give all figures, see `Result.figures`."""

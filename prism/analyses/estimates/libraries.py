@@ -22,12 +22,9 @@ DRAWS, LEAST = 8, 128
 def other_libraries(step: Prepared, dataset: "xr.Dataset", context: RunContext) -> list[Any]:
     """Simulate a few of a job's cluster draws with each other library of its device.
 
-    Returns
-    -------
-    list of (str, float, float, float)
-        Name, p95 and mean of the step over the job's own on the same draws, and half of the 95 %
-        interval of the first [1]; none where the job has effects of its own, few draws, or more
-        replicas than are simulated.
+    Returns name, p95 and mean of the step over the job's own on the same draws, and half of the
+    95 % interval of the first [1]; none where the job has effects of its own, few draws, or more
+    replicas than are simulated.
     """
     v, size = step.job.variability, DRAWS * LANES
     own = v.library or ""

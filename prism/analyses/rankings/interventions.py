@@ -1,8 +1,7 @@
 """What fixing one cause would bring: at its median or faster, by paired differences.
 
-An intervention changes the program and nothing else (`prism.analyses.rankings.freezing`); all run
-under the same keys, on the same clusters, until the order of what they gain in p95 is clear
-(`prism.analyses.differences`).
+An intervention changes the program and nothing else; all run under the same keys, on the same
+clusters, until the order of what they gain in p95 is clear (`prism.analyses.differences`).
 """
 
 import math
@@ -23,15 +22,32 @@ from prism.analyses.differences import (
     fit_slope,
     standard_error,
 )
-from prism.analyses.rankings.freezing import freeze
 from prism.analyses.rankings.shares import NEGLIGIBLE, stall_moments
 from prism.analyses.rankings.target import RankingCase
 from prism.common.attribution import Array
 from prism.simulation.draws import cluster_times
-from prism.simulation.effects import Treatment, hold_effect
-from prism.simulation.prepare import treat_classes
+from prism.simulation.effects import HeldTables, Treatment, hold_effect
+from prism.simulation.prepare import Prepared, treat_classes
 from prism.simulation.program import Program
 from prism.simulation.variance_inputs import Input
+
+
+def freeze(step: Prepared, entry: Input, seed: int) -> Program:
+    """Return a step's program with one cause at its median; graph and keys stay.
+
+    A kernel class stands for its kernels' own noise, as in its share of the variance.
+    """
+    if entry.kind == "effects":
+        return hold_effect(step.program, entry.name)
+    if step.workload is not None:
+        return treat_classes(step, {entry.name: Treatment(frozen=True)}, seed)
+    program, held = step.program, HeldTables(step.program)  # ops of a trace hold one class each
+    own = program.shares[:, program.classes.index(entry.name)] > 0.0
+    table = program.ops.table.copy()
+    hit = (program.ops.kind == engine.DRAW) & own[program.ops.coef]
+    table[hit] = held(table[hit])
+    return replace(program, ops=program.ops._replace(table=table), tables=held.stack())
+
 
 COMPARED = ("mean", "std", "p50", "p95", "p99")
 MOST_BLOCKS = 32  # clusters of an intervention

@@ -279,8 +279,6 @@ def _with_frequent_stalls(program: Program) -> Program | None:
 def stall_moments(program: Program, delays: Array) -> tuple[Array, Array]:
     """Mean delay by rare stalls [s] and the variance that they bring [s^2], by cluster.
 
-    Notes
-    -----
     From delays of steps with many of them: where the number N of stalls in a step is binomial over
     n groups with mean m, and each delays by D, E d = m E D and E d^2 = m E D^2 + m^2 (1 - 1/n)
     (E D)^2. Of those too rare for two in a step, only E D^2 remains. Left out: what stalls change

@@ -89,8 +89,6 @@ class Target:
     def share(self, names: Sequence[str], first: Array, total: Array, variance: Variance) -> Orders:
         """Turn partial variances of one step [s^2] into shares of the target's.
 
-        Notes
-        -----
         A run's terms tell what lasts: the rank effect makes clusters' means differ, the step effect
         its drift; stalls and congestion where they are followed through the run. All else is new in
         every step, interactions too: they share the term of noise as they share a step's variance,
@@ -116,10 +114,8 @@ class Target:
     def times(self, steps: Array, effect: Array, steady: bool = False) -> Array:
         """Return the steps [cluster, replicate], or runs made of them under the same draws.
 
-        Parameters
-        ----------
-        steps, effect : float64 [cluster, lane]
-            Step times [s] and the step effect in them; every 64 lanes are one cluster's.
+        `steps`, `effect` [cluster, lane]: step times [s] and the step effect in them; every 64
+        lanes are one cluster's.
         """
         if self.name == "step_time":
             return steps

@@ -179,8 +179,3 @@ def _sized(
         setting["parallelism.microbatches"] = str(microbatches)
     changed = pp != job.parallelism.pp or vpp != job.parallelism.vpp
     return setting, _follows(job, pp, vpp) if changed else ()
-
-
-def is_own(job: Job, setting: Setting) -> bool:
-    """Whether a layout is the job's own."""
-    return all(str(getattr(job.parallelism, k)) == setting[f"parallelism.{k}"] for k in KEYS)

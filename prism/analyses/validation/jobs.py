@@ -171,8 +171,6 @@ def _run_length(times: StepTimes) -> tuple[int, list[str]]:
 def clusters_anew(drawn: "xr.Dataset", n: int, seed: int, mean_error: float = 0.0) -> Repetitions:
     """Draw n steps on one simulated cluster, against all steps: a measured job is one cluster.
 
-    Notes
-    -----
     A cluster's few replicates are no distribution to draw n steps from, so what steps differ by
     within clusters is pooled over them, and the clusters' means are without its noise.
     """

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from prism.cli.commands.options import (
     NO_EFFECT,
+    PLOTS,
     ShareType,
     choose_options,
     common_options,
-    details_option,
-    output_option,
     rows_of,
     step_range_option,
     steps_option,
 )
-from prism.cli.commands.outputs import check_file_path, conclude, write_text
-from prism.cli.commands.terminal import progress_line
+from prism.cli.commands.outputs import Call, check_file_path, write_text
 
 ALARM = 1
 
@@ -57,29 +57,16 @@ ALARM = 1
 @click.option(
     "--junit", metavar="FILE", type=click.Path(), help="Write what that finds as JUnit XML."
 )
-@output_option()
-@details_option
-@common_options(threads=NO_EFFECT)
+@common_options(PLOTS, threads=NO_EFFECT)
 def compare(
+    call: Call,
     a: str,
     b: str,
-    column: str | None,
-    unit: str | None,
-    pattern: str | None,
     where: tuple[tuple[str, str], ...],
-    effect: float,
-    skip: int | None,
-    step_range: str | None,
-    steps: str | None,
     fail_if_slower: float | None,
     false_alarm: float | None,
     junit: str | None,
-    output: str | None,
-    as_json: bool,
-    details: bool,
-    quiet: bool,
-    seed: int | None,
-    threads: int | None,
+    **options: Any,
 ) -> int:
     """Compare two results or measurements, or a profile with a job.
 
@@ -92,26 +79,22 @@ def compare(
     """
     from prism.analyses.compare import FALSE_ALARM
     from prism.analyses.compare import compare as compare_two
-    from prism.common.files import check_directory
 
     if junit is not None and fail_if_slower is None:
         raise click.UsageError("--junit FILE holds what --fail-if-slower SHARE finds; add it")
     if false_alarm is not None and fail_if_slower is None:
         raise click.UsageError("--false-alarm RATE is of --fail-if-slower SHARE; add it")
-    if output is not None:
-        check_directory(output)
     if junit is not None:
         check_file_path(junit, "--junit")
-    with progress_line("comparing", quiet) as report:
+    with call.progress("comparing") as report:
         result = compare_two(
-            a, b, column=column, unit=unit, pattern=pattern, where=rows_of(where), effect=effect,
-            skip=skip, step_range=step_range, steps=steps, fail_if_slower=fail_if_slower,
-            false_alarm=FALSE_ALARM if false_alarm is None else false_alarm, seed=seed,
-            progress=report,
+            a, b, where=rows_of(where), fail_if_slower=fail_if_slower, seed=call.seed,
+            false_alarm=FALSE_ALARM if false_alarm is None else false_alarm, progress=report,
+            **options,
         )  # fmt: skip
-    found = conclude(result, output=output, as_json=as_json, details=details, quiet=quiet).figures
+    found = call.conclude(result).figures
     if junit is not None:
         from prism.present.junit import junit_xml
 
-        write_text(junit, junit_xml(found), quiet)
+        write_text(junit, junit_xml(found), call.quiet)
     return ALARM if found.get("gate", {}).get("failed") else 0

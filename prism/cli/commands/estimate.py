@@ -13,17 +13,17 @@ from prism.cli.commands.nodes import (
     read_measured_nodes,
 )
 from prism.cli.commands.options import (
+    PLOTS,
     Factors,
     choose_options,
     common_options,
-    details_option,
-    output_option,
-    place_options,
+    dependence_option,
+    gpus_option,
+    probability_option,
     rows_of,
     set_option,
 )
-from prism.cli.commands.outputs import check_file_path, conclude, openmetrics_option, write_text
-from prism.cli.commands.terminal import progress_line
+from prism.cli.commands.outputs import Call, check_file_path, openmetrics_option, write_text
 from prism.common.errors import PrismError
 
 if TYPE_CHECKING:
@@ -60,17 +60,9 @@ if TYPE_CHECKING:
     type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
     help="When the run starts; gives the date it ends by.",
 )
-@click.option(
-    "--probability",
-    type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
-    help="Of the end date.  [default: the job's, else 0.9]",
-)
+@probability_option
 @click.option("--price", type=click.FloatRange(min=0.0), help="Of one GPU for one hour.")
-@click.option(
-    "--gpus",
-    type=click.IntRange(min=1),
-    help="GPUs of a model of step times, which knows none: their failures.",
-)
+@gpus_option
 @click.option(
     "--progress",
     "--completed",
@@ -80,11 +72,7 @@ if TYPE_CHECKING:
 )
 @measured_nodes_options
 @choose_options("these steps, or of the measured nodes")
-@click.option(
-    "--dependence",
-    type=click.Choice(["full", "none"]),
-    help="none: all ops are drawn independently.  [default: the job's, else full]",
-)
+@dependence_option
 @click.option(
     "--resolution",
     type=click.Choice(["op", "kernel"]),
@@ -104,14 +92,10 @@ if TYPE_CHECKING:
 )
 @set_option
 @openmetrics_option
-@output_option()
-@details_option
-@common_options()
-@place_options
+@common_options(PLOTS, placed=True)
 def estimate(
+    call: Call,
     job: str,
-    replicates: int,
-    run_replicates: int | None,
     completed: str | None,
     files: tuple[str, ...],
     hosts: str | None,
@@ -121,10 +105,6 @@ def estimate(
     no_model_error: bool,
     overrides: tuple[str, ...],
     openmetrics: str | None,
-    output: str | None,
-    as_json: bool,
-    details: bool,
-    quiet: bool,
     **options: Any,
 ) -> None:
     """Estimate how long a step and the run take, as probabilities.
@@ -132,7 +112,6 @@ def estimate(
     JOB is a YAML file or the name of a shipped job; `prism show --jobs` lists those.
     """
     from prism.analyses.estimate import estimate as estimate_job
-    from prism.common.files import check_directory
     from prism.common.results import pack_texts, read_texts
     from prism.jobs.job import load_job
     from prism.jobs.jobspec.frommodel import is_step_model
@@ -148,8 +127,6 @@ def estimate(
         )
     if hosts is not None and not files:
         raise click.UsageError("--hosts names the nodes of --measured-nodes FILE")
-    if output is not None:
-        check_directory(output)
     if openmetrics is not None:
         check_file_path(openmetrics, "--openmetrics")
     for key, value in (("dependence", dependence), ("resolution", resolution)):
@@ -168,25 +145,17 @@ def estimate(
     if files and not isinstance(loaded, str):
         loaded, notes = _with_nodes(loaded, files, hosts, options["column"], rows_of(where))
         options["column"], where = None, ()
-    with progress_line("simulating", quiet) as report:
-        result = estimate_job(
-            loaded,
-            replicates=replicates,
-            run_replicates=run_replicates,
-            progress=report,
-            completed=completed,
-            where=rows_of(where) or None,
-            **options,
-        )
+    options |= {"completed": completed, "where": rows_of(where) or None}
+    result = call.run("simulating", estimate_job, loaded, **options)
     if notes:
         notes = [*read_texts(result.dataset, "warnings"), *notes]
         rest = result.dataset.drop_dims("warnings", errors="ignore")
         result = type(result)(rest.merge(pack_texts(warnings=notes)))
-    found = conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
+    found = call.conclude(result)
     if openmetrics is not None:
         from prism.present.openmetrics import openmetrics_text
 
-        write_text(openmetrics, openmetrics_text(found.figures), quiet)
+        write_text(openmetrics, openmetrics_text(found.figures), call.quiet)
 
 
 def _with_nodes(

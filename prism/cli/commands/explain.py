@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from prism.cli.commands.options import common_options, details_option, output_option
-from prism.cli.commands.outputs import conclude
-from prism.cli.commands.terminal import progress_line
+from prism.cli.commands.options import common_options
+from prism.cli.commands.outputs import Call
 
 _MEASURED = "Measured or claimed of {}: TFLOP/s of a GPU (420TFLOP/s) or a step time (9.1s)."
 
@@ -30,22 +31,13 @@ _MEASURED = "Measured or claimed of {}: TFLOP/s of a GPU (420TFLOP/s) or a step 
     show_default=True,
     help="Steps of each job on the way from A to B.",
 )
-@output_option("Result and summary.")
-@details_option
-@common_options()
+@common_options("Result and summary.")
 def explain(
+    call: Call,
     a: str,
     b: str,
-    measured_a: str | None,
-    measured_b: str | None,
     overrides: tuple[str, ...],
-    replicates: int,
-    output: str | None,
-    as_json: bool,
-    details: bool,
-    quiet: bool,
-    seed: int | None,
-    threads: int | None,
+    **options: Any,
 ) -> None:
     """Explain the gap between two jobs, or a claim and a measurement.
 
@@ -54,15 +46,6 @@ def explain(
     --measured-b it also says what of either is not predicted.
     """
     from prism.analyses.explain import explain as explain_gap
-    from prism.common.files import check_directory
     from prism.jobs.job import load_job
 
-    if output is not None:
-        check_directory(output)
-    second = load_job(b, overrides)
-    with progress_line("explaining", quiet) as report:
-        result = explain_gap(
-            a, second, measured_a=measured_a, measured_b=measured_b, replicates=replicates,
-            seed=seed, threads=threads, progress=report,
-        )  # fmt: skip
-    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
+    call.conclude(call.run("explaining", explain_gap, a, load_job(b, overrides), **options))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from prism.cli.commands.options import common_options
-from prism.cli.commands.terminal import say
+from prism.cli.commands.outputs import Call
 
 
 @click.command()
@@ -13,16 +13,8 @@ from prism.cli.commands.terminal import say
 @click.option("--port", type=click.IntRange(1, 65535), default=8490, show_default=True,
               help="Of the page, which only this machine can open.")  # fmt: skip
 @click.option("--no-browser", is_flag=True, help="Open none.")
-@common_options()
-def explore(
-    job: str,
-    port: int,
-    no_browser: bool,
-    as_json: bool,
-    quiet: bool,
-    seed: int | None,
-    threads: int | None,
-) -> None:
+@common_options(details=False)
+def explore(call: Call, job: str, port: int, no_browser: bool) -> None:
     """Change a job in the browser, and see what prism answers.
 
     JOB is a job file or the name of a shipped job: model, GPUs, layout, precision, variability and
@@ -33,9 +25,8 @@ def explore(
     from prism.jobs.job import load_job
     from prism.present.explore.page import HOST, serve
 
-    if as_json:
+    if call.as_json:
         raise click.UsageError("--json: a page is no object; prism estimate --json gives one")
     base = load_job(job)
-    if not quiet:
-        say(f"prism: {base.name} at http://{HOST}:{port}; Ctrl-C ends it")
-    serve(base, port, 0 if seed is None else seed, threads, not no_browser)
+    call.say(f"prism: {base.name} at http://{HOST}:{port}; Ctrl-C ends it")
+    serve(base, port, call.seed or 0, call.threads, not no_browser)

@@ -11,15 +11,14 @@ from prism.cli.commands.options import (
     KeyValue,
     choose_options,
     common_options,
-    details_option,
     output_option,
     rows_of,
     skip_option,
     step_range_option,
     steps_option,
+    totals_option,
 )
-from prism.cli.commands.outputs import check_model_path
-from prism.cli.commands.terminal import print_answer, progress_line, say
+from prism.cli.commands.outputs import Call, check_model_path
 
 
 @click.command()
@@ -34,7 +33,7 @@ from prism.cli.commands.terminal import print_answer, progress_line, say
     "FILE[column=value,...] chooses rows of a wider table.",
 )
 @choose_options()
-@click.option("--totals", metavar="FILE:COLUMN", help="Measured totals of the runs.")
+@totals_option
 @click.option(
     "--first-steps",
     type=click.IntRange(min=1),
@@ -44,18 +43,13 @@ from prism.cli.commands.terminal import print_answer, progress_line, say
 @step_range_option
 @skip_option
 @steps_option
-@details_option
 @common_options(threads="Threads of --calibrate.  [default: all cores]")
 def fit(
+    call: Call,
     inputs: tuple[str, ...],
     output: str | None,
     calibrate: tuple[tuple[str, str], ...],
     where: tuple[tuple[str, str], ...],
-    details: bool,
-    as_json: bool,
-    quiet: bool,
-    seed: int | None,
-    threads: int | None,
     **options: Any,
 ) -> None:
     """Fit distributions and effects to a trace, or to step times.
@@ -77,22 +71,20 @@ def fit(
     from prism.models.fit import fit as fit_trace
     from prism.present.answers.fit import fit_answer
 
-    with progress_line("fitting", quiet) as report:
-        options["where"] = rows_of(where)
-        given = {key: value for key, value in options.items() if value is not None}
-        if calibrate:
-            from prism.models.fit import fit_calibrated
+    options["where"] = rows_of(where)
+    given = {key: value for key, value in options.items() if value is not None}
+    if calibrate:
+        from prism.models.fit import fit_calibrated
 
-            model = fit_calibrated(calibrate, seed, threads=threads, progress=report, **given)
-        else:
-            model = fit_trace(inputs, seed=seed, **given)
+        model = call.run("fitting", fit_calibrated, calibrate, **given)
+    else:
+        with call.progress("fitting"):
+            model = fit_trace(inputs, seed=call.seed, **given)
     if output is not None:
         save(model, output)
-        if not quiet:
-            say(f"wrote {output}")
-    elif not quiet:
-        say("the model is not kept; -o MODEL.nc writes it")
-    print_answer(fit_answer(model), as_json, details)
+    kept = f"wrote {output}" if output else "the model is not kept; -o MODEL.nc writes it"
+    call.say(kept)
+    call.print(fit_answer(model))
 
 
 def _check_calibration(

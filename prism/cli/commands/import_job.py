@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from prism.cli.commands.options import NO_EFFECT, common_options, set_option
-from prism.cli.commands.terminal import print_answer, say
+from prism.cli.commands.outputs import Call
+from prism.cli.commands.terminal import say
 
 if TYPE_CHECKING:
     from prism.present.answer import Answer
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
               help="FILE is a profile of training steps: make a job with its layers as a table of "
               "ops.")  # fmt: skip
 @set_option
-@common_options(draws=False, threads=NO_EFFECT)
+@common_options(details=False, draws=False, threads=NO_EFFECT)
 def import_job(
+    call: Call,
     files: tuple[str, ...],
     output: str | None,
     format_: str | None,
@@ -43,10 +45,6 @@ def import_job(
     hosts: str | None,
     as_model: bool,
     overrides: tuple[str, ...],
-    as_json: bool,
-    quiet: bool,
-    seed: int | None,
-    threads: int | None,
 ) -> None:
     """Make a job file of a launch script, a log or a configuration.
 
@@ -74,22 +72,19 @@ def import_job(
             )
         if len(files) > 1:
             raise click.UsageError("--as-model: expected one profile")
-        text, answer = _table(files[0], device)
-        _write(text, answer, output, as_json, quiet)
+        _write(call, *_table(files[0], device), output)
         return
     if job is not None:
         if format_ or gpus or device or overrides:
             raise click.UsageError("--job: a topology has neither GPUs nor --set; drop them")
         if len(files) > 1:
             raise click.UsageError("--job: expected one topology")
-        text, answer = _place(files[0], job, hosts, output)
-        _write(text, answer, output, as_json, quiet)
+        _write(call, *_place(files[0], job, hosts, output), output)
         return
     if hosts is not None:
         raise click.UsageError("--hosts: belongs to a topology; add --job JOB")
     found = read_job(files, format_, gpus, device, overrides)
-    text, answer = imported_yaml(found), import_answer(found)
-    _write(text, answer, output, as_json, quiet)
+    _write(call, imported_yaml(found), import_answer(found), output)
 
 
 def _table(file: str, device: str | None) -> tuple[str, Answer]:
@@ -144,19 +139,18 @@ def _write_beside(file: str, text: str, output: str, read: str | None) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _write(text: str, answer: Answer, output: str | None, as_json: bool, quiet: bool) -> None:
+def _write(call: Call, text: str, answer: Answer, output: str | None) -> None:
     from prism.common.files import atomic_write
 
     if output is not None:
         with atomic_write(output) as path:
             path.write_text(text, encoding="utf-8")
-    if as_json or output is not None:
-        print_answer(answer, as_json, details=True)
+    if call.as_json or output is not None:
+        call.print(answer)
     else:
         for warning in answer.warnings:
             say(f"prism: warning: {warning}")
         click.echo(text, nl=False)
-        if not quiet:
-            say(" ".join(finding.text for finding in answer.findings))
-    if output is not None and not quiet:
-        say(f"wrote {output}; next: prism estimate {output}")
+        call.say(" ".join(finding.text for finding in answer.findings))
+    if output is not None:
+        call.say(f"wrote {output}; next: prism estimate {output}")

@@ -6,14 +6,8 @@ from typing import Any
 
 import click
 
-from prism.cli.commands.options import (
-    NO_EFFECT,
-    Command,
-    common_options,
-    details_option,
-    output_option,
-)
-from prism.cli.commands.outputs import conclude
+from prism.cli.commands.options import NO_EFFECT, Command, common_options
+from prism.cli.commands.outputs import Call
 
 
 class _Bytes(click.ParamType):  # type: ignore[type-arg]
@@ -96,28 +90,13 @@ def _kernel_options(command: Command) -> Command:
 @click.option("--library", metavar="NAME", help="Distributions and tables: a shipped set, or a .nc "
               "of `prism measure`.  [default: DEVICE-healthy]")  # fmt: skip
 @_kernel_options
-@output_option("Result, summary and plot.")
-@details_option
-@common_options(draws=False, threads=NO_EFFECT)
-def kernel(
-    kind: str,
-    output: str | None,
-    as_json: bool,
-    details: bool,
-    quiet: bool,
-    seed: int | None,
-    threads: int | None,
-    **asked: Any,
-) -> None:
+@common_options("Result, summary and plot.", draws=False, threads=NO_EFFECT)
+def kernel(call: Call, kind: str, **asked: Any) -> None:
     """Say what one kernel or collective takes.
 
     KIND is gemm, grouped_gemm, attention, rms_norm, layer_norm, memory, collective, gated_delta,
     kda or mamba2; each has sizes of its own.
     """
     from prism.analyses.kernel import kernel_result
-    from prism.common.files import check_directory
 
-    if output is not None:
-        check_directory(output)
-    result = kernel_result(kind, **asked)
-    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
+    call.conclude(kernel_result(kind, **asked))

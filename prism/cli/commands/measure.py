@@ -7,15 +7,8 @@ from typing import Any
 
 import click
 
-from prism.cli.commands.options import (
-    Command,
-    Duration,
-    common_options,
-    details_option,
-    output_option,
-)
-from prism.cli.commands.outputs import check_model_path, check_picture_path
-from prism.cli.commands.terminal import print_answer, progress_line, say
+from prism.cli.commands.options import Command, Duration, common_options, output_option
+from prism.cli.commands.outputs import Call, check_model_path, check_picture_path
 from prism.common.errors import PrismError
 from prism.common.resultfiles import GONE
 
@@ -75,7 +68,6 @@ def _library_options(command: Command) -> Command:
         DEVICE,
         click.option("--dtype", type=DTYPES, help="[default: bfloat16 on a GPU, float32 on a CPU]"),
         JOB,
-        details_option,
         output_option("Library to write; one that exists keeps its other entries.", "LIBRARY.nc"),
     ):
         command = option(command)
@@ -110,8 +102,8 @@ def _add_kernels(kind: str, form: str, text: str) -> None:
     @click.option("--flush-l2", is_flag=True, help="Empty a GPU's L2 cache before each call.")
     @_backend_option(kind)
     @common_options(threads=THREADS)
-    def run(**options: Any) -> None:
-        _measure(kind, options)
+    def run(call: Call, **options: Any) -> None:
+        _measure(call, kind, **options)
 
 
 _add_kernels("gemm", "MxNxK", "Matrix products: [M, K] by [K, N].")
@@ -140,33 +132,31 @@ _add_kernels("memory", "ROWSxWIDTH", "Memory-bound kernels: layer norm, sum, sof
               help="What joins the ranks: links inside a node, or the network.")  # fmt: skip
 @_library_options
 @common_options(threads=THREADS)
-def collective(**options: Any) -> None:
+def collective(call: Call, **options: Any) -> None:
     """Time collectives and transfers between processes: NCCL on GPUs, else gloo."""
-    _measure("collective", options)
+    _measure(call, "collective", **options)
 
 
-def _measure(kind: Any, options: dict[str, Any]) -> None:
+def _measure(
+    call: Call, kind: Any, *, output: str | None, plot: str | None, **options: Any
+) -> None:
     from prism.measuring.command import measure as run
     from prism.measuring.command import samples_path
     from prism.present.answers.measure import measurement_answer
 
-    as_json, quiet, details = (options.pop(name) for name in ("as_json", "quiet", "details"))
-    output, plot = options.pop("output"), options.pop("plot")
     if output is not None:
         check_model_path(output, ())
     if plot is not None:
         check_picture_path(plot)
 
     def tell(text: str) -> None:
-        if not quiet:
-            say(f"prism: warning: {text}")
+        call.say(f"prism: warning: {text}")
 
     try:
-        with progress_line(f"measuring {kind}", quiet) as report:
-            result = run(kind, output, progress=report, tell=tell, **options)
+        result = call.run(f"measuring {kind}", run, kind, output, tell=tell, **options)
     except KeyboardInterrupt:
-        if output is not None and samples_path(output).is_file() and not quiet:
-            say(
+        if output is not None and samples_path(output).is_file():
+            call.say(
                 f"prism: calls so far are kept in {samples_path(output)}; the same command with "
                 "--resume goes on from there"
             )
@@ -174,15 +164,13 @@ def _measure(kind: Any, options: dict[str, Any]) -> None:
     if result is None:
         return  # a launcher's other ranks
     shown = measurement_answer(result)
-    if output is not None and not quiet:
-        say(f"wrote {output}, {samples_path(output)}")
-    elif output is None and not quiet:
-        say("the library is not kept; -o LIBRARY.nc writes it")
+    kept = "the library is not kept; -o LIBRARY.nc writes it"
+    call.say(kept if output is None else f"wrote {output}, {samples_path(output)}")
     if plot is not None:
         from prism.plots.base import save_figure
 
         save_figure(shown.pictures[0].draw(), plot)
-    print_answer(shown, as_json, details)
+    call.print(shown)
 
 
 @measure.command(

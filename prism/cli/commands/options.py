@@ -9,13 +9,16 @@ from typing import Any, TypeVar
 
 import click
 
+from prism.cli.commands.outputs import Call
 from prism.cli.commands.terminal import say
 from prism.common.compiled import start_compiling
+from prism.common.files import check_directory
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 NO_EFFECT = "Accepted by every command; no effect here."
 ALARM = 3
 """Exit status where the answer is the one that was to be guarded against."""
+PLOTS = "Result, summary and plots."
 MOST_NUMBERS = 10_000_000  # that a range of numbers counts up to
 
 
@@ -186,6 +189,30 @@ step_range_option = click.option(
 )
 
 
+dependence_option = click.option(
+    "--dependence",
+    type=click.Choice(["full", "none"]),
+    help="none: all ops are drawn independently.  [default: the job's, else full]",
+)
+
+
+gpus_option = click.option(
+    "--gpus",
+    type=click.IntRange(min=1),
+    help="GPUs of a model of step times, which knows none: their failures.",
+)
+
+
+probability_option = click.option(
+    "--probability",
+    type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
+    help="Of the end date.  [default: the job's, else 0.9]",
+)
+
+
+totals_option = click.option("--totals", metavar="FILE:COLUMN", help="Measured totals of the runs.")
+
+
 skip_option = click.option(
     "--skip", type=click.IntRange(min=1), metavar="N", help="Leave out the first N steps of runs."
 )
@@ -196,14 +223,7 @@ steps_option = click.option(
 )
 
 
-details_option = click.option(
-    "--details", is_flag=True, help="Show all tables, not a screen of them."
-)
-
-
-def output_option(
-    what: str = "Result, summary and plots.", metavar: str = "DIR"
-) -> Callable[[Command], Command]:
+def output_option(what: str, metavar: str = "DIR") -> Callable[[Command], Command]:
     """Add the folder, or the file, that a command writes to, and say what goes there."""
     return click.option("-o", "--output", metavar=metavar, type=click.Path(), help=what)
 
@@ -238,25 +258,44 @@ def choose_options(
 
 
 def common_options(
-    draws: bool = True, threads: str = "Threads to use.  [default: all cores]"
-) -> Callable[[Command], Command]:
-    """Add the options that every command takes, and say which have no effect on this one."""
-    seed = "Seed of all random draws; the same seed gives the same bits.  [default: fresh]"
+    output: str = "", *, details: bool = True, draws: bool = True, placed: bool = False,
+    threads: str = "Threads to use.  [default: all cores]",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
+    """Add the options that every command takes, which it gets as its `call`.
 
-    def adding(command: Command) -> Command:
-        for option in (
-            click.option("-q", "--quiet", is_flag=True, help="No progress and no notes."),
-            click.option("--threads", type=click.IntRange(min=1), help=threads),
-            click.option("--seed", type=click.IntRange(min=0), help=seed if draws else NO_EFFECT),
-            click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
-        ):
-            command = option(command)
-        return command
+    `output` is what goes into a folder, where one can be written; without `draws` the seed has no
+    effect, and says so; `placed` work may be done elsewhere.
+    """
+    seed = "Seed of all random draws; the same seed gives the same bits.  [default: fresh]"
+    every = [
+        click.option("-q", "--quiet", is_flag=True, help="No progress and no notes."),
+        click.option("--threads", type=click.IntRange(min=1), help=threads),
+        click.option("--seed", type=click.IntRange(min=0), help=seed if draws else NO_EFFECT),
+        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
+        *[click.option("--details", is_flag=True, help="Show all tables, not a screen of them.")]
+        * details,
+        *[output_option(output)] * bool(output),
+    ]
+    names = ["as_json", "seed", "threads", "quiet", *["details"] * details]
+    names += ["output"] * bool(output)
+
+    def adding(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def called(**options: Any) -> Any:
+            call = Call(**{name: options.pop(name) for name in names})
+            if call.output is not None:
+                check_directory(call.output)
+            return command(call, **options)
+
+        found = _place_options(called) if placed else called
+        for option in every:
+            found = option(found)
+        return found
 
     return adding
 
 
-def place_options(command: Command) -> Command:
+def _place_options(command: Command) -> Command:
     """Add the options that say where a command's work is done, and where finished parts are kept.
 
     The command itself stays as it is: it is called with the seed of the interrupted one where it

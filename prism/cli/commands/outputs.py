@@ -1,18 +1,17 @@
-"""Files that a command leaves behind: a folder of result, summary and plots, or a model.
-
-Everything is written or nothing. Left out: what is in them.
-"""
+"""What every command is given, how it ends, and the files that it leaves: all of them or none."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from prism.cli.commands.terminal import print_answer, say, to_json
+from prism.cli.commands.terminal import print_answer, progress_line, say, to_json
 from prism.common.errors import PrismError
 from prism.common.files import atomic_files, atomic_write, check_directory
 
@@ -27,23 +26,46 @@ PICTURES = (".png", ".svg", ".pdf")
 """Endings of pictures that can be written."""
 
 
-def conclude(
-    result: Result | xr.Dataset,
-    *,
-    output: str | None,
-    as_json: bool,
-    details: bool,
-    quiet: bool,
-    texts: Mapping[str, str | bytes] | None = None,
-) -> Answer:
-    """End a command: write its folder where one was asked for, print the answer and give it."""
-    from prism.common.resultfiles import answer
+@dataclass(frozen=True)
+class Call:
+    """What any command is given, see `prism.cli.commands.options.common_options`."""
 
-    found: Answer = answer(result)
-    if output is not None:
-        _write_folder(output, result, found, quiet, texts or {})
-    print_answer(found, as_json, details)
-    return found
+    as_json: bool
+    seed: int | None
+    threads: int | None
+    quiet: bool
+    details: bool = True
+    output: str | None = None  # a folder
+
+    def say(self, text: str) -> None:
+        """Write a line to stderr, unless notes are not wanted."""
+        if not self.quiet:
+            say(text)
+
+    def progress(self, doing: str) -> AbstractContextManager[Callable[[int, int], None] | None]:
+        """Show how far work is."""
+        return progress_line(doing, self.quiet)
+
+    def run(self, doing: str, analysis: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Call what draws, its progress shown."""
+        with self.progress(doing) as report:
+            return analysis(*args, seed=self.seed, threads=self.threads, progress=report, **options)
+
+    def print(self, answer: Answer) -> None:
+        """Print an answer."""
+        print_answer(answer, self.as_json, self.details)
+
+    def conclude(
+        self, result: Result | xr.Dataset, texts: Mapping[str, str | bytes] | None = None
+    ) -> Answer:
+        """End a command: write its folder where one was asked for, print the answer and give it."""
+        from prism.common.resultfiles import answer
+
+        found: Answer = answer(result)
+        if self.output is not None:
+            _write_folder(self.output, result, found, self.quiet, texts or {})
+        self.print(found)
+        return found
 
 
 def _write_folder(

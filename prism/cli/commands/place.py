@@ -16,14 +16,10 @@ from prism.cli.commands.options import (
     ShareType,
     choose_options,
     common_options,
-    details_option,
-    output_option,
-    place_options,
     rows_of,
     set_option,
 )
-from prism.cli.commands.outputs import conclude
-from prism.cli.commands.terminal import progress_line
+from prism.cli.commands.outputs import Call
 
 if TYPE_CHECKING:
     from prism.cluster.nodes.inventory import Inventory
@@ -74,24 +70,16 @@ OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
     "the cool ones.",
 )
 @set_option
-@output_option("Result, summary, plots, host lists.")
-@details_option
-@common_options()
-@place_options
+@common_options("Result, summary, plots, host lists.", placed=True)
 def place(
+    call: Call,
     job: str,
     overrides: tuple[str, ...],
-    output: str | None,
-    as_json: bool,
-    details: bool,
-    quiet: bool,
     objective: str,
     tolerance: float,
     spares: int,
     keep_segments: int | None,
     heat: bool,
-    seed: int | None,
-    threads: int | None,
     **named: Any,
 ) -> None:
     """Say where slow nodes should go, and what they cost.
@@ -102,11 +90,8 @@ def place(
     """
     _check_options(**named)
     from prism.analyses.place import place as place_nodes
-    from prism.common.files import check_directory
     from prism.jobs.job import load_job
 
-    if output is not None:
-        check_directory(output)
     loaded = load_job(job, overrides)
     inventory = _inventory(loaded, spares, **named)
     slow: dict[str, Any] = {}
@@ -118,22 +103,11 @@ def place(
             "slowdown": named["slowdown"],
             "kind": named["kind"] or "compute",
         }
-    with progress_line("placing", quiet) as report:
-        result = place_nodes(
-            loaded,
-            **slow,
-            hosts=inventory.hosts,
-            spares=spares,
-            objective=objective,
-            tolerance=tolerance,
-            keep_segments=keep_segments,
-            heat=heat,
-            seed=seed,
-            threads=threads,
-            progress=report,
-        )
-    texts = None if output is None else result.host_files()
-    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet, texts=texts)
+    result = call.run(
+        "placing", place_nodes, loaded, **slow, hosts=inventory.hosts, spares=spares,
+        objective=objective, tolerance=tolerance, keep_segments=keep_segments, heat=heat,
+    )  # fmt: skip
+    call.conclude(result, None if call.output is None else result.host_files())
 
 
 def _check_options(

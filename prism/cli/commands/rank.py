@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import click
 
-from prism.cli.commands.options import (
-    common_options,
-    details_option,
-    output_option,
-    place_options,
-    set_option,
-)
-from prism.cli.commands.outputs import conclude
-from prism.cli.commands.terminal import progress_line
+from prism.cli.commands.options import PLOTS, common_options, set_option
+from prism.cli.commands.outputs import Call
 
 
 @click.command()
@@ -23,21 +16,13 @@ from prism.cli.commands.terminal import progress_line
               metavar="PERCENT",
               help="What each kernel class would bring if it took so much less time.")  # fmt: skip
 @set_option
-@output_option()
-@details_option
-@common_options()
-@place_options
+@common_options(PLOTS, placed=True)
 def rank(
+    call: Call,
     job: str,
     target: str,
     speed_up: float | None,
     overrides: tuple[str, ...],
-    output: str | None,
-    as_json: bool,
-    details: bool,
-    quiet: bool,
-    seed: int | None,
-    threads: int | None,
 ) -> None:
     """Rank kernels and effects by how much they make the time vary.
 
@@ -45,15 +30,8 @@ def rank(
     JOB_OR_MODEL is a job file, the name of a shipped job, or a model of `prism fit`.
     """
     from prism.analyses.rank import rank as rank_causes
-    from prism.common.files import check_directory
     from prism.jobs.job import load_job
 
-    if output is not None:
-        check_directory(output)
+    share = None if speed_up is None else 0.01 * speed_up
     loaded = load_job(job, overrides)
-    with progress_line("ranking", quiet) as report:
-        result = rank_causes(
-            loaded, target, speed_up=None if speed_up is None else 0.01 * speed_up,
-            seed=seed, threads=threads, progress=report,
-        )  # fmt: skip
-    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
+    call.conclude(call.run("ranking", rank_causes, loaded, target, speed_up=share))

@@ -8,39 +8,23 @@ import click
 
 from prism.cli.commands.options import (
     NO_EFFECT,
+    PLOTS,
     common_options,
-    details_option,
-    output_option,
     skip_option,
     step_range_option,
     steps_option,
 )
-from prism.cli.commands.outputs import conclude
-from prism.cli.commands.recordings import explained
-from prism.cli.commands.terminal import progress_line
+from prism.cli.commands.outputs import Call
 from prism.common.errors import PrismError
 
 
 @click.command()
 @click.argument("trace", metavar="TRACE...", nargs=-1, required=True)
-@output_option()
-@details_option
 @step_range_option
 @skip_option
 @steps_option
-@common_options(draws=False, threads=NO_EFFECT)
-def replay(
-    trace: tuple[str, ...],
-    output: str | None,
-    step_range: str | None,
-    skip: int | None,
-    steps: str | None,
-    as_json: bool,
-    details: bool,
-    quiet: bool,
-    seed: int | None,
-    threads: int | None,
-) -> None:
+@common_options(PLOTS, draws=False, threads=NO_EFFECT)
+def replay(call: Call, trace: tuple[str, ...], **options: Any) -> None:
     """Replay a trace's durations through its graph.
 
     It says how well the graph reproduces the measured steps, and what stragglers cost. TRACE is a
@@ -48,16 +32,24 @@ def replay(
     of these, one file per rank.
     """
     from prism.analyses.replay import replay as replay_trace
-    from prism.common.files import check_directory
 
-    if output is not None:
-        check_directory(output)
-    with progress_line("replaying", quiet):
+    with call.progress("replaying"):
         try:
-            what = trace[0] if len(trace) == 1 else list(trace)
-            given: dict[str, Any] = {"step_range": step_range, "skip": skip, "steps": steps}
-            given = {key: value for key, value in given.items() if value is not None}
-            result = replay_trace(what, **given)
+            result = replay_trace(trace[0] if len(trace) == 1 else list(trace), **options)
         except PrismError as error:
-            raise explained(trace, error) from error
-    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
+            raise _explained(trace, error) from error
+    call.conclude(result)
+
+
+def _explained(inputs: tuple[str, ...], error: PrismError) -> PrismError:
+    """Say what can be done with step times, where a trace of ops was expected."""
+    from prism.traces import holds
+
+    for name in inputs:
+        if holds(name) == "step_times":
+            return PrismError(
+                f"{name}: holds step times, not ops, and there is nothing to replay; prism fit "
+                f"{name} learns from them alone, prism validate JOB --measured {name} compares "
+                "them with a prediction"
+            )
+    return error

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from prism.cli.commands.options import NO_EFFECT, common_options
-from prism.cli.commands.terminal import print_answer, progress_line
+from prism.cli.commands.outputs import Call
 
 
 @click.command()
@@ -22,16 +22,8 @@ from prism.cli.commands.terminal import print_answer, progress_line
     help="The page.",
 )
 @click.option("--title", metavar="TEXT", help="Of the page.  [default: made of its jobs]")
-@common_options(draws=False, threads=NO_EFFECT)
-def report(
-    results: tuple[str, ...],
-    output: str,
-    title: str | None,
-    as_json: bool,
-    quiet: bool,
-    seed: int | None,
-    threads: int | None,
-) -> None:
+@common_options(details=False, draws=False, threads=NO_EFFECT)
+def report(call: Call, results: tuple[str, ...], output: str, title: str | None) -> None:
     """Make one self-contained HTML page of results.
 
     RESULT is what -o of estimate, rank, place, sweep, validate, compare, replay or fit wrote: a
@@ -42,7 +34,7 @@ def report(
     from prism.present.reports.page import MOST_BYTES, check_page, make_page, read_parts
 
     check_page(output)
-    with progress_line("drawing", quiet):
+    with call.progress("drawing"):
         found = read_parts(results)
         size = len(make_page(found, output, title).encode())
     warnings = []
@@ -60,8 +52,7 @@ def report(
         rows.append((item.file, findings[0]["text"] if findings else given.title))
     columns = (Column(right=False), Column(right=False))
     figures = {"report": output, "bytes": size, "results": written}
-    shown = Answer(
+    call.print(Answer(
         title="Report", subject=output, head=f": {size / 1e3:,.0f} kB", figures=figures,
         tables=(Table("", columns, tuple(rows)),), warnings=tuple(warnings),
-    )  # fmt: skip
-    print_answer(shown, as_json, details=True)
+    ))  # fmt: skip

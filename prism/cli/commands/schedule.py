@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from prism.cli.commands.options import NO_EFFECT, common_options
-from prism.cli.commands.outputs import check_picture_path
-from prism.cli.commands.terminal import say, to_json
+from prism.cli.commands.outputs import Call, check_picture_path
+from prism.cli.commands.terminal import to_json
 from prism.common.text import visible
 
 if TYPE_CHECKING:
@@ -27,18 +27,15 @@ if TYPE_CHECKING:
               help="Model chunks per stage (vpp)  [default: 2 in a V, else 1]")  # fmt: skip
 @click.option("--csv", "csv_file", metavar="FILE", type=click.Path(), help="Write it as CSV.")
 @click.option("--plot", "plot_file", metavar="FILE", type=click.Path(), help="Draw it (png, svg).")
-@common_options(draws=False, threads=NO_EFFECT)
+@common_options(details=False, draws=False, threads=NO_EFFECT)
 def schedule(
+    call: Call,
     name: str,
     stages: int,
     microbatches: int,
     chunks: int | None,
     csv_file: str | None,
     plot_file: str | None,
-    as_json: bool,
-    quiet: bool,
-    seed: int | None,
-    threads: int | None,
 ) -> None:
     """Print a pipeline schedule, write it as CSV, or draw it.
 
@@ -62,14 +59,14 @@ def schedule(
 
         with atomic_write(plot_file) as file:
             save_figure(plot_schedule(actions), file)
-    if as_json:
+    if call.as_json:
         click.echo(to_json(_numbers(name, actions)))
     else:
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         click.echo(visible(format_schedule(actions, columns)))
     for path in (csv_file, plot_file):
-        if path is not None and not quiet:
-            say(f"wrote {path}")
+        if path is not None:
+            call.say(f"wrote {path}")
 
 
 def _numbers(name: str, actions: Schedule) -> dict[str, Any]:

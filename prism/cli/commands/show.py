@@ -8,13 +8,13 @@ from prism.cli.commands.options import (
     NO_EFFECT,
     choose_options,
     common_options,
-    details_option,
     rows_of,
     set_option,
     skip_option,
     step_range_option,
     steps_option,
 )
+from prism.cli.commands.outputs import Call, check_picture_path
 from prism.cli.commands.terminal import print_answer, to_json
 
 
@@ -31,9 +31,9 @@ from prism.cli.commands.terminal import print_answer, to_json
 @click.option(
     "--plot", metavar="FILE.png", help="Draw a library's matrix products by size (or .svg)."
 )
-@details_option
 @common_options(draws=False, threads=NO_EFFECT)
 def show(
+    call: Call,
     what: str | None,
     jobs: bool,
     libraries: bool,
@@ -47,11 +47,6 @@ def show(
     steps: str | None,
     as_yaml: bool,
     plot: str | None,
-    details: bool,
-    as_json: bool,
-    quiet: bool,
-    seed: int | None,
-    threads: int | None,
 ) -> None:
     """Print what a file or a shipped name holds.
 
@@ -64,7 +59,7 @@ def show(
     if jobs + libraries + (what is not None) != 1:
         raise click.UsageError("give one of: a file or name, --jobs, --libraries")
     if as_yaml:
-        if what is None or as_json:
+        if what is None or call.as_json:
             raise click.UsageError("--yaml writes one job: prism show NAME --yaml")
         from prism.jobs.job import load_job
         from prism.present.jobtemplate import job_yaml
@@ -81,7 +76,6 @@ def show(
             what, overrides, column, rows_of(where), step_range, unit, skip, steps, pattern
         )
     if plot is not None:
-        from prism.cli.commands.outputs import check_picture_path
         from prism.plots.base import save_figure
 
         check_picture_path(plot)
@@ -90,7 +84,7 @@ def show(
                 "--plot draws libraries with tables of products, such as h100-healthy"
             )
         save_figure(shown.pictures[0].draw(), plot)
-    if as_json:
+    if call.as_json:
         click.echo(to_json(shown.figures))
     else:
-        print_answer(shown, False, details)
+        print_answer(shown, False, call.details)

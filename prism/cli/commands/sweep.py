@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from prism.cli.commands.options import (
-    common_options,
-    details_option,
-    output_option,
-    place_options,
-    set_option,
-)
-from prism.cli.commands.outputs import conclude
-from prism.cli.commands.terminal import progress_line
+from prism.cli.commands.options import common_options, set_option
+from prism.cli.commands.outputs import Call
 
 
 @click.command()
@@ -51,24 +46,14 @@ from prism.cli.commands.terminal import progress_line
     help="Probability of fitting the GPU's memory below which a setting is not chosen.",
 )
 @set_option
-@output_option("Result, summary and plot.")
-@details_option
-@common_options()
-@place_options
+@common_options("Result, summary and plot.", placed=True)
 def sweep(
+    call: Call,
     job: str,
     vary: tuple[str, ...],
     layouts: bool,
-    replicates: int,
-    objective: str | None,
-    min_p_fits: float,
     overrides: tuple[str, ...],
-    output: str | None,
-    as_json: bool,
-    details: bool,
-    quiet: bool,
-    seed: int | None,
-    threads: int | None,
+    **options: Any,
 ) -> None:
     """Simulate settings of a job side by side, p50 against p95.
 
@@ -78,23 +63,9 @@ def sweep(
         raise click.UsageError("nothing to vary; give --vary KEY=A,B,C or --layouts")
     from prism.analyses.sweep import sweep as sweep_settings
     from prism.analyses.sweeps.grid import parse_vary
-    from prism.common.files import check_directory
     from prism.jobs.job import load_job
 
     grid = parse_vary(vary)
-    if output is not None:
-        check_directory(output)
-    loaded = load_job(job, overrides)
-    with progress_line("sweeping", quiet) as report:
-        result = sweep_settings(
-            loaded,
-            grid,
-            layouts=layouts,
-            replicates=replicates,
-            objective=objective,
-            min_p_fits=min_p_fits,
-            seed=seed,
-            threads=threads,
-            progress=report,
-        )
-    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
+    call.conclude(call.run(
+        "sweeping", sweep_settings, load_job(job, overrides), grid, layouts=layouts, **options
+    ))  # fmt: skip

@@ -10,15 +10,12 @@ from prism.cli.commands.options import (
     Numbers,
     Percentiles,
     common_options,
-    details_option,
-    output_option,
     set_option,
     skip_option,
     step_range_option,
     steps_option,
 )
-from prism.cli.commands.outputs import conclude
-from prism.cli.commands.terminal import progress_line, say
+from prism.cli.commands.outputs import Call
 
 
 @click.command()
@@ -43,17 +40,8 @@ from prism.cli.commands.terminal import progress_line, say
 @skip_option
 @steps_option
 @set_option
-@output_option("timeline.json.gz for Perfetto, result, summary.")
-@details_option
-@common_options()
-def timeline(
-    what: tuple[str, ...],
-    output: str | None,
-    details: bool,
-    as_json: bool,
-    quiet: bool,
-    **options: Any,
-) -> None:
+@common_options("timeline.json.gz for Perfetto, result, summary.")
+def timeline(call: Call, what: tuple[str, ...], **options: Any) -> None:
     """Say when every op of a step runs, and what it waits for.
 
     WHAT is a job, a model of `prism fit`, a result.nc of `prism estimate` (the median and the p99
@@ -62,13 +50,11 @@ def timeline(
     """
     from prism.analyses.timeline import timeline as lay_timeline
     from prism.analyses.timelines.perfetto import to_perfetto
-    from prism.common.files import check_directory
 
-    if output is not None:
-        check_directory(output)
-    with progress_line("simulating", quiet) as report:
-        result = lay_timeline(what[0] if len(what) == 1 else what, progress=report, **options)
-    if output is None and not quiet:
-        say("the timeline is not kept; -o DIR writes it for Perfetto")
-    texts = None if output is None else {"timeline.json.gz": to_perfetto(result)}
-    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet, texts=texts)
+    shown = what[0] if len(what) == 1 else what
+    result = call.run("simulating", lay_timeline, shown, **options)
+    if call.output is None:
+        call.say("the timeline is not kept; -o DIR writes it for Perfetto")
+        call.conclude(result)
+    else:
+        call.conclude(result, {"timeline.json.gz": to_perfetto(result)})

@@ -7,18 +7,17 @@ from typing import Any
 import click
 
 from prism.cli.commands.options import (
+    PLOTS,
     Split,
     choose_options,
     common_options,
-    details_option,
-    output_option,
-    place_options,
+    dependence_option,
     rows_of,
     skip_option,
     steps_option,
+    totals_option,
 )
-from prism.cli.commands.outputs import conclude
-from prism.cli.commands.terminal import progress_line
+from prism.cli.commands.outputs import Call
 
 
 @click.command()
@@ -33,27 +32,18 @@ from prism.cli.commands.terminal import progress_line
 @click.option("--measured", metavar="STEPS", help="Compare with these step times (CSV, log, ...).")
 @click.option("--model", metavar="MODEL.nc", help="Effects of JOB, or instead of it.")
 @choose_options("STEPS")
-@click.option("--totals", metavar="FILE:COLUMN", help="Measured totals of the runs.")
+@totals_option
 @click.option("--quantity", type=click.Choice(["step_time", "time_to_train"]), default="step_time",
               show_default=True, help="What to compare.")  # fmt: skip
-@click.option(
-    "--dependence",
-    type=click.Choice(["full", "none"]),
-    help="none: all ops are drawn independently.  [default: the job's, else full]",
-)
+@dependence_option
 @click.option("--bootstrap", type=click.IntRange(min=0), default=100, show_default=True,
               help="Refits behind the p-value and the band.")  # fmt: skip
 @click.option("--replicates", type=click.IntRange(min=1), default=20_000, show_default=True,
               help="Steps to predict.")  # fmt: skip
 @skip_option
 @steps_option
-@output_option()
-@details_option
-@common_options()
-@place_options
-def validate(
-    job: str | None, output: str | None, as_json: bool, details: bool, quiet: bool, **options: Any
-) -> None:
+@common_options(PLOTS, placed=True)
+def validate(call: Call, job: str | None, **options: Any) -> None:
     """Compare a prediction with held-out measurements.
 
     None of them were fitted on. Either --trace TRACE, whose one part predicts the other; or
@@ -61,11 +51,6 @@ def validate(
     STEPS.
     """
     from prism.analyses.validate import validate as compare
-    from prism.common.files import check_directory
 
-    if output is not None:
-        check_directory(output)
     options["where"] = rows_of(options["where"]) or None
-    with progress_line("validating", quiet) as report:
-        result = compare(job, progress=report, **options)
-    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
+    call.conclude(call.run("validating", compare, job, **options))

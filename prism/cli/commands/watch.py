@@ -13,12 +13,13 @@ from prism.cli.commands.options import (
     Duration,
     choose_options,
     common_options,
-    details_option,
+    gpus_option,
+    probability_option,
     rows_of,
     set_option,
 )
-from prism.cli.commands.outputs import check_file_path, openmetrics_option, write_text
-from prism.cli.commands.terminal import print_answer, progress_line, say
+from prism.cli.commands.outputs import Call, check_file_path, openmetrics_option, write_text
+from prism.cli.commands.terminal import say
 from prism.common.errors import PrismError
 
 if TYPE_CHECKING:
@@ -34,16 +35,8 @@ if TYPE_CHECKING:
 @click.option(
     "--deadline", metavar="TIME", help="Give P(done within this): 60d, 12h, ..., or by a date."
 )
-@click.option(
-    "--probability",
-    type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
-    help="Of the end date in the JSON.  [default: the job's, else 0.9]",
-)
-@click.option(
-    "--gpus",
-    type=click.IntRange(min=1),
-    help="GPUs of a model of step times, which knows none: their failures.",
-)
+@probability_option
+@gpus_option
 @click.option(
     "--interval",
     type=Duration(),
@@ -59,9 +52,9 @@ if TYPE_CHECKING:
 @choose_options("the log")
 @set_option
 @openmetrics_option
-@details_option
 @common_options()
 def watch(
+    call: Call,
     log: str,
     job: str | None,
     interval: float,
@@ -69,9 +62,6 @@ def watch(
     where: tuple[tuple[str, str], ...],
     overrides: tuple[str, ...],
     openmetrics: str | None,
-    as_json: bool,
-    details: bool,
-    quiet: bool,
     **options: Any,
 ) -> int:
     """Say when a run will be done, from its growing log.
@@ -91,19 +81,18 @@ def watch(
     if overrides and (job is None or from_steps):
         raise click.UsageError("--set changes a key of a job; name the JOB, or leave it out")
     held = job if job is None or from_steps else load_job(job, overrides)
-    with progress_line("simulating", quiet) as report:
-        options = {name: value for name, value in options.items() if value is not None}
-        watched = Watch(log, held, where=rows_of(where) or None, progress=report, **options)
+    options = {name: value for name, value in options.items() if value is not None}
+    watched = call.run("simulating", Watch, log, held, where=rows_of(where) or None, **options)
 
     def show(answer: Answer) -> None:
-        if sys.stdout.isatty() and not once and not as_json:
+        if sys.stdout.isatty() and not once and not call.as_json:
             click.clear()  # in place
-        print_answer(answer, as_json, details)
+        call.print(answer)
         sys.stdout.flush()
         if openmetrics is not None:
             from prism.present.openmetrics import openmetrics_text
 
-            write_text(openmetrics, openmetrics_text(answer.figures), quiet or not once)
+            write_text(openmetrics, openmetrics_text(answer.figures), call.quiet or not once)
 
     if once:
         found = _look(watched)

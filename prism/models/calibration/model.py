@@ -33,32 +33,18 @@ _KNOTS = 513  # of a distribution kept as quantiles
 
 @dataclass(frozen=True)
 class StepSetting:
-    """What measurements put in the place of the library's step effect and stalls.
+    """What measurements put in the place of the library's step effect and stalls."""
 
-    Attributes
-    ----------
-    shape : float64 [sample]
-        Deviations of steps, unit standard deviation.
-    relative : float
-        What all ranks share, as a share of the step [1].
-    fixed_s : float
-        The same, as a time whatever the step's length, in the seconds of `nominal_step`: a job's
-        mean step is known only once it is simulated [s].
-    memory_s : float
-        Correlation time [s].
-    job_rate, node_rate : float
-        Stalls of the job per hour, and per hour and node [1/h].
-    stall_s : float64 [stall]
-        What each adds [s].
-    """
-
-    shape: Array
-    relative: float
+    shape: Array  # [sample] deviations of steps, unit standard deviation
+    relative: float  # what all ranks share, as a share of the step [1]
+    # the same, as a time whatever the step's length, in the seconds of `nominal_step`: a job's mean
+    # step is known only once it is simulated [s]
     fixed_s: float
-    memory_s: float
+    memory_s: float  # correlation time [s]
+    # stalls of the job per hour, and per hour and node [1/h]
     job_rate: float
     node_rate: float
-    stall_s: Array
+    stall_s: Array  # [stall] what each adds [s]
 
 
 def with_factors(library: Library, compute: float, communication: float) -> Library:
@@ -133,22 +119,14 @@ def _distribution_of(shape: Array) -> Distribution:
 # ---------------------------------------------------------------------------------------- file
 @dataclass(frozen=True)
 class MeasuredSize:
-    """One size that a library was calibrated on.
-
-    Attributes
-    ----------
-    label : str
-    world_size, microbatches, n : int
-        GPUs, microbatches of a replica, measured steps.
-    steps_s : float64 [sample]
-        Quantiles of the measured steps [s].
-    """
+    """One size that a library was calibrated on."""
 
     label: str
+    # GPUs, microbatches of a replica, measured steps
     world_size: int
     microbatches: int
     n: int
-    steps_s: Array
+    steps_s: Array  # [sample] quantiles of the measured steps [s]
 
 
 def calibrated_to_dataset(
@@ -227,10 +205,7 @@ def communication_share(dataset: "xr.Dataset") -> float:
 def load_calibration(path: str | Path) -> Calibration | None:
     """Read what a calibrated library is based on; None for another library.
 
-    Raises
-    ------
-    PrismError
-        The file is calibrated, but not whole.
+    Raises PrismError: the file is calibrated, but not whole.
     """
     if not is_calibrated(path):
         return None

@@ -25,24 +25,14 @@ OP_SAMPLES = 800_000_000  # of one simulation, about a second
 
 @dataclass(frozen=True)
 class Predicted:
-    """Mean and spread of a job's steps.
+    """Mean and spread of a job's steps."""
 
-    Attributes
-    ----------
-    mean_s : float
-        Over clusters [s].
-    within, between : float
-        Standard deviations of steps of one cluster, and of clusters' means [1].
-    clusters : int
-        How many they are of.
-    excess : float
-        Kurtosis of clusters' means beyond a normal law's, 0 or more [1]: lemons make a few slow.
-    """
-
-    mean_s: float
+    mean_s: float  # over clusters [s]
+    # standard deviations of steps of one cluster, and of clusters' means [1]
     within: float
     between: float
-    clusters: int
+    clusters: int  # how many they are of
+    # kurtosis of clusters' means beyond a normal law's, 0 or more [1]: lemons make a few slow
     excess: float
 
 

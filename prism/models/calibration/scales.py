@@ -30,18 +30,11 @@ RATIOS = np.log(np.array([0.25, 0.7, 1.6, 4.0]))  # communication over compute f
 
 @dataclass(frozen=True)
 class Scales:
-    """Factors on nominal durations.
-
-    Attributes
-    ----------
-    compute, communication : Factor
-    covariance : float64 [2, 2]
-        Of their logarithms.
-    """
+    """Factors on nominal durations."""
 
     compute: Factor
     communication: Factor
-    covariance: Array
+    covariance: Array  # [2, 2] of their logarithms
 
 
 def fit_scales(
@@ -50,15 +43,9 @@ def fit_scales(
 ) -> Scales:  # fmt: skip
     """Find both factors.
 
-    Parameters
-    ----------
-    means : sequence of float64 [ratio]
-        Predicted mean step of each size with compute factor 1, over `ratios` [s].
-    ratios : float64 [ratio]
-        Logs of the communication over the compute factor, ascending.
+    `means` [ratio]: predicted mean step of each size with compute factor 1, over `ratios` [s].
+    `ratios` [ratio]: logs of the communication over the compute factor, ascending.
 
-    Notes
-    -----
     Maximum of the posterior, both logarithms normal around 0; durations scale, so that the mean at
     (a, b) is a times the mean at (1, b / a). That mean is nearly straight in the ratio, as work
     plus exposed messages, so it is interpolated in the ratio and not in its logarithm. A measured

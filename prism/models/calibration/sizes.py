@@ -23,56 +23,29 @@ SAMPLES = 4096  # measured steps kept of a size: quantiles to 1/4096
 
 @dataclass(frozen=True)
 class Size:
-    """A job and its measured steps.
-
-    Attributes
-    ----------
-    job : Job
-    source : str
-        File of the step times.
-    n, n_runs : int
-        Steps and runs.
-    mean_s, p50_s : float
-        Mean step without stalls; median of all measured steps [s].
-    within : float
-        Standard deviation of the steps of a run around its mean, without stalls [1].
-    within_n : float
-        Independent values that it is worth.
-    between : float
-        Variance of the means of runs [1]; not-a-number for one run.
-    between_noise : float
-        Part of it that steps of one run explain; known for one run too [1].
-    slow_s : float
-        Variance of a long sum of steps over its length [s]: twice the memory for a drift.
-    shape : float64 [sample]
-        Steps' own deviations, unit standard deviation.
-    steps_s : float64 [sample]
-        Quantiles of all measured steps [s].
-    stall_from_s : float
-        Delay from which a slow step counts as a stall [s].
-    stalls, exposure_s : float
-        Stalls, and the seconds they came in.
-    stall_s : float64 [stall]
-        What each adds [s].
-    """
+    """A job and its measured steps."""
 
     job: Job
-    source: str
+    source: str  # file of the step times
+    # steps and runs
     n: int
     n_runs: int
+    # mean step without stalls; median of all measured steps [s]
     mean_s: float
     p50_s: float
-    within: float
-    within_n: float
-    between: float
-    between_noise: float
+    within: float  # standard deviation of the steps of a run around its mean, without stalls [1]
+    within_n: float  # independent values that it is worth
+    between: float  # variance of the means of runs [1]; not-a-number for one run
+    between_noise: float  # part of it that steps of one run explain; known for one run too [1]
+    # variance of a long sum of steps over its length [s]: twice the memory for a drift
     slow_s: float
-    shape: Array
-    steps_s: Array
-    stall_from_s: float
+    shape: Array  # [sample] steps' own deviations, unit standard deviation
+    steps_s: Array  # [sample] quantiles of all measured steps [s]
+    stall_from_s: float  # delay from which a slow step counts as a stall [s]
+    # stalls, and the seconds they came in
     stalls: float
     exposure_s: float
-    stall_s: Array
+    stall_s: Array  # [stall] what each adds [s]
 
     @property
     def label(self) -> str:
@@ -83,8 +56,6 @@ class Size:
 def measure_size(job: Job, times: StepTimes, seed: int, shortest_s: float = 0.0) -> Size:
     """Take the measured steps of a job apart.
 
-    Notes
-    -----
     Steps that are slow in every run (a collector, a save) stick out of the work by step as stalls
     stick out of a run, and count as stalls; odd fast ones (after a pause) are left out.
     """

@@ -28,19 +28,11 @@ _SAME = 1e-3  # weight of preferring a share of the step to a fixed time, where 
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor on the library's figure.
-
-    Attributes
-    ----------
-    value : float
-    log_std : float
-        Posterior standard deviation of its logarithm.
-    library_share : float
-        Share of the prior's variance that is left: 1 where the measurements tell nothing [1].
-    """
+    """A factor on the library's figure."""
 
     value: float
-    log_std: float
+    log_std: float  # posterior standard deviation of its logarithm
+    # share of the prior's variance that is left: 1 where the measurements tell nothing [1]
     library_share: float
 
     @property
@@ -76,8 +68,6 @@ def _moments(loss: Array) -> tuple[float, float]:
 def fit_between(sizes: Sequence[Size], predicted: Sequence[Predicted]) -> Factor:
     """Factor on the library's rank effect, from the variances of runs' means.
 
-    Notes
-    -----
     The variance of R means is chi-square with R - 1 degrees of freedom around
     `f^2 between^2 + noise`, fewer where clusters' means have heavier tails than a normal
     distribution: the relative variance of a variance of n values is `2 / (n - 1) + excess / n`. The
@@ -97,24 +87,12 @@ def fit_between(sizes: Sequence[Size], predicted: Sequence[Predicted]) -> Factor
 
 @dataclass(frozen=True)
 class StepSpread:
-    """Spread of single steps.
+    """Spread of single steps."""
 
-    Attributes
-    ----------
-    library : Factor
-        On the library's spreads within a run.
-    relative : float
-        What all ranks share, as a share of the step [1].
-    fixed_s : float
-        The same, as a time whatever the step's length [s].
-    own : tuple of float
-        What the library says of each size before the factor [1].
-    """
-
-    library: Factor
-    relative: float
-    fixed_s: float
-    own: tuple[float, ...]
+    library: Factor  # on the library's spreads within a run
+    relative: float  # what all ranks share, as a share of the step [1]
+    fixed_s: float  # the same, as a time whatever the step's length [s]
+    own: tuple[float, ...]  # what the library says of each size before the factor [1]
 
     def cv(self, step_s: float) -> float:
         """Spread of the step effect of a step of given duration [s] [1]."""
@@ -124,8 +102,6 @@ class StepSpread:
 def fit_within(sizes: Sequence[Size], predicted: Sequence[Predicted]) -> StepSpread:
     """Split the measured spread of steps into the library's and what all ranks share.
 
-    Notes
-    -----
     The measured variance of size j is chi-square around
     `f^2 within_j^2 + s^2 + (d / T_j)^2`, the log of f as in `prior_loss`. Sizes of one step
     length cannot tell s from d, and s is taken. The most likely f, s and d together are given, so
@@ -171,8 +147,6 @@ def fit_within(sizes: Sequence[Size], predicted: Sequence[Predicted]) -> StepSpr
 def memory_s(sizes: Sequence[Size], spread: StepSpread) -> float:
     """Correlation time of the step effect that gives long sums their measured variance [s].
 
-    Notes
-    -----
     An AR(1) of variance v and memory tau over steps of T seconds adds v T coth(T / 2 tau) to a long
     sum for every second, v T at least; what the library's own noise gives is taken off first. The
     sizes' memories are weighted by their steps.

@@ -71,23 +71,12 @@ class _Runs:
 
 @dataclass(frozen=True)
 class Changes:
-    """What changes in step times: found once, for all that fit, show or compare them.
+    """What changes in step times: found once, for all that fit, show or compare them."""
 
-    Attributes
-    ----------
-    rows : list of dict
-        One for each pause and change.
-    times : StepTimes
-        As they were given.
-    calm : StepTimes
-        The same without their periodic pauses.
-    out, warm : bool [value]
-        Values of other levels and odd pauses, to leave out; those of a warm-up.
-    """
-
-    rows: list[Row]
-    times: StepTimes
-    calm: StepTimes
+    rows: list[Row]  # one for each pause and change
+    times: StepTimes  # as they were given
+    calm: StepTimes  # the same without their periodic pauses
+    # [value] values of other levels and odd pauses, to leave out; those of a warm-up
     out: Flags
     warm: Flags
 
@@ -264,10 +253,7 @@ def _gaps(begin: Array, end: Array, steps: Index) -> list[Pause]:
 def choose_steps(recording: Any, skip: int | None = None, steps: str | None = None) -> Any:
     """Keep the steps numbered ``A:B`` of step times or a trace, less each run's first `skip`.
 
-    Raises
-    ------
-    PrismError
-        Nothing is left, or `steps` is no range.
+    Raises PrismError: nothing is left, or `steps` is no range.
     """
     return _skip(recording if steps is None else _numbered(recording, steps), skip)
 

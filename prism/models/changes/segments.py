@@ -87,20 +87,12 @@ def find_edges(
 ) -> tuple[list[list[int]], Array]:
     """Find where the levels of series change.
 
-    Parameters
-    ----------
-    values : float64 [step, series]
-        Logarithms without outliers; not-a-number where nothing was measured. Series of one kind: a
-        change is held against their mean noise too.
-    first, least : int
-        Steps that the first segment has at least, and every other.
+    `values` [step, series]: logarithms without outliers; not-a-number where nothing was measured.
+    Series of one kind: a change is held against their mean noise too. `first`, `least`: steps that
+    the first segment has at least, and every other.
 
-    Returns
-    -------
-    edges : list of list of int
-        For each series the first steps of its segments but the first.
-    variance : float64 [series]
-        Long-run variance of a step around its level.
+    Returns `edges`: for each series the first steps of its segments but the first. `variance`
+    [series]: long-run variance of a step around its level.
     """
     n, n_series = values.shape
     block = -(-n // _POINTS)

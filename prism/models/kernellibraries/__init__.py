@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prism.models.kernellibraries.collectives import library_of_collectives
-from prism.models.kernellibraries.moments import library_of_moments
-from prism.models.kernellibraries.samples import library_of_trace, why_no_model
+from prism.models.kernellibraries.moments import library_of_moments, library_of_trace, why_no_model
 from prism.traces.formats.hta import KernelMoments
 from prism.traces.formats.nccltests import BandwidthTests
 

@@ -110,8 +110,6 @@ def library_of_collectives(measured: BandwidthTests, source: str) -> xr.Dataset:
 def fit_line(name: str, n_hosts: int, n_gpus: int, runs: Sequence[BandwidthTest]) -> LinkFit:
     """Fit time over size for runs of one test.
 
-    Notes
-    -----
     Least squares of the relative errors, ``t_i`` by ``(a + b s_i)``, a and b not negative. The bus
     moves ``k s`` bytes, k being the ratio of bus to algorithm bandwidth that the test prints.
     """
@@ -241,8 +239,6 @@ def _row(fit: LinkFit) -> dict[str, Any]:
 def suggest_links(fits: Sequence[LinkFit]) -> dict[str, dict[str, float]]:
     """Turn the lines into keys of a job's ``cluster.links``.
 
-    Notes
-    -----
     Tests in one NVLink domain tell ``nvlink``, in several ``network``; of
     several tests that of the largest bandwidth counts, of a rank's link. With bandwidth and latency
     a job's collective takes what the smallest and the largest message took, see

@@ -1,8 +1,9 @@
-"""A library from a table of kernels' moments, where the durations themselves are not there.
+"""A library of kernels: from a table of their moments, or from durations of a trace without steps.
 
-A kernel's distribution is the lognormal of its mean and standard deviation, pooled over ranks: of
-the families with two moments the one whose durations are positive and lean to the right. Left out:
-the tail beyond what the longest duration says, and what the sizes of launches add to the spread.
+Of moments, a kernel's distribution is the lognormal of its mean and standard deviation, pooled over
+ranks: of the families with two moments the one whose durations are positive and lean to the right.
+Left out: the tail beyond what the longest duration says, what the sizes of launches add to the
+spread of moments, and effects that kernels share.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import pandas as pd
 
 from prism.common.text import format_share
 from prism.distributions.distribution import Distribution, constant, lognormal
+from prism.distributions.samples import sample_distribution
 from prism.models.kernellibraries.pack import kernel_library
-from prism.models.kerneltrace.table import KERNEL, KernelRow
+from prism.models.kerneltrace.table import CLASS, KERNEL, KernelRow, kernel_durations, pool
 from prism.traces.formats.hta import OTHERS, KernelMoments
 from prism.traces.kernelnames import classify, collective_kind
+from prism.traces.table import Trace
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -91,8 +94,6 @@ def _lognormal(row: KernelRow) -> Distribution:
 def _pooled(label: tuple[str, ...], rows: pd.DataFrame, total: float) -> KernelRow:
     """Pool a kernel over ranks.
 
-    Notes
-    -----
     Mean and variance of all durations: sums of squares within ranks and between their means.
     """
     name, kernel_class, op_kind, measure = label
@@ -132,3 +133,49 @@ def _classes(kernels: list[KernelRow]) -> list[KernelRow]:
         mean, share = sum(row.mean * row.n for row in mine) / n, sum(row.share for row in mine)
         found.append(KernelRow(name, name, "", "", n, mean, cv, math.nan, share, np.zeros(0)))
     return found
+
+
+# ------------------------------------------------------------------------------ of durations
+# Each kernel's durations are held against the mean of those with the same launch shape or message,
+# else sizes would pass for variability.
+_WITHOUT_STEPS = (
+    "effects that kernels share (step, rank): nothing says which kernels are of one step",
+    "a step's time: what waits for what is not known; a job's own graph is needed (prism show "
+    "--jobs)",
+)
+
+
+def why_no_model(trace: Trace) -> str | None:
+    """Say why a trace of kernels is no model of steps; None where it is one.
+
+    A trace of PyTorch's without any mark is one step.
+    """
+    if not trace.has_kernels or trace.format == "kineto":
+        return None
+    ops = trace.ops
+    if not np.isfinite(ops["start"].to_numpy()).all():
+        return "the trace has no start times, so neither steps nor what waits for what"
+    if not all(about["steps"] for about in trace.meta["ranks"]):
+        return "nothing in the trace marks steps"
+    launched = (ops["step"] >= 0).any()
+    return None if launched else "no kernel of the trace was launched in a step"
+
+
+def library_of_trace(trace: Trace, reason: str) -> xr.Dataset:
+    """Make a library of a trace's kernels."""
+    table = kernel_durations(trace)
+    table = table[(table["measure"] != "host") & table["duration"].notna() & ~table["again"]]
+    total = float(table["duration"].sum()) or 1.0
+    report: dict[str, Any] = {
+        "inputs": [trace.source],
+        "why_no_model": reason,
+        "not_identifiable": list(_WITHOUT_STEPS),
+        "warnings": [f"a library of kernels, not a model of steps: {reason}"],
+        "notes": list(trace.notes),
+    }
+    kernels, classes = pool(table, KERNEL, total), pool(table, CLASS, total)
+    return kernel_library(kernels, classes, _distribution, "empirical", report, trace.source)
+
+
+def _distribution(row: KernelRow) -> Distribution:
+    return sample_distribution(row.samples, row.cv if np.isfinite(row.cv) else None)

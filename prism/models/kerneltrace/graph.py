@@ -55,10 +55,6 @@ class KernelGraph(TraceGraph):
         """Position of the step itself among the steps, [1]."""
         return np.flatnonzero(self.steps == self.step)
 
-    def taken_by(self, stage: int) -> NDArray[np.bool_]:
-        """Activities of one rank, [node]."""
-        return np.array([stage in n.stages and n.kind == "op" for n in self.nodes])
-
 
 def step_graph(steps: KernelSteps, step: int | None = None) -> KernelGraph:
     """Build the graph of one step, of the typical one where None.

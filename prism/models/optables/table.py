@@ -32,25 +32,14 @@ _MASK_AT = {"cudnn": 6, "flash": 4, "efficient": 6}  # is_causal among the input
 
 @dataclass(frozen=True)
 class OpTable:
-    """What was made of a profile.
-
-    Attributes
-    ----------
-    job : Job
-        Of the GPU that was profiled; checked.
-    values : dict
-        What the job file says, by block.
-    layers : tuple of (str, int, tuple of str)
-        Name, repetitions and kinds of ops of each layer.
-    notes : tuple of str
-        What the profile does not say, and what was made of it.
-    """
+    """What was made of a profile."""
 
     source: str
-    job: Job
-    values: dict[str, Any]
+    job: Job  # of the GPU that was profiled; checked
+    values: dict[str, Any]  # what the job file says, by block
+    # name, repetitions and kinds of ops of each layer
     layers: tuple[tuple[str, int, tuple[str, ...]], ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what the profile does not say, and what was made of it
 
 
 def op_table(path: str | Path, device: str | None = None) -> OpTable:

@@ -32,10 +32,7 @@ RANK_SHAPE = -0.15  # of the body's tail: SGEMM on 388 healthy V100s, facts on G
 def fit_graph(graph: TraceGraph, source: str = "trace") -> TraceModel:
     """Fit distributions and effects to a trace's graph; `source` names it in messages.
 
-    Raises
-    ------
-    PrismError
-        Fewer than two steps.
+    Raises PrismError: fewer than two steps.
     """
     return fit_with_components(graph, source, n_draws=1)[0]
 

@@ -41,31 +41,18 @@ _MANY = 50  # changes of a run
 
 @dataclass(frozen=True)
 class Departure:
-    """The last change of level of a run, if any.
+    """The last change of level of a run, if any."""
 
-    Attributes
-    ----------
-    departed : bool
-        Whether the last steps are at another level than the first ones.
-    p_value : float
-        Bound on the chance that a run without a change shows as much at any of its steps [1].
-    current : bool [value]
-        Values that show the present level.
-    level : float64 [value]
-        Of each value over the first ones [1].
-    begin, earliest, latest : int
-        First value after the change; where that may be as well (95 %).
-    change, low, high : float
-        Level after it over the level before, less 1, and its interval of 90 %.
-    """
-
-    departed: bool
+    departed: bool  # whether the last steps are at another level than the first ones
+    # bound on the chance that a run without a change shows as much at any of its steps [1]
     p_value: float
-    current: Flags
-    level: Array
+    current: Flags  # [value] values that show the present level
+    level: Array  # [value] of each value over the first ones [1]
+    # first value after the change; where that may be as well (95 %)
     begin: int = 0
     earliest: int = 0
     latest: int = 0
+    # level after it over the level before, less 1, and its interval of 90 %
     change: float = 0.0
     low: float = 0.0
     high: float = 0.0
@@ -101,19 +88,11 @@ class _Noise(NamedTuple):
 def find_departure(values: Array, grain: float = 0.0, each: int = 1) -> Departure | None:
     """Find the last change of level of a run.
 
-    Parameters
-    ----------
-    values : float64 [value]
-        Step over its work, in the order of the steps; not-a-number where the level does not show.
-    grain : float
-        Step of the clock that they were read from; noise is at least that.
-    each : int
-        Values of the run that each is the mean of: the bound rises with their number.
+    `values` [value]: step over its work, in the order of the steps; not-a-number where the level
+    does not show. `grain`: step of the clock that they were read from; noise is at least that.
+    `each`: values of the run that each is the mean of: the bound rises with their number.
 
-    Returns
-    -------
-    Departure or None
-        None of fewer values than a change can be seen in.
+    Returns None of fewer values than a change can be seen in.
     """
     known = np.flatnonzero(np.isfinite(values))
     known = known[~outliers(np.log(values[known])[:, None])[0][:, 0]] if known.size else known
@@ -218,8 +197,6 @@ def _gains(series: Array, ends: Index, lengths: Index, floor: float) -> Array:
 def _squares(noise: _Noise, series: Array, ends: Index, lengths: Index) -> tuple[Array, Array]:
     """Sum of squares of what is new up to each end, and what a change takes from it.
 
-    Notes
-    -----
     What is new in a series follows from filtering it, and a change of level from then on becomes
     ``late + (1 - late) ma^i`` after i values: its products are sums of the filtered series and of
     the same weighted by powers of `ma`, so that each pair of end and length takes a few operations.
@@ -284,8 +261,6 @@ def _size(
 ) -> tuple[float, float, float]:
     """Estimate the last level over the first, less 1, and its interval.
 
-    Notes
-    -----
     From what is new in the values after the crossing: given all before it, which was selected by
     it, that is as likely as ever. Kinds of noise count by their likelihood around the levels.
     """

@@ -211,11 +211,8 @@ def _sample_steps(model: StepModel, n_steps: int, replicates: int, seed: int) ->
 def data_error(model: StepModel, n_steps: int) -> dict[str, float]:
     """Say what the fit leaves open.
 
-    Returns
-    -------
-    dict of str to float
-        Relative errors of the mean total and of its standard deviation, and how many times as
-        large that may be (95 %) [1].
+    Returns relative errors of the mean total and of its standard deviation, and how many times as
+    large that may be (95 %) [1].
     """
     fitted = total_cv(model, model.spread, n_steps)
     std = np.array([total_cv(model, s, n_steps) for s in model.spreads()])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from prism.common.agreement import effective_n
 from prism.common.errors import PrismError
+from prism.common.means import poisson_interval
 from prism.common.text import format_count, format_duration
 from prism.models.steptimes.likelihood import (
     N_REPEATS,
@@ -248,11 +249,8 @@ def _total_shares(model: StepModel) -> dict[str, float]:
 
 def _stalls(model: StepModel, series: Series) -> dict[str, Any]:
     """Rate with its 90 % interval (Garwood), and lengths."""
-    from scipy.stats import chi2
-
     n, exposure = float(model.stall_counts.sum()), float(model.exposure_s.sum())
-    low = chi2.ppf(0.05, 2 * n) / 2.0 if n else 0.0
-    ci = [low / exposure, chi2.ppf(0.95, 2 * n + 2) / 2.0 / exposure] if exposure else [None, None]
+    ci = [end / exposure for end in poisson_interval(n)] if exposure else [None, None]
     lengths = model.stall_s
     return {
         "n": int(n), "rate_per_h": 3600.0 * model.stall_rate,

@@ -31,21 +31,13 @@ _FEW_MISSING = 0.01  # of the steps, whose lack widens an interval by half as mu
 
 @dataclass(frozen=True)
 class Observed:
-    """Runs as the likelihood takes them.
+    """Runs as the likelihood takes them."""
 
-    Attributes
-    ----------
-    y, known : float64 [position, run]
-        Relative deviations, 0 where there is none; 1 where there is one, else 0.
-    gap_s : float64 [position - 1]
-        Time from each position to the next [s].
-    centred : bool
-        Whether the runs' mean was taken out at each position: a degree of freedom of each.
-    """
-
+    # [position, run] relative deviations, 0 where there is none; 1 where there is one, else 0
     y: Array
     known: Array
-    gap_s: Array
+    gap_s: Array  # [position - 1] time from each position to the next [s]
+    # whether the runs' mean was taken out at each position: a degree of freedom of each
     centred: bool
 
     @classmethod
@@ -75,35 +67,24 @@ class Observed:
 
 @dataclass(frozen=True)
 class Solved:
-    """Sums over a run under S, the covariance of drift and unit white noise, and the drift.
+    """Sums over a run under S, the covariance of drift and unit white noise, and the drift."""
 
-    Attributes
-    ----------
-    logdet : float
-        Of S, all runs.
-    ones, along, squares : float64 [run]
-        1' S^-1 1, 1' S^-1 y, y' S^-1 y.
-    drift, per_level : float64 [position, run]
-        Mean of the drift given y with level 0, and what a level of 1 takes from it.
-    last : float64 [run]
-        Variance of the last drift given y and the level. Where runs all have all steps, and so are
-        alike in it, this and `per_level` are of one.
-    """
-
-    logdet: float
+    logdet: float  # of S, all runs
+    # [run] 1' S^-1 1, 1' S^-1 y, y' S^-1 y
     ones: Array
     along: Array
     squares: Array
+    # [position, run] mean of the drift given y with level 0, and what a level of 1 takes from it
     drift: Array
     per_level: Array
+    # [run] variance of the last drift given y and the level. Where runs all have all steps, and so
+    # are alike in it, this and `per_level` are of one.
     last: Array
 
 
 def solve(seen: Observed, ratio: float, tau_s: float) -> Solved:
     """Solve for a drift of `ratio` times the variance of the white noise.
 
-    Notes
-    -----
     With Q the precision of the drift and W = diag(known): S^-1 = W - W (Q + W)^-1 W, and
     log det S = log det (Q + W) - log det Q. Runs that all have all steps share one factor.
     """
@@ -149,8 +130,6 @@ def solve(seen: Observed, ratio: float, tau_s: float) -> Solved:
 def _profile(seen: Observed, ratio: float, tau_s: float) -> tuple[float, float, float]:
     """Give -2 log restricted likelihood, up to a constant, with its white and run variances.
 
-    Notes
-    -----
     Given the drift, levels m with variances v + s^2 / ones; v is searched around its estimate by
     the variance of the levels, which is the best one where runs are equally long.
     """
@@ -179,10 +158,7 @@ def _profile(seen: Observed, ratio: float, tau_s: float) -> tuple[float, float, 
 def fit_spread(seen: Observed, start: Spread | None = None) -> Spread:
     """Find the most likely spread (restricted likelihood); 0 is a possible part.
 
-    Parameters
-    ----------
-    start : Spread, optional
-        Where the search may begin too.
+    `start`: where the search may begin too.
     """
     length = float(seen.gap_s.sum())
     low = np.log([_NO_DRIFT, seen.gap_s.min(initial=length)])
@@ -211,8 +187,6 @@ def fit_spread(seen: Observed, start: Spread | None = None) -> Spread:
 def no_drift_p_value(seen: Observed, spread: Spread) -> float:
     """P-value of no drift by the likelihood ratio.
 
-    Notes
-    -----
     A chi-square of 2 for size and memory. It is large: without a drift 95 % of simulated series
     (100 steps of one run to 2,000 of three) gain 3.1 to 4.4, of 6.0.
     """
@@ -241,8 +215,6 @@ def repeat_fits(
 def intervals(spread: Spread, repeats: Sequence[Spread]) -> dict[str, tuple[float, float]]:
     """90 % interval of each part.
 
-    Notes
-    -----
     Basic bootstrap of the logarithm where the part is there: theta^2 / q. Where it may be 0, up to
     what repetitions show.
     """
@@ -260,17 +232,10 @@ def intervals(spread: Spread, repeats: Sequence[Spread]) -> dict[str, tuple[floa
 
 @dataclass(frozen=True)
 class State:
-    """Joint normal distribution of a run's relative level and its last drift.
+    """Joint normal distribution of a run's relative level and its last drift."""
 
-    Attributes
-    ----------
-    mean : float64 [2]
-    root : float64 [2, 2]
-        Lower triangular root of their covariance.
-    """
-
-    mean: Array
-    root: Array
+    mean: Array  # [2]
+    root: Array  # [2, 2] lower triangular root of their covariance
 
     def draw(self, z: Array) -> Array:
         """Draw [n, 2] from standard normal numbers of that shape."""
@@ -280,10 +245,7 @@ class State:
 def state_given(body: Array, elapsed_s: Array, spread: Spread, level_sd: float) -> State:
     """Distribution of level and last drift given one run's deviations [position].
 
-    Parameters
-    ----------
-    level_sd : float
-        Of the level before anything was measured, mean 0 [1].
+    `level_sd`: of the level before anything was measured, mean 0 [1].
     """
     known = np.isfinite(body)
     y = np.where(known, body, 0.0)[:, None]

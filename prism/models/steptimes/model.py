@@ -59,64 +59,36 @@ SCALARS = {
 
 @dataclass(frozen=True)
 class StepModel:
-    """What step times alone tell of a job.
+    """What step times alone tell of a job."""
 
-    Attributes
-    ----------
-    steps : int64 [step]
-        Numbers of the steps that were seen.
-    work : float64 [step]
-        Typical time of each [s]; all equal where nothing shows that steps differ in work.
-    has_profile : bool
-        Whether they differ.
-    mean_over : int
-        Steps behind one value of ``steps``.
-    spread : Spread
-        Relative spread of single steps by time scale.
-    repeats : float64 [repeat, part]
-        Spreads fitted to simulated repetitions, as ``PARTS``: how well it is known.
-    residuals : float64 [sample]
-        Distribution of a step's own noise, unit standard deviation.
-    stall_s, stall_counts, exposure_s
-        Stalls after the beginning [s], their number by run, and the time behind that number [s].
-    beginning_s : float64 [run, early_step]
-        What the events of the beginning add to each step [s], one row for each measured run.
-    offset_s, offset_std_s, offset_skips
-        Total less the sum of steps [s], its spread, and the first steps a total leaves out.
-    n_runs, n_steps : int
-        Runs, and values of a run, behind the model.
-    step_error : float
-        Relative standard error of the mean step, from the data.
-    stall_threshold : float
-        Relative deviation beyond which a step counts as stalled.
-    grain_s : float
-        Step of the clock that values were read from [s]; 0 for a fine one.
-    report : dict
-        What the fit printed.
-    pause_interval, pause_first, pause_s : float64 [pause]
-        Periodic pauses: steps between them, steps at the end of which the first is, length [s].
-    """
-
-    steps: NDArray[np.int64]
+    steps: NDArray[np.int64]  # [step] numbers of the steps that were seen
+    # [step] typical time of each [s]; all equal where nothing shows that steps differ in work
     work: Array
-    has_profile: bool
-    mean_over: int
-    spread: Spread
+    has_profile: bool  # whether they differ
+    mean_over: int  # steps behind one value of ``steps``
+    spread: Spread  # relative spread of single steps by time scale
+    # [repeat, part] spreads fitted to simulated repetitions, as ``PARTS``: how well it is known
     repeats: Array
-    residuals: Array
+    residuals: Array  # [sample] distribution of a step's own noise, unit standard deviation
+    # stalls after the beginning [s], their number by run, and the time behind that number [s]
     stall_s: Array
     stall_counts: Array
     exposure_s: Array
+    # [run, early_step] what the events of the beginning add to each step [s], one row for each
+    # measured run
     beginning_s: Array
+    # total less the sum of steps [s], its spread, and the first steps a total leaves out
     offset_s: float
     offset_std_s: float
     offset_skips: int
+    # runs, and values of a run, behind the model
     n_runs: int
     n_steps: int
-    step_error: float
-    stall_threshold: float
-    grain_s: float
-    report: dict[str, Any]
+    step_error: float  # relative standard error of the mean step, from the data
+    stall_threshold: float  # relative deviation beyond which a step counts as stalled
+    grain_s: float  # step of the clock that values were read from [s]; 0 for a fine one
+    report: dict[str, Any]  # what the fit printed
+    # [pause] periodic pauses: steps between them, steps at the end of which the first is, seconds
     pause_interval: Array = field(default_factory=lambda: np.empty(0))
     pause_first: Array = field(default_factory=lambda: np.empty(0))
     pause_s: Array = field(default_factory=lambda: np.empty(0))
@@ -146,8 +118,6 @@ class StepModel:
     def spreads(self) -> list[Spread]:
         """Spreads that the data would allow as well, from the repetitions.
 
-        Notes
-        -----
         Basic bootstrap of logarithms: theta^2 / theta*, so that a part the repetitions find too
         small is drawn larger. A part that is 0 is drawn as repetitions of its absence show it; one
         that a repetition misses is as it was fitted.

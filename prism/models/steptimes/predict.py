@@ -33,23 +33,12 @@ _STOPS = ("lost_work", "restarts")
 
 @dataclass(frozen=True)
 class Drawn:
-    """Runs that were drawn.
+    """Runs that were drawn."""
 
-    Attributes
-    ----------
-    total : float64 [run]
-        Seconds, the offset between steps and measured totals included.
-    terms : dict of str to float64 [run]
-        Seconds by term; they add up to the total.
-    model : RunModel
-        What was drawn.
-    failures : int64 [run]
-    """
-
-    total: Array
-    terms: dict[str, Array]
-    model: RunModel
-    failures: NDArray[np.int64]
+    total: Array  # [run] seconds, the offset between steps and measured totals included
+    terms: dict[str, Array]  # [run] seconds by term; they add up to the total
+    model: RunModel  # what was drawn
+    failures: NDArray[np.int64]  # [run]
 
 
 def work_of(model: StepModel, first: int, n_steps: int) -> tuple[float, Array | None]:
@@ -105,8 +94,6 @@ def run_model(model: StepModel, n_steps: int, first: int = 0) -> RunModel:
 def _stalls(model: StepModel, share: float) -> StallProcess | None:
     """Stalls as a process over all steps, of which a share has them.
 
-    Notes
-    -----
     The rate is worth the stalls that were counted; fewer, by moments, where runs differ in rate.
     Where none was counted: Jeffreys' half of one in the time that was seen, of no length.
     """

@@ -28,10 +28,8 @@ def progress(
 ) -> ProgressPosterior:
     """Condition a model of step times on the completed steps of a run of `n_steps`.
 
-    Raises
-    ------
-    PrismError
-        Steps of several runs, that are none of the model's, or as many as the run has.
+    Raises PrismError: steps of several runs, that are none of the model's, or as many as the run
+    has.
     """
     check_one_run(times)
     whole, times = times, known_steps(model, times)

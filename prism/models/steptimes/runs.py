@@ -43,43 +43,20 @@ _LEAST = 1e-6  # of a level: what differs by less is rounding
 
 @dataclass(frozen=True)
 class ProgressPosterior:
-    """A run in progress: the model of its rest, and what is behind it.
+    """A run in progress: the model of its rest, and what is behind it."""
 
-    Attributes
-    ----------
-    model : RunModel
-        Of the steps that are left.
-    elapsed_s : float
-        Sum of the completed steps [s].
-    done : int
-        Completed steps.
-    level, level_std : float
-        Level of this run over the model's mean before [1], and how well it is known.
-    expected : float
-        Standard deviation of that level before the steps were seen [1].
-    far : bool
-        Whether it is further off than the model allows, and is taken from the steps.
-    departure : Departure or None
-        The last change of level; None of too few steps.
-    step : int64 [value]
-        Numbers of the completed steps.
-    last_s : float
-        Mean of the last ones [s].
-    notes : tuple of str
-        What was assumed.
-    """
-
-    model: RunModel
-    elapsed_s: float
-    done: int
+    model: RunModel  # of the steps that are left
+    elapsed_s: float  # sum of the completed steps [s]
+    done: int  # completed steps
+    # level of this run over the model's mean before [1], and how well it is known
     level: float
     level_std: float
-    expected: float
-    far: bool
-    departure: Departure | None
-    step: NDArray[np.int64]
-    last_s: float
-    notes: tuple[str, ...] = ()
+    expected: float  # standard deviation of that level before the steps were seen [1]
+    far: bool  # whether it is further off than the model allows, and is taken from the steps
+    departure: Departure | None  # the last change of level; None of too few steps
+    step: NDArray[np.int64]  # [value] numbers of the completed steps
+    last_s: float  # mean of the last ones [s]
+    notes: tuple[str, ...] = ()  # what was assumed
 
     def figures(self) -> dict[str, Any]:
         """Say what is done of the run, and whether its last steps deviate; times in seconds."""
@@ -110,24 +87,12 @@ class ProgressPosterior:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a model of step times knows beside its run model.
+    """What a model of step times knows beside its run model."""
 
-    Attributes
-    ----------
-    spreads : sequence of Spread
-        That the fit leaves open.
-    place : int64 [value]
-        Position of each measured value in the run.
-    odd : bool [value]
-        Whether it tells nothing of the run's level.
-    early : int
-        Positions whose stalls are the beginning's, and in which no change is looked for.
-    """
-
-    spreads: Sequence[Spread]
-    place: NDArray[np.int64]
-    odd: NDArray[np.bool_]
-    early: int
+    spreads: Sequence[Spread]  # that the fit leaves open
+    place: NDArray[np.int64]  # [value] position of each measured value in the run
+    odd: NDArray[np.bool_]  # [value] whether it tells nothing of the run's level
+    early: int  # positions whose stalls are the beginning's, and in which no change is looked for
 
 
 def update_on_progress(
@@ -222,41 +187,25 @@ def without_changes(times: StepTimes, odd: NDArray[np.bool_], each: int = 1) -> 
 
 @dataclass(frozen=True)
 class _Done:
-    """Completed steps beside what the model says of them.
+    """Completed steps beside what the model says of them."""
 
-    Attributes
-    ----------
-    blocks : Blocks
-        Those that are the values of all else; of one value each in a run that is no long one.
-    mean_over, n_values, done : int
-        Steps that each is the mean of; values before blocks were made; steps to the last one.
-    step, first : int64 [value]
-        Numbers; steps of the run before each value.
-    series : Series
-        Of the steps over the work by step and the level between changes.
-    ratio : float64 [value]
-        Over the usual step; not-a-number where the present level does not show.
-    work, elapsed_s : float64 [value]
-        Relative work; time since the first [s].
-    begin : int
-        First value after the beginning.
-    departure : Departure or None
-    scale, seconds, last_s, mean_s : float
-        Mean ratio; sum of the values, mean of the last and of all [s].
-    """
-
+    # those that are the values of all else; of one value each in a run that is no long one
     blocks: Blocks
+    # steps that each is the mean of; values before blocks were made; steps to the last one
     mean_over: int
     n_values: int
     done: int
+    # [value] numbers; steps of the run before each value
     step: NDArray[np.int64]
     first: NDArray[np.int64]
-    series: Series
-    ratio: Array
+    series: Series  # of the steps over the work by step and the level between changes
+    ratio: Array  # [value] over the usual step; not-a-number where the present level does not show
+    # [value] relative work; time since the first [s]
     work: Array
     elapsed_s: Array
-    begin: int
+    begin: int  # first value after the beginning
     departure: Departure | None
+    # mean ratio; sum of the values, mean of the last and of all [s]
     scale: float
     seconds: float
     last_s: float
@@ -355,8 +304,6 @@ def _own_spread(model: RunModel) -> float:
 def _own_noise(model: RunModel, done: _Done, k: int) -> Spread:
     """Spread of a step: the model's, its own noise from the steps where there are enough.
 
-    Notes
-    -----
     Half the mean square of successive differences (von Neumann), less what the drift adds to it.
     """
     drift = Spread(0.0, float(np.mean(model.drift.cv)), float(np.mean(model.drift.tau_s)))

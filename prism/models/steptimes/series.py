@@ -32,49 +32,28 @@ _FLOOR = 1e-9  # relative; what differs by less is rounding
 
 @dataclass(frozen=True)
 class Series:
-    """Step times by position and run, taken apart.
+    """Step times by position and run, taken apart."""
 
-    Attributes
-    ----------
-    steps : int64 [position]
-        Step numbers, ascending.
-    runs : tuple of str [run]
-    mean_over : int
-        Steps that one value is the mean of.
-    work : float64 [position]
-        Typical seconds of the step; equal where nothing shows that steps differ.
-    has_profile : bool
-        Whether steps differ in work.
-    body : float64 [position, run]
-        Step over work, less 1; not-a-number in events and where nothing was measured.
-    excess : float64 [position, run]
-        What an event adds to its steps [s], clock errors included; 0 elsewhere.
-    stall_run, stall_position, stall_s : [stall]
-        Net excess of each event that delays the run [s], and where it begins.
-    event_position : int64 [event]
-        Where each event begins, those that add nothing included.
-    beginning : int
-        Positions at the start that have stalls of their own, kept as they were measured.
-    threshold : float
-        Relative deviation beyond which a step is in an event.
-    grain_s : float
-        Step of a clock that shows few values [s]; 0 for a fine one.
-    """
-
-    steps: NDArray[np.int64]
-    runs: tuple[str, ...]
-    mean_over: int
+    steps: NDArray[np.int64]  # [position] step numbers, ascending
+    runs: tuple[str, ...]  # [run]
+    mean_over: int  # steps that one value is the mean of
+    # [position] typical seconds of the step; equal where nothing shows that steps differ
     work: Array
-    has_profile: bool
+    has_profile: bool  # whether steps differ in work
+    # [position, run] step over work, less 1; not-a-number in events and where nothing was measured
     body: Array
+    # [position, run] what an event adds to its steps [s], clock errors included; 0 elsewhere
     excess: Array
+    # [stall] net excess of each event that delays the run [s], and where it begins
     stall_run: NDArray[np.int64]
     stall_position: NDArray[np.int64]
     stall_s: Array
+    # [event] where each event begins, those that add nothing included
     event_position: NDArray[np.int64]
+    # positions at the start that have stalls of their own, kept as they were measured
     beginning: int
-    threshold: float
-    grain_s: float
+    threshold: float  # relative deviation beyond which a step is in an event
+    grain_s: float  # step of a clock that shows few values [s]; 0 for a fine one
 
     @property
     def elapsed(self) -> Array:
@@ -91,15 +70,9 @@ def elapsed_steps(steps: NDArray[np.int64], usual: NDArray[np.int64], mean_over:
 def decompose(times: StepTimes, seed: int = 0, least: float = 0.0) -> Series:
     """Separate work by step, body and stalls.
 
-    Parameters
-    ----------
-    times : StepTimes
-        Of one or several runs; steps that fewer than half of the runs have are passed over where
-        runs are repeats of each other.
-    seed : int
-        Of the shifts that test whether steps differ in work.
-    least : float
-        Relative deviation that is in no event [1].
+    `times`: of one or several runs; steps that fewer than half of the runs have are passed over
+    where runs are repeats of each other. `seed`: of the shifts that test whether steps differ in
+    work. `least`: relative deviation that is in no event [1].
     """
     steps, runs, seconds = side_by_side(times)
     work, has_profile = _work_by_step(seconds, seed)
@@ -130,12 +103,8 @@ def decompose(times: StepTimes, seed: int = 0, least: float = 0.0) -> Series:
 def side_by_side(times: StepTimes) -> tuple[NDArray[np.int64], tuple[str, ...], Array]:
     """Lay runs side by side.
 
-    Returns
-    -------
-    steps : int64 [position]
-    runs : tuple of str [run]
-    seconds : float64 [position, run]
-        Not-a-number where a run lacks the step.
+    Returns numbers of the steps [position], names of the runs [run], and seconds [position, run],
+    not-a-number where a run lacks the step.
     """
     names, first, run = np.unique(times.run, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")

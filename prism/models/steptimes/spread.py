@@ -16,19 +16,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Spread:
-    """Relative spread of steps by time scale; 0 is the step at the mean.
+    """Relative spread of steps by time scale; 0 is the step at the mean."""
 
-    Attributes
-    ----------
-    white, drift, run : float
-        Standard deviations [1]: of a single step's own noise, of the slow drift, between runs.
-    tau_s : float
-        Memory of the drift [s]; 0 without drift.
-    """
-
+    # standard deviations [1]: of a single step's own noise, of the slow drift, between runs
     white: float = 0.0
     drift: float = 0.0
-    tau_s: float = 0.0
+    tau_s: float = 0.0  # memory of the drift [s]; 0 without drift
     run: float = 0.0
 
     def as_dict(self) -> dict[str, float]:

@@ -66,17 +66,10 @@ def fit_components(
 ) -> Components:
     """Estimate the variance components of a crossed table.
 
-    Parameters
-    ----------
-    log_seconds : ndarray
-        [column, replica, step, microbatch] log of durations in seconds; nan where missing.
-    steps : ndarray
-        [step] step numbers; they may have gaps.
-    n_draws : int
-        Draws behind the limits; 1 where nobody reads them.
+    `log_seconds` [column, replica, step, microbatch] log of durations in seconds; nan where
+    missing. `steps` [step] step numbers; they may have gaps. `n_draws`: draws behind the limits; 1
+    where nobody reads them.
 
-    Notes
-    -----
     With M microbatches, R replicas and T steps, mean products over columns have the expectations
     ``rtm: S_rtm``, ``rt: S_rtm + M S_rt``, ``t: S_rtm + M S_rt + R M S_t`` and
     ``r: S_rtm + M S_rt + T M S_r``; with missing cells the coefficients are effective counts.

@@ -56,10 +56,7 @@ def pivotal_means(
 ) -> Array:
     """Draw the expectation [draw, group] of means over the diagonal of mean products.
 
-    Parameters
-    ----------
-    means : ndarray
-        [group, column] weights.
+    `means` [group, column] weights.
     """
     root = square_root(products)
     drawn = np.square(root @ wishart_roots(df, len(products), rng, n)).sum(axis=2) @ means.T

@@ -59,14 +59,9 @@ class Component:
 def build_effect(name: str, covariance: Array, raw: Array, total: Array) -> Component:
     """Make an effect of a stratum's covariance matrix and what its columns show.
 
-    Parameters
-    ----------
-    covariance : ndarray
-        [column, column] estimated covariance; negative variances count as none.
-    raw : ndarray
-        [column, ...] what each column shows, nan where nothing.
-    total : ndarray
-        [column] variance of `raw`, noise included.
+    `covariance` [column, column] estimated covariance; negative variances count as none. `raw`
+    [column, ...] what each column shows, nan where nothing. `total` [column] variance of `raw`,
+    noise included.
     """
     signed = leading_signs(covariance) * np.sqrt(np.maximum(np.diag(covariance), 0.0))
     positive = np.where(total > 0.0, total, np.inf)
@@ -87,14 +82,9 @@ def make_component(name: str, signed: Array, scores: Array, explained: float) ->
 def content_scores(signed: Array, own: Array, raw: Array) -> Array:
     """Scores of the factor behind cells: columns weigh by how well they show it.
 
-    Parameters
-    ----------
-    signed : ndarray
-        [column] standard deviation of the factor, with its sign.
-    own : ndarray
-        [column] variance of what each column has of its own.
-    raw : ndarray
-        [column, replica, step, microbatch] what cells show; nan where nothing.
+    `signed` [column] standard deviation of the factor, with its sign. `own` [column] variance of
+    what each column has of its own. `raw` [column, replica, step, microbatch] what cells show; nan
+    where nothing.
     """
     least = np.maximum(own, 0.01 * (signed**2 + own))
     safe = np.where(least > 0.0, least, np.inf)

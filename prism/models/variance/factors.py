@@ -22,24 +22,12 @@ production jobs differ by up to 1.5 between columns of an op_kind."""
 def split_factor(covariance: Array, df: float, signs: Array) -> tuple[Array, Array]:
     """Split covariance matrices into one shared factor and own variances.
 
-    Parameters
-    ----------
-    covariance : ndarray
-        [..., column, column]
-    df : float
-        Its degrees of freedom.
-    signs : ndarray
-        [column] of the loadings.
+    `covariance` [..., column, column]. `df`: its degrees of freedom. `signs` [column] of the
+    loadings.
 
-    Returns
-    -------
-    loadings : ndarray
-        [..., column] signed standard deviation of the shared part.
-    own : ndarray
-        [..., column] variance of the column's own part.
+    Returns `loadings` [..., column] signed standard deviation of the shared part. `own` [...,
+    column] variance of the column's own part.
 
-    Notes
-    -----
     Minimises the squared error of the off-diagonal correlations (minres), by iterated
     communalities: ``l_a = sum_k r_ak l_k / sum_k l_k^2`` over k != a; loadings are drawn to their
     mean as a normal prior of relative spread `UNEQUAL` does, which decides where the data are few

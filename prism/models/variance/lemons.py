@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from prism.common.means import finite_mean
+from prism.common.means import finite_mean, median
 from prism.models.variance.effects import Column
 
 Array = NDArray[np.float64]
@@ -37,18 +37,10 @@ class Lemon(NamedTuple):
 def find_lemons(table: Array, columns: Sequence[Column]) -> tuple[tuple[Lemon, ...], Mask]:
     """Find workers far slower than their peers of the same stage.
 
-    Parameters
-    ----------
-    table : ndarray
-        [column, replica, step, microbatch] log durations; nan where missing.
+    `table` [column, replica, step, microbatch] log durations; nan where missing.
 
-    Returns
-    -------
-    body : ndarray
-        [column, replica] whether there are durations, of no lemon.
+    Returns `body` [column, replica] whether there are durations, of no lemon.
 
-    Notes
-    -----
     A worker's deviation is the mean over its ops of the difference to the replicas' median. The
     scale is the first quartile of the differences between peers (Qn), all stages together, and at
     least the error of the deviations; a healthy body counts as four more workers. The limit is
@@ -63,7 +55,7 @@ def find_lemons(table: Array, columns: Sequence[Column]) -> tuple[tuple[Lemon, .
     stages = np.array([column.stage for column in columns])
     names = sorted(set(stages.tolist()))
     cells = finite_mean(table, 3)
-    apart = cells - finite_median(cells, 1)
+    apart = cells - median(cells, 1, keepdims=True)
     by_stage = np.stack([finite_mean(apart[stages == s], 0) for s in names])
     gap = finite_mean(by_stage, 2)  # [stage, replica]
     centre = np.nanquantile(gap, 0.5, axis=1, method="lower", keepdims=True)
@@ -118,9 +110,3 @@ def difference_quantile(rows: Sequence[Array], q: float) -> float | None:
     while low < (middle := 0.5 * (low + high)) < high:
         low, high = (low, middle) if near(middle) >= rank else (middle, high)
     return high
-
-
-def finite_median(values: Array, axis: int) -> Array:
-    """Median of what is finite, dimensions kept; NaN where nothing is."""
-    some = np.isfinite(values).any(axis=axis, keepdims=True)
-    return np.asarray(np.nanmedian(np.where(some, values, 0.0), axis=axis, keepdims=True))

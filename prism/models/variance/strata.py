@@ -49,12 +49,8 @@ class Strata(NamedTuple):
 def decompose(table: Array, seen: Mask) -> Strata:
     """Take a table apart.
 
-    Parameters
-    ----------
-    table : ndarray
-        [column, replica, step, microbatch] log durations.
-    seen : ndarray
-        [replica, step, microbatch] cells to use, finite in every column.
+    `table` [column, replica, step, microbatch] log durations. `seen` [replica, step, microbatch]
+    cells to use, finite in every column.
     """
     count = np.maximum(seen.sum(axis=2), 1)  # [replica, step]
     filled = np.where(seen, table, 0.0)
@@ -88,12 +84,8 @@ def _mean_products(values: Array, df: float) -> Array:
 def _two_way(cell: Array, used: Mask) -> tuple[Array, Array, float, float]:
     """Fit worker + step to cells [column, replica, step], each of weight one.
 
-    Returns
-    -------
-    step, rest : ndarray
-        [column, step], and [column, replica, step].
-    df, per_step : float
-        Degrees of freedom of the rest; variance of a step's estimate, in units of a cell's.
+    Returns `step`, `rest` [column, step], and [column, replica, step]. `df`, `per_step`: degrees of
+    freedom of the rest; variance of a step's estimate, in units of a cell's.
     """
     design = used.astype(np.float64)
     per_row = np.maximum(design.sum(axis=1), 1.0)

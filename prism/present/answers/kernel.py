@@ -6,7 +6,7 @@ from prism import plots
 from prism.analyses.kernel import KernelRates
 from prism.common.text import format_count, format_duration, format_share
 from prism.present.answer import Answer, Errors, Picture
-from prism.present.cells import Cell, Column, Figure, Json, Table, pairs_table, share, words
+from prism.present.cells import Cell, Column, Figure, Json, Table, brief, pairs_table, share, words
 from prism.present.tables import Rule, find
 
 _TIMES = ("mean", "p5", "p50", "p95")
@@ -83,10 +83,6 @@ def _bytes(n_bytes: float) -> str:
     return f"{n_bytes / scale:.4g} {unit}"
 
 
-def _short(seconds: float) -> Figure:
-    return Figure(seconds, format_duration(float(f"{seconds:.4g}")))
-
-
 def _three(rate: float) -> str:
     return f"{float(f'{rate:.3g}'):,.10g}"
 
@@ -122,7 +118,7 @@ RULES = (
 
 
 def _durations(figures: Json) -> Table:
-    rows: list[tuple[str, Cell]] = [(name, _short(figures[name])) for name in _TIMES]
+    rows: list[tuple[str, Cell]] = [(name, brief(figures[name])) for name in _TIMES]
     rows.append(("CV", share(figures["cv"])))
     if "bus_bytes_per_s" in figures:
         algorithm = figures["bytes_per_s"]
@@ -135,7 +131,7 @@ def _backends(figures: Json) -> Table:
     titles = ("mean", "p5", "p50", "p95", "CV", "rate", "of peak", "measured")
     rows = tuple(
         (
-            row["backend"], *(_short(row[name]) for name in _TIMES), share(row["cv"]), _rate(row),
+            row["backend"], *(brief(row[name]) for name in _TIMES), share(row["cv"]), _rate(row),
             share(row.get("of_peak")), "no" if row["extrapolated"] else "yes",
         )
         for row in figures.get("backends", ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prism import plots
-from prism.common.text import format_duration, format_share
+from prism.common.text import format_share
 from prism.measuring.command import Measurement
 from prism.present.answer import Answer, Errors, Picture
 from prism.present.cells import (
@@ -12,6 +12,7 @@ from prism.present.cells import (
     Figure,
     Json,
     Table,
+    brief,
     change,
     count,
     duration,
@@ -73,10 +74,6 @@ RULES = (
 )  # fmt: skip
 
 
-def _short(seconds: float) -> Cell:
-    return Figure(seconds, format_duration(float(f"{seconds:.4g}")))
-
-
 def _cases(numbers: Json) -> Table:
     titles = ["n", "p50", "p95", "p99", "CV", "rate", "lag 1", "drift", "modes"]
     if any("slowest_p50" in case for case in numbers["cases"]):
@@ -88,11 +85,11 @@ def _cases(numbers: Json) -> Table:
 def _case(case: Json) -> tuple[Cell, ...]:
     scale, unit = (1e12, "TFLOP/s") if case["rate_units"] == "flop/s" else (1e9, "GB/s")
     cells = (
-        case["label"], count(case["n"]), *(_short(case[key]) for key in ("p50", "p95", "p99")),
+        case["label"], count(case["n"]), *(brief(case[key]) for key in ("p50", "p95", "p99")),
         share(case["cv"]), Figure(case["rate"], f"{case['rate'] / scale:.3g} {unit}"),
         _lag(case["autocorrelation"]), change(case["drift"]), count(case["modes"]),
     )  # fmt: skip
-    return (*cells, _short(case["slowest_p50"])) if "slowest_p50" in case else cells
+    return (*cells, brief(case["slowest_p50"])) if "slowest_p50" in case else cells
 
 
 def _lag(value: float | None) -> Cell:

@@ -12,11 +12,48 @@ from prism.analyses.rankings.shares import HALF_WIDTH, WIDE_HALF_WIDTH
 from prism.common.text import format_share
 from prism.jobs.jobspec.effects import WORDS
 from prism.present.answer import Answer, Errors, Picture
-from prism.present.answers.remedies import cause_text, remedy_text
 from prism.present.answers.times import NOT_INCLUDED
 from prism.present.cells import Cell, Figure, Json, duration, error, pairs_table, share, words
 from prism.present.tables import Rule, find, lay_out, write
 from prism.simulation.labels import TARGETS, label, short_label
+
+# ------------------------------------------------------------------ what to do about a cause
+_TERM_REMEDIES = {
+    "model_error": "calibrate it on measured steps (prism fit --calibrate)",
+    "run_effect": "look at what changes from run to run: nodes, software, neighbours",
+    "fail_slow": "find and replace slow nodes sooner",
+    "evaluations": "evaluate less often, or beside the training",
+    "checkpoints": "write checkpoints in the background",
+    "lost_work": "write checkpoints more often",
+    "restarts": "detect failures and restart sooner",
+    "spares": "keep more spare nodes",
+}
+_STEADIER = "look for what disturbs these kernels: clocks, power limits, other processes"
+_OVERLAP = "overlap it with compute, or look for what disturbs its links"
+_COMMUNICATION = "p2p", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "nccl"
+"""Words in the names of kernel classes that communicate."""
+
+
+def cause_text(cause: str, kind: str) -> str:
+    """Name a cause by what it is, with the name that tables give it."""
+    short = short_label(cause, kind)
+    if kind == "terms":
+        return short
+    if cause in WORDS:
+        return f"{WORDS[cause].cause} ({short})"
+    return f"noise of {short}" if kind == "kernels" else f"the {short}"
+
+
+def remedy_text(cause: str, kind: str) -> str:
+    """Say what to do about a cause."""
+    if kind == "terms":
+        return _TERM_REMEDIES.get(cause, "look at what the run does beside its steps")
+    if cause in WORDS:
+        return WORDS[cause].remedy
+    if cause == "launch_gap":
+        return "launch fewer kernels, as with CUDA graphs"
+    return _OVERLAP if any(word in cause.lower() for word in _COMMUNICATION) else _STEADIER
+
 
 MOST_ROWS, MOST_CHANGES, MOST_NAMED = 12, 8, 3
 SMALL, SMALL_CHANGE = 1e-3, 0.01

@@ -157,12 +157,6 @@ def _setting(numbers: Json, name: str) -> dict[str, Cell]:
     return {"setting": text}
 
 
-def _least_carbon(row: Json, numbers: Json) -> dict[str, Cell]:
-    """Name the setting that emits least, and what the fastest emits."""
-    fastest = _carbon(numbers["rows"][numbers["fastest"]])
-    return {"setting": label(row, numbers["varied"]), "kg": _carbon(row), "fastest": fastest}
-
-
 RULES = (
     Rule("none_fits", "answer", lambda n: not _chosen(n),
          "No setting has P(fits) of {wanted} or more; closest is {closest}.",
@@ -170,7 +164,9 @@ RULES = (
     Rule("least_carbon", "answer",
          lambda n: bool(_chosen(n)) and n["objective"] == "carbon" and n["best"] is not None,
          "Least carbon is {setting}: {kg} of CO2e a step; the fastest emits {fastest}.",
-         lambda n: _least_carbon(n["rows"][n["best"]], n)),
+         lambda n: {"setting": label(n["rows"][n["best"]], n["varied"]),
+                    "kg": _carbon(n["rows"][n["best"]]),
+                    "fastest": _carbon(n["rows"][n["fastest"]])}),
     Rule("done_by", "answer",
          lambda n: bool(_chosen(n)) and n["objective"] == "done_by" and n["best"] is not None,
          "Most likely done by its deadline is {setting}: P(done) {p}.",

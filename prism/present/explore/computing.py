@@ -34,44 +34,22 @@ _TURN = asyncio.Semaphore(1)  # a process takes all threads: further windows wai
 
 @dataclass(frozen=True)
 class Question:
-    """A setting whose answers are asked for.
-
-    Attributes
-    ----------
-    job : Job
-    seed : int
-        Of all draws.
-    threads : int, optional
-        As of `prism.simulate`.
-    pinned : Result, optional
-        The setting that this one is compared with.
-    """
+    """A setting whose answers are asked for."""
 
     job: Job
-    seed: int
-    threads: int | None = None
-    pinned: Result | None = None
+    seed: int  # of all draws
+    threads: int | None = None  # as of `prism.simulate`
+    pinned: Result | None = None  # the setting that this one is compared with
 
 
 @dataclass(frozen=True)
 class Stage:
-    """An answer to a question, laid out.
+    """An answer to a question, laid out."""
 
-    Attributes
-    ----------
-    panel : str
-        Where it is shown: ``answer``, ``beside`` or ``ranking``.
-    html : str
-    replicates : int, optional
-        Of an estimate.
-    result : Result, optional
-        The estimate, whole.
-    """
-
-    panel: str
+    panel: str  # where it is shown: ``answer``, ``beside`` or ``ranking``
     html: str
-    replicates: int | None = None
-    result: Result | None = None
+    replicates: int | None = None  # of an estimate
+    result: Result | None = None  # the estimate, whole
 
 
 def answer_stages(question: Question) -> Iterator[str | Stage]:

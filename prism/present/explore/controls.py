@@ -79,24 +79,12 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Control:
-    """What a control may hold.
+    """What a control may hold."""
 
-    Attributes
-    ----------
-    key : str
-        Of the job; `GPUS` is none of its keys.
-    kind : str
-        ``choice``, ``switch``, ``count``, ``number`` or ``text``.
-    choices : tuple of str
-        Of a choice.
-    help : str
-        What the key means, with its unit and default.
-    """
-
-    key: str
-    kind: str
-    choices: tuple[str, ...] = ()
-    help: str = ""
+    key: str  # of the job; `GPUS` is none of its keys
+    kind: str  # ``choice``, ``switch``, ``count``, ``number`` or ``text``
+    choices: tuple[str, ...] = ()  # of a choice
+    help: str = ""  # what the key means, with its unit and default
 
 
 @cache

@@ -44,10 +44,7 @@ OPEN = ("Model and cluster", "Layout")
 def serve(base: Job, port: int, seed: int, threads: int | None, show: bool) -> None:
     """Serve the page to browsers of this machine until it is interrupted.
 
-    Raises
-    ------
-    PrismError
-        The extra is not installed, or the port is taken.
+    Raises PrismError: the extra is not installed, or the port is taken.
     """
     try:
         from nicegui import app, ui

@@ -54,12 +54,9 @@ class Matched:
 def match_collectives(members: pd.DataFrame, begin: Floats) -> Matched:
     """Match the collectives of ranks whose recordings start at `begin` [s], and align clocks.
 
-    Parameters
-    ----------
-    members : DataFrame
-        Collectives of all ranks, one row a recorded kernel: rank_idx (by its place in the
-        recording), op_kind, group, size (where all members must agree on it), step, start and end
-        (on a common origin, before alignment [s]).
+    `members`: collectives of all ranks, one row a recorded kernel: rank_idx (by its place in the
+    recording), op_kind, group, size (where all members must agree on it), step, start and end (on a
+    common origin, before alignment [s]).
     """
     key = members.groupby(["op_kind", "group", "size"], sort=False).ngroup().to_numpy(np.int64)
     rank, start, end = (members[name].to_numpy() for name in ("rank_idx", "start", "end"))

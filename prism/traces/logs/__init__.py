@@ -1,11 +1,16 @@
 """Step times in logs of trainers, in TensorBoard's files and in what trackers export."""
 
-from prism.traces.logs.events import is_events, read_events
-from prism.traces.logs.exports import is_export, read_export
-from prism.traces.logs.history import is_history, read_history
 from prism.traces.logs.lines import is_log, read_log, say_skipped, settings_in
 from prism.traces.logs.patterns import EXAMPLE, pattern_tool
 from prism.traces.logs.tools import TOOLS
+from prism.traces.logs.trackers import (
+    is_events,
+    is_export,
+    is_history,
+    read_events,
+    read_export,
+    read_history,
+)
 
 __all__ = [
     "EXAMPLE", "TOOLS", "is_events", "is_export", "is_history", "is_log", "pattern_tool",
