@@ -45,7 +45,7 @@ def job_of(case: str, device: str, gpus: int, batch: int) -> prism.Job:
     if case == "dlrm":
         keys |= {"parallelism.ep": gpus, "cluster.nodes": gpus // 8}
         return prism.load_job("dlrm-dcnv2-h100-8").replace(keys)
-    # NeMo's layers are Megatron Core's; an iteration is a CUDA graph; without recomputation it fits
+    # NeMo's layers are Megatron Core's; a step is a CUDA graph; without recomputation it fits
     keys |= {"cluster.nodes": gpus // 4, "cluster.gpus_per_node": 4,
              "parallelism.framework": "megatron", "parallelism.recompute": "none",
              "variability.host_scale": 1e-6}  # fmt: skip
