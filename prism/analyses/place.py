@@ -73,9 +73,9 @@ def place(
         NVLink domain, or as many nodes in a row where a domain is smaller). Nodes then move within
         their rack, or all of a segment's with those of another one.
     heat : bool
-        GPUs are slow by their position in the node, as ``cluster.gpu_slowdowns`` says: which
-        stages should get the cool ones. Parts of nodes that are alike then count as nodes, called
-        NODE:FIRST-LAST by their GPUs.
+        GPUs are slow by their position in the node, as ``cluster.gpu_temperatures``
+        or ``gpu_slowdowns`` says: which stages should get the cool ones. Parts of nodes that are
+        alike then count as nodes, called NODE:FIRST-LAST by their GPUs.
     seed, threads, progress
         As in `prism.simulate`.
 

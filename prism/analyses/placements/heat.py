@@ -1,4 +1,4 @@
-"""Which GPUs of each node the stages get, where `cluster.gpu_slowdowns` has some slower.
+"""Which GPUs of each node the stages get, where heat or `cluster.gpu_slowdowns` slows some.
 
 GPUs of a node that are as fast as each other are taken for a node of their own, a part, so that
 placements are compared as those of slow nodes are. A few rules make the candidates, at any size.
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from prism.analyses.placements.alternatives import changed_job
 from prism.cluster.nodemap import NodeSlowdown, Placement, slowdown_keys
+from prism.cluster.power import position_slowdowns
 from prism.common.errors import PrismError
 from prism.jobs.job import Job
 
@@ -22,12 +23,12 @@ def part_job(job: Job, hosts: Mapping[int, str]) -> tuple[Job, dict[int, str]]:
 
     `hosts` are names by node, where known.
     """
-    factors, placement = job.cluster.gpu_slowdowns, Placement(job)
-    where = f"{job.source or job.name}: cluster.gpu_slowdowns"
+    factors, placement = position_slowdowns(job), Placement(job)
+    where = f"{job.source or job.name}: cluster.gpu_temperatures"
     if factors is None or len(set(factors)) == 1:
         raise PrismError(
-            f"{where}: heat needs how slow the GPUs of a node are by their position, some slower "
-            "than others; set it, such as [1, 1, 1, 1, 1.02, 1.02, 1.02, 1.02]"
+            f"{where}: heat needs GPUs of a node that differ by their position; set it, such as "
+            "[60, 60, 60, 60, 76, 76, 76, 76], or cluster.gpu_slowdowns"
         )
     n, tp = len(factors), job.parallelism.tp
     if tp >= n:
@@ -50,6 +51,7 @@ def part_job(job: Job, hosts: Mapping[int, str]) -> tuple[Job, dict[int, str]]:
     keys = {
         "gpus_per_node": size, "nodes": placement.n_nodes * each, "hosts": order,
         "nvlink_domain_gpus": job.cluster.nvlink_domain_gpus, "gpu_slowdowns": None,
+        "gpu_temperatures": None,
         "leaf_nodes": job.cluster.leaf_nodes * each, "node_slowdowns": slowdown_keys(slow),
         "throttled_share": 0.0, "throttled_power_w": None,
     }  # fmt: skip
