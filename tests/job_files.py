@@ -262,7 +262,8 @@ def structures(draw: Any) -> dict[str, Any]:
             model["n_layers"] = chunks + sum(extra)
         if set(model) == set(DENSE) and chance(draw, 0.3):
             model = written_out(model)
-    cluster = machines(draw, tp * cp * pp * dp, not explicit)
+    whole = layout.get("data_parallel") != "hsdp" and pp == layout.get("ep", 1) == 1
+    cluster = machines(draw, tp * cp * pp * dp, not explicit, tp * cp if whole else 0)
     return {"model": model, "parallelism": layout, "cluster": cluster}
 
 
@@ -340,8 +341,11 @@ def latents(draw: Any, width: int) -> dict[str, Any]:
     return model | ({"v_head_size": pick(16, width)} if chance(draw, 0.5) else {})
 
 
-def tiers(draw: Any, unit: int, world: int) -> dict[str, Any]:
-    """Draw tiers of whole units of so many GPUs, in a job of `world`; some larger than it."""
+def tiers(draw: Any, unit: int, world: int, replica: int) -> dict[str, Any]:
+    """Draw tiers of whole units of so many GPUs, in a job of `world`; some larger than it.
+
+    One of whole replicas may exchange parameters once in so many steps.
+    """
     pick = lambda *options: one(draw, options)  # noqa: E731
     kind = SCHEMA["$defs"]["TierBlock"]
     names = sorted(draw(st.sets(st.sampled_from(TIERS), min_size=1)), key=TIERS.index)
@@ -353,19 +357,27 @@ def tiers(draw: Any, unit: int, world: int) -> dict[str, Any]:
             given = [key for key in keys if key in tier]
             for key in given[1:] if not chance(draw, 0.5) else given[:-1]:
                 del tier[key]
-        tier.pop("efficiency", None)
+        for key in ("efficiency", "sync_every", "sync_overlap"):  # the latter: whole replicas
+            tier.pop(key, None)
         if {"bandwidth_gbytes_per_s", "total_gbits_per_s"} & set(tier) and chance(draw, 0.5):
             efficiency = kind["properties"]["efficiency"]
             tier["efficiency"] = value_of(draw, efficiency, "cluster.tiers.tier.efficiency")
         if "latency_us" in tier:  # of what is farther away, or the device's own
             latency = max(latency, pick(30.0, tier["latency_us"]))
             tier["latency_us"] = latency
+        whole = bool(replica) and unit % replica == 0 and world % unit == 0
+        if (whole or unit >= world) and not any("sync_every" in each for each in out.values()):
+            if chance(draw, 0.5):
+                tier |= {"sync_every": pick(2, 5, 40), "sync_overlap": pick(0, 1, 2)}
         out[name] = tier
     return out
 
 
-def machines(draw: Any, world: int, messages: bool) -> dict[str, Any]:
-    """Draw nodes for some GPUs: known slow ones, spares, another order, tiers for messages."""
+def machines(draw: Any, world: int, messages: bool, replica: int) -> dict[str, Any]:
+    """Draw nodes for some GPUs: known slow ones, spares, another order, tiers for messages.
+
+    GPUs of a `replica` that a unit can hold, else 0.
+    """
     pick = lambda *options: one(draw, options)  # noqa: E731
     per_node = one(draw, [n for n in (1, 2, 4, 8, 16) if world % n == 0])
     n_slots = n_nodes = world // per_node
@@ -381,7 +393,7 @@ def machines(draw: Any, world: int, messages: bool) -> dict[str, Any]:
     if chance(draw, 0.25):
         cluster["device"] = one(draw, literals("ClusterBlock", "device"))
     if messages and world > per_node and chance(draw, 0.5):
-        cluster["tiers"] = tiers(draw, per_node, world)
+        cluster["tiers"] = tiers(draw, per_node, world, replica)
     return cluster | {"nodes": n_nodes}
 
 

@@ -30,6 +30,54 @@ def test_a_position_is_slow_on_every_node():
     assert mean(both) == pytest.approx((STEPS + 3) * T * 1.21, rel=1e-6)
 
 
+def heated(celsius, **cluster):
+    """Step of a stage to a node whose GPUs are so warm, over that of GPUs at 55 C."""
+    job = JOB | {"parallelism": {"dp": 2}, "cluster": {"nodes": 1, "gpus_per_node": 2} | cluster}
+    warm = JOB | job | {"cluster": job["cluster"] | {"gpu_temperatures": celsius}}
+    return mean(warm) / mean(job)
+
+
+def test_leakage_takes_power_from_the_clock():
+    def slower(kelvin, share=1.0):  # H100: what drives the clock to the power of 1 / 2.64
+        return ((share - 0.092) / (share - 0.092 - 0.0027 * kelvin)) ** (1 / 2.64)
+
+    assert heated([55, 55]) == 1.0
+    assert heated([40, 71]) == pytest.approx(slower(16), rel=1e-6)  # the slower of two decides
+    assert heated([45, 45]) == pytest.approx(slower(-10), rel=1e-6)
+    assert 1.015 < slower(16) < 1.02
+    half = heated([71, 71], power_limit_w=350)
+    assert half == pytest.approx(slower(16, 0.5), rel=0.2) and half > slower(16)
+    assert heated([71, 71], clock_mhz=1000) == 1.0  # below what the limit leaves
+    # beside factors both count
+    both = heated([55, 71], gpu_slowdowns=[1.0, 1.1])
+    assert both == pytest.approx(slower(16), rel=1e-6)
+
+
+def test_memory_and_links_do_not_follow_the_clock():
+    path = [
+        prism.summary(prism.simulate(prism.load_job(modelled(16, **hot)), replicates=64, seed=1))
+        for hot in ({}, {"gpu_temperatures": [75] * 8})
+    ]
+    cool, hot = (found["critical_path"] for found in path)
+    computes = sum(cool[name] for name in ("gemm_mlp", "gemm_attention", "attention", "loss"))
+    assert computes < 0.9 * sum(cool.values()) and hot["optimizer"] == cool["optimizer"]
+    longer = (0.908 / 0.854) ** (1 / 2.64) - 1.0
+    more = sum(hot.values()) - sum(cool.values())
+    assert more == pytest.approx(longer * computes, rel=0.01)
+
+
+def test_temperatures_place_as_the_factors_that_they_are():
+    def placed(**cluster):
+        job = prism.load_job(JOB | {"cluster": {"nodes": 2, "gpus_per_node": 4} | cluster})
+        return prism.summary(prism.place(job, heat=True, seed=1))["placements"]
+
+    factor = heated([71, 71])
+    same = placed(gpu_slowdowns=[1.0, factor, 1.0, factor])
+    rows = placed(gpu_temperatures=[55, 71, 55, 71])
+    assert [row["name"] for row in rows] == [row["name"] for row in same]
+    assert [row["p50"] for row in rows] == pytest.approx([row["p50"] for row in same], rel=1e-5)
+
+
 def test_cool_gpus_get_stages_of_their_own():
     result = prism.place(prism.load_job(JOB), heat=True, seed=1)
     rows = {row["name"]: row for row in prism.summary(result)["placements"]}
@@ -94,13 +142,15 @@ def test_the_signs_of_uneven_splits():
     ({"gpu_slowdowns": [1.1] * 8}, "cluster.gpu_slowdowns"),
     ({"gpu_slowdowns": [1.0, 1.1]}, "cluster.gpu_slowdowns"),
     ({"gpu_slowdowns": [1.0] * 7 + [0.0]}, "cluster.gpu_slowdowns"),
+    ({"gpu_temperatures": [60, 76]}, "cluster.gpu_temperatures"),
+    ({"gpu_temperatures": [60] * 7 + [160]}, "cluster.gpu_temperatures"),
 ])  # fmt: skip
 def test_what_cannot_be_placed_by_heat(run, tmp_path, keys, where):
     path = tmp_path / "job.yaml"
     path.write_text(json.dumps(modelled(16, **keys)))
     status, out, err = run("place", path, "--heat")
     assert status == 2 and where in err and not out
-    hot = ("--set", f"cluster.gpu_slowdowns={[1.0, 2] * 4}")
+    hot = ("--set", f"cluster.gpu_slowdowns={[1.0, 2] * 4}", "--set", "cluster.gpu_temperatures=")
     status, _, err = run("place", path, "--heat", *hot, "--set", "parallelism={tp: 8, pp: 2}")
     assert status == 2 and "parallelism.tp" in err
     status, _, err = run("place", path, "--heat", "--slow-nodes", 1, "--slowdown", 1.2, *hot)

@@ -816,6 +816,10 @@ KEYS: dict[str, list[Case]] = {
         case("nvlink", [1.5] * 8, below={"cluster": {"nodes": 1, "device": "h100"}},
              path__dp_all_reduce=times(1.0), path__gemm_mlp=ratio(1.3, 1.5)),
     ],
+    # 20 K of leakage: 5.4 % of the power limit
+    "cluster.gpu_temperatures": [
+        case("eight", [55] * 7 + [75], mean=times((0.908 / 0.854) ** (1 / 2.64))),
+    ],
     # the slow node is a spare, or has the last of two stages
     "cluster.hosts": [
         case("pipe", [0, 1, 2, 4], mean=to(33.0),

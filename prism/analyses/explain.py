@@ -41,7 +41,7 @@ LAYOUT = frozenset({
 })  # fmt: skip
 BATCH = frozenset({"microbatches", "global_batch", "microbatch_size"})
 SIZE = frozenset({"nodes", "hosts", "placement", "node_slowdowns", "gpu_slowdowns",
-                  "leaf_nodes"})  # fmt: skip
+                  "gpu_temperatures", "leaf_nodes"})  # fmt: skip
 CHANGES = ("model", "machine", "software", "batch", "layout and GPUs", "variability")
 """Kinds of changes, in the order in which they are made."""
 

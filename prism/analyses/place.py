@@ -18,6 +18,7 @@ from prism.analyses.placements.placing import Placing, make_placing
 from prism.analyses.placements.problem import MOST_PLACED, make_problem
 from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node, slowdown_keys
 from prism.cluster.nodes.inventory import Inventory
+from prism.cluster.power import position_slowdowns
 from prism.common.errors import PrismError, is_typed, option
 from prism.common.text import format_count
 from prism.jobs.job import Job, load_job
@@ -73,9 +74,9 @@ def place(
         NVLink domain, or as many nodes in a row where a domain is smaller). Nodes then move within
         their rack, or all of a segment's with those of another one.
     heat : bool
-        GPUs are slow by their position in the node, as ``cluster.gpu_slowdowns`` says: which
-        stages should get the cool ones. Parts of nodes that are alike then count as nodes, called
-        NODE:FIRST-LAST by their GPUs.
+        GPUs are slow by their position in the node, as ``cluster.gpu_temperatures``
+        or ``gpu_slowdowns`` says: which stages should get the cool ones. Parts of nodes that are
+        alike then count as nodes, called NODE:FIRST-LAST by their GPUs.
     seed, threads, progress
         As in `prism.simulate`.
 
@@ -254,12 +255,12 @@ def part_job(job: Job, hosts: Mapping[int, str]) -> tuple[Job, dict[int, str]]:
 
     `hosts` are names by node, where known.
     """
-    factors, placement = job.cluster.gpu_slowdowns, Placement(job)
-    where = f"{job.source or job.name}: cluster.gpu_slowdowns"
+    factors, placement = position_slowdowns(job), Placement(job)
+    where = f"{job.source or job.name}: cluster.gpu_temperatures"
     if factors is None or len(set(factors)) == 1:
         raise PrismError(
-            f"{where}: heat needs how slow the GPUs of a node are by their position, some slower "
-            "than others; set it, such as [1, 1, 1, 1, 1.02, 1.02, 1.02, 1.02]"
+            f"{where}: heat needs GPUs of a node that differ by their position; set it, such as "
+            "[60, 60, 60, 60, 76, 76, 76, 76], or cluster.gpu_slowdowns"
         )
     n, tp = len(factors), job.parallelism.tp
     if tp >= n:
@@ -282,6 +283,7 @@ def part_job(job: Job, hosts: Mapping[int, str]) -> tuple[Job, dict[int, str]]:
     keys = {
         "gpus_per_node": size, "nodes": placement.n_nodes * each, "hosts": order,
         "nvlink_domain_gpus": job.cluster.nvlink_domain_gpus, "gpu_slowdowns": None,
+        "gpu_temperatures": None,
         "leaf_nodes": job.cluster.leaf_nodes * each, "node_slowdowns": slowdown_keys(slow),
         "throttled_share": 0.0, "throttled_power_w": None,
     }  # fmt: skip

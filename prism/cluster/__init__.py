@@ -10,8 +10,8 @@ FACE = {
     "nodes.hosts": "find_nodes read_host_list",
     "nodes.inventory": "Inventory read_inventory",
     "power":
-        "CURVES Mix PowerState gpu_power kind_of mix_of power_state silicon step_joules "
-        "throttled_nodes",
+        "CURVES Mix PowerState gpu_power kind_of mix_of position_slowdowns power_state silicon "
+        "step_joules throttled_nodes",
     "transports": "TRANSPORTS",
     "wiring": "Wiring",
 }  # fmt: skip

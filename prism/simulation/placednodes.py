@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.nodemap import LEAST, MOST, NodeSlowdown, Placement
+from prism.cluster.power import position_slowdowns
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.simulation.program import Origin, Program
@@ -140,7 +141,7 @@ def _by_gpu(
     for node, slow in slowdowns.items():
         as_compute = role == "memory" and slow.memory is None
         out[node] = slow.compute**loading if as_compute else getattr(slow, role)
-    by_position = placement.job.cluster.gpu_slowdowns
+    by_position = position_slowdowns(placement.job)
     return (out if by_position is None else out * np.power(by_position, loading)).ravel()
 
 

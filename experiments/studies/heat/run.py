@@ -21,7 +21,8 @@ JOB = {
 }  # fmt: skip
 LAYOUTS = {"llama3-70b": (4, 2, 20), "gpt3-175b": (8, 1, 12)}  # pp, dp, layers of a stage
 COOL, HOT = [0, 2, 4, 6], [1, 3, 5, 7]
-SLOWDOWNS = {1.017: "16 K", 1.04: "between", (1.98 / 1.7) ** 0.95: "1.7 of 1.98 GHz"}
+# of a GPU at 76 C, over one at 60 (cluster.gpu_temperatures)
+SLOWDOWNS = {1.018: "16 K", 1.04: "between", (1.98 / 1.7) ** 0.95: "1.7 of 1.98 GHz"}
 LINKS = {12.5: "100 Gbit/s a GPU", 12.5 / 8: "100 Gbit/s a node"}
 
 
@@ -32,8 +33,11 @@ def step(model: str, **blocks: dict[str, Any]) -> float:
     return float(found["step_time"]["mean"])
 
 
-def placed(model: str, slow: float, link: float) -> tuple[float, float, float]:
-    """Gains in speed over mixed tp groups: cool GPUs first, then with a layer moved, and apart."""
+def placed(model: str, slow: float, link: float) -> tuple[float, float, float, float]:
+    """Gains in speed over mixed tp groups: cool GPUs first, then with a layer moved, and apart.
+
+    Last, of the move where cool GPUs have the last stages.
+    """
     pp, dp, layers = LAYOUTS[model]
     layout = {"pp": pp, "dp": dp}
     links = {"links": {"network": {"bandwidth_gbytes_per_s": link}}}
@@ -43,13 +47,16 @@ def placed(model: str, slow: float, link: float) -> tuple[float, float, float]:
     mixed = step(model, parallelism=layout, cluster=every)
     cool = step(model, parallelism=layout, cluster=hot)
     uneven = step(model, parallelism=layout | {"layer_split": split}, cluster=hot)
-    return mixed / cool - 1.0, mixed / uneven - 1.0, cool / uneven - 1.0
+    last = hot | {"hosts": HOT + COOL}
+    ends = step(model, parallelism=layout, cluster=last)
+    moved = step(model, parallelism=layout | {"layer_split": split[::-1]}, cluster=last)
+    return mixed / cool - 1.0, mixed / uneven - 1.0, cool / uneven - 1.0, ends / moved - 1.0
 
 
 def main() -> None:
     """Print all tables."""
-    print("| network | slowdown | model | cool first | and uneven | of the split |")
-    print("|---|---|---|---|---|---|")
+    print("| network | slowdown | model | cool first | and uneven | of the split | cool last |")
+    print("|---|---|---|---|---|---|---|")
     for (link, text), (slow, why) in itertools.product(LINKS.items(), SLOWDOWNS.items()):
         for model in LAYOUTS:
             gains = " | ".join(f"{x:+.1%}" for x in placed(model, slow, link))
@@ -69,6 +76,17 @@ def main() -> None:
     )  # fmt: skip
     print(f"32 H200 over 64 H100, TP2-PP16: {more / fewer:.2f} of the tokens/s, "
           f"{2.0 * more / fewer:.2f} of those of a GPU")  # fmt: skip
+    for n, device in ((4, "h200"), (8, "h100")):
+        for sharing, size in (("zero1", 1), ("ddp", 1), ("zero1", 4)):
+            keys = {"dp": n // 4, "data_parallel": sharing, "microbatch_size": size}
+            job = JOB | {
+                "model": {"name": "gpt3-175b"},
+                "parallelism": JOB["parallelism"] | deep | keys,
+                "cluster": JOB["cluster"] | node | {"nodes": n, "device": device},
+            }
+            found = prism.memory(prism.load_job(job))
+            print(f"{8 * n} {device}, {sharing}, microbatches of {size}: {found['gib']:.0f} GiB, "
+                  f"P(fits) {found['p_fits']:.2f}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
 @click.option(
     "--heat",
     is_flag=True,
-    help="GPUs are slow by their position in the node (cluster.gpu_slowdowns): which stages get "
-    "the cool ones.",
+    help="GPUs are slow by their position in the node (cluster.gpu_temperatures or "
+    "gpu_slowdowns): which stages get the cool ones.",
 )
 @set_option
 @common_options("Result, summary, plots, host lists.", placed=True)

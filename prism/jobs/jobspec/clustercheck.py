@@ -47,9 +47,11 @@ def check_cluster(b: Blocks) -> Iterator[Problem]:
         if node >= nodes:
             text = f"no node {node} among {nodes}; indices run from 0 to {nodes - 1}"
             yield text, f"cluster.node_slowdowns.{node}", "cluster.nodes"
-    if c.gpu_slowdowns is not None and len(c.gpu_slowdowns) != c.gpus_per_node:
-        text = f"{len(c.gpu_slowdowns)} factors for the {c.gpus_per_node} GPUs of a node; give one "
-        yield text + "for each", "cluster.gpu_slowdowns", _PER_NODE
+    for name in ("gpu_slowdowns", "gpu_temperatures"):
+        given = getattr(c, name)
+        if given is not None and len(given) != c.gpus_per_node:
+            text = f"{len(given)} values for the {c.gpus_per_node} GPUs of a node; give one for "
+            yield f"{text}each", f"cluster.{name}", _PER_NODE
     yield from _check_throttled(b, nodes)
     if c.hosts is not None:
         found = hosts_problem(np.array(c.hosts, np.int64), n_slots, nodes)

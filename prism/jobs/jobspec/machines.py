@@ -14,6 +14,7 @@ from prism.jobs.jobspec.values import (
     Count,
     Efficiency,
     GpuFactors,
+    GpuTemperatures,
     Hosts,
     NonNegative,
     Positive,
@@ -114,6 +115,11 @@ class ClusterBlock(Block):
         "How slow the GPUs of every node are by their position, as heat makes those in the "
         "exhaust of others: factors on compute durations, one for each GPU in order of local "
         "rank [all 1]."
+    )
+    gpu_temperatures: GpuTemperatures = key(
+        "Temperatures of the GPUs of every node under load, in order of local rank: at the power "
+        "limit each kelvin slows compute by 0.1 %, memory-bound kernels not; beside gpu_slowdowns "
+        "both count [all 55; C]."
     )
     hosts: Hosts = key(
         "The node that takes each slot of gpus_per_node ranks, in rank order: a list of node "

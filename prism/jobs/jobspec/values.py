@@ -140,6 +140,12 @@ GpuFactors = Annotated[
     _told("a factor for each GPU of a node", "write [1, 1, 1, 1, 1.02, 1.02, 1.02, 1.02]"),
     WithJsonSchema({"type": "array", "items": {"type": "number", "exclusiveMinimum": 0}}),
 ]
+GpuTemperatures = Annotated[
+    Annotated[tuple[Annotated[float, Field(strict=True, ge=0, le=100)], ...], Field(min_length=2)]
+    | None,
+    _told("0 to 100 C for each GPU of a node", "write [60, 60, 60, 60, 76, 76, 76, 76]"),
+    WithJsonSchema({"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 100}}),
+]
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
