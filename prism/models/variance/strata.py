@@ -50,7 +50,7 @@ def decompose(table: Array, seen: Mask) -> Strata:
     """Take a table apart.
 
     `table` [column, replica, step, microbatch] log durations. `seen` [replica, step, microbatch]
-    cells to use, finite in all columns.
+    cells to use, finite in every column.
     """
     count = np.maximum(seen.sum(axis=2), 1)  # [replica, step]
     filled = np.where(seen, table, 0.0)
