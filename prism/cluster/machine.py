@@ -6,6 +6,7 @@ and congestion, which is an effect (see `prism.simulation.variability`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -274,7 +275,7 @@ class Cluster:
         replicas = np.arange(self.layout.dp) * self.layout.replica_stride
         source = stages[: len(target), None] * self.layout.stage_stride + replicas
         sink = target[:, None] * self.layout.stage_stride + replicas
-        each = self.layout.stage_gpus
+        each = math.prod(self.layout.sizes)
         return self.hops(each * self.layout.dp * self.layout.pp, source, sink, each)
 
     def hops(self, n_gpus: int, source: Int, sink: Int, weight: int) -> Hops:
