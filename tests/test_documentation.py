@@ -228,6 +228,17 @@ def test_what_a_page_names_exists(page):
     assert missing(page.read_text()) == set()
 
 
+@source
+def test_the_path_of_a_job_has_at_most_twelve_stops_and_they_are_functions():
+    page = (ROOT / "docs" / "contributing.md").read_text()
+    path = page.split("## How a job becomes a distribution")[1].split("\n## ")[0]
+    stops = re.findall(r"^(\d+)\. `(prism[\w.]+)`", path, re.MULTILINE)
+    drawn = re.findall(r'\["(\d+) ', path)
+    assert [n for n, _ in stops] == drawn == [str(i + 1) for i in range(len(stops))]
+    assert 0 < len(stops) <= 12
+    assert all(callable(pkgutil.resolve_name(name)) for _, name in stops)
+
+
 NAMING = {"id", "attr", "arg", "name"}  # fields of what names something
 
 

@@ -15,7 +15,7 @@ from prism import engine
 from prism.distributions import distribution as distributions
 from prism.distributions.tables import sample_table
 from prism.simulation.execution.context import RunContext
-from prism.simulation.prepare import prepare, prepare_variability
+from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks
 
 LANES = 64  # replicates of a block, which share a cluster draw
@@ -116,7 +116,7 @@ JOBS = {
 def test_steps_equal_the_oracle(name, seed):
     """Float32 ends of a step of tens of seconds, against float64."""
     job = explicit_job(**JOBS[name])
-    v, times = prepare_variability(job), steps(job, seed=seed)
+    v, times = prepare(job, 0).effects, steps(job, seed=seed)
     for replicate in (0, 1, 63, 64, 127):
         expected = naive.step_time(job, v, seed, replicate)
         assert times[replicate] == pytest.approx(expected, rel=3e-6)
@@ -126,7 +126,7 @@ def test_steps_equal_the_oracle(name, seed):
 def test_oracle_on_one_replicate():
     job = explicit_job(parallelism={"pp": 2, "dp": 1, "microbatches": 2})
     time = run_blocks(prepare(job, 3).program, range(1), RunContext(3))[0][0, 5]
-    assert time == pytest.approx(naive.step_time(job, prepare_variability(job), 3, 5), rel=3e-6)
+    assert time == pytest.approx(naive.step_time(job, prepare(job, 0).effects, 3, 5), rel=3e-6)
 
 
 # ------------------------------------------------------------------------- what replicates share

@@ -13,7 +13,7 @@ from prism.simulation.draws import lower
 from prism.simulation.effects.stall import _entities
 from prism.simulation.execution.context import RunContext
 from prism.simulation.othernodes import relocate
-from prism.simulation.prepare import prepare, prepare_variability
+from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks
 
 MODEL = {
@@ -342,7 +342,7 @@ def test_shard_groups_share_nodes_in_any_order_of_ranks(order, layout, gpus):
     # a data-parallel rank has one node here, and GPUs of a node are alike
     nodes = [group[:: layout["tp"] * layout["cp"]] for group in shard_nodes(job, n, gpus)]
     alike = {tuple(map(group.index, group)) for group in nodes}
-    found = _relative_speeds(Placement(job), prepare_variability(job)).tolist()
+    found = _relative_speeds(Placement(job), prepare(job, 0).effects).tolist()
     assert {tuple(map(row.index, row)) for row in found} == alike
 
 

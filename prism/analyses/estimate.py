@@ -18,7 +18,6 @@ from prism.common.errors import PrismError, option
 from prism.common.results import pack_texts
 from prism.common.text import format_count
 from prism.engine import LANES
-from prism.jobs.dimensions import TOKENS
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
 from prism.jobs.jobspec.values import duration_or_date, parse_date
@@ -391,8 +390,7 @@ def _warnings(step: Prepared, call: dict[str, Any], n_clusters: int) -> list[str
                 "variability.effects.regime.duration_s"
             )
         if job.parallelism.token_shards > 1:
-            by = job.parallelism.product(TOKENS)
-            out.append(f"congestion: not applied to {by} collectives inside ops")
+            out.append("congestion: not applied to collectives among a sequence's ranks")
     need = round(TAIL_SAMPLES / 0.01)
     if replicates < need:
         out.append(

@@ -24,20 +24,15 @@ if TYPE_CHECKING:
     from prism.jobs.job import Job
 
 Int = NDArray[np.int64]
-# Axes of `Layout.ranks`, and along which of them the members of a group are, in rank order.
+# Axes of `member_ranks`, the same for experts, and along which of them a group's members are.
 AXES = ("replica", "stage", "shard", *STAGE[::-1])
-_MEMBERS = {
+EXPERT_AXES = ("replica", "stage", "ep group", "ep", "expert_tp")
+MEMBERS = {
     **{name: (name,) for name in STAGE}, "dp_cp": ("replica", "shard", *TOKENS),
     "shard": ("shard", *TOKENS), "replicas": ("replica",), "sync": ("replica",),
     "embedding": ("stage",), "world": AXES, "hop": (),  # of a transfer, its sender
+    "ep": ("ep",), "expert_dp": ("replica", "ep group"),
 }  # fmt: skip
-# Axes that tell groups apart.
-GROUPS_BY = {
-    kind: tuple(i for i, axis in enumerate(AXES) if axis not in along)
-    for kind, along in _MEMBERS.items()
-}
-# The same of `Layout.expert_ranks` (replica, stage, ep group, ep rank, rank of an expert).
-EXPERT_GROUPS_BY = {"ep": (0, 1, 2, 4), "expert_dp": (1, 3, 4)}
 
 
 class Layout(NamedTuple):
@@ -58,47 +53,30 @@ class Layout(NamedTuple):
         """Tensor-parallel size."""
         return self.sizes[0]
 
-    @property
-    def stage_gpus(self) -> int:
-        """GPUs of one stage of a replica."""
-        return math.prod(self.sizes)
-
-    def ranks(self, shard: int) -> Int:
-        """Rank of every member, int64 by `AXES`, of this many to a shard group."""
-        return _ranks(self, shard)
-
-    def expert_ranks(self, ranks: Int) -> Int:
-        """Group `ranks` for experts: [replica, stage, ep group, ep rank, rank of an expert]."""
-        each = ranks.shape[-1] if self.expert_tp == self.tp else 1
-        return ranks.reshape(*ranks.shape[:2], -1, self.ep, each)
-
     def joins_tp(self, kind: str) -> bool:
         """Tell whether groups of a kind may have several ranks of a tp group."""
-        return (
-            self.expert_tp < self.tp
-            if kind in EXPERT_GROUPS_BY
-            else AXES.index("tp") not in GROUPS_BY[kind]
-        )
+        return self.expert_tp < self.tp if kind in ("ep", "expert_dp") else "tp" in MEMBERS[kind]
 
     def apart(self, kind: str) -> tuple[int, int]:
         """Replicas and stages whose groups have an op of their own."""
-        by = (GROUPS_BY | EXPERT_GROUPS_BY)[kind]
-        return self.dp // self.shard if 0 in by else 1, self.pp if 1 in by and kind != "sync" else 1
+        replicas = 1 if "replica" in MEMBERS[kind] else self.dp // self.shard
+        return replicas, 1 if kind == "sync" or "stage" in MEMBERS[kind] else self.pp
 
     def groups(self, kind: str, every: int = 1) -> Int:
         """Ranks of every group of a kind [group, member]; of tp ranks, one in `every`."""
-        ranks = self.ranks(self.shard)[..., ::every]
+        ranks, axes = member_ranks(self)[..., ::every], AXES
         if kind == "world":
             return np.sort(ranks.reshape(self.units, -1))
         if kind == "embedding" and self.pp > 1:
             ranks = ranks[:, [0, -1]]
-        apart = GROUPS_BY.get(kind, ())
-        if kind in EXPERT_GROUPS_BY:
-            ranks, apart = self.expert_ranks(ranks), EXPERT_GROUPS_BY[kind]
-        members = [axis for axis in range(ranks.ndim) if axis not in apart]
-        count = math.prod(ranks.shape[axis] for axis in members)
+        if kind in ("ep", "expert_dp"):
+            each = ranks.shape[-1] if self.expert_tp == self.tp else 1
+            ranks, axes = ranks.reshape(*ranks.shape[:2], -1, self.ep, each), EXPERT_AXES
+        apart = [i for i, axis in enumerate(axes) if axis not in MEMBERS[kind]]
+        members = [i for i in range(ranks.ndim) if i not in apart]
+        count = math.prod(ranks.shape[i] for i in members)
         found = ranks.transpose(*apart, *members).reshape(-1, count)
-        if 0 in apart or self.units == 1:
+        if self.units == 1 or "replica" not in MEMBERS[kind]:
             return found
         each = found.reshape(len(found), self.units, -1)  # replicas come first among members
         each = each.swapaxes(1, 2) if kind == "sync" else each
@@ -152,12 +130,13 @@ def find_visits(layout: Layout, kind: str, every: int, node: int, nvlink: int) -
 
 
 @lru_cache(maxsize=2)
-def _ranks(layout: Layout, shard: int) -> Int:
-    shape = layout.dp // shard, layout.pp, shard
-    axes = np.ix_(*map(range, (*shape, layout.stage_gpus)))
-    steps = shard * layout.replica_stride, layout.stage_stride, layout.replica_stride, 1
-    found = np.asarray(sum(axis * step for axis, step in zip(axes, steps, strict=True)))
-    found = found.reshape(*shape, *layout.sizes[::-1])
+def member_ranks(layout: Layout) -> Int:
+    """Rank of every member, int64 by `AXES`."""
+    shape, replica = (layout.dp // layout.shard, layout.pp, layout.shard), layout.replica_stride
+    axes = np.ix_(*map(range, (*shape, math.prod(layout.sizes))))
+    steps = layout.shard * replica, layout.stage_stride, replica, 1
+    whole = np.asarray(sum(axis * step for axis, step in zip(axes, steps, strict=True)))
+    found = whole.reshape(*shape, *layout.sizes[::-1])
     found.flags.writeable = False
     return found
 
@@ -207,10 +186,9 @@ def layout_of(job: Job) -> Layout:
 def _rank_strides(job: Job) -> tuple[int, int]:
     """Ranks from a stage to the next and from a replica to the next."""
     p = job.parallelism
-    group = p.stage_gpus
     if job.cluster.placement == "tp-cp-pp-dp":  # as Llama 3 (arXiv:2407.21783, section 3.3.2)
-        return group, group * p.pp
-    return group * p.dp, group
+        return p.stage_gpus, p.stage_gpus * p.pp
+    return p.stage_gpus * p.dp, p.stage_gpus
 
 
 def shard_size(job: Job) -> int:

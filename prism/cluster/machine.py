@@ -226,7 +226,7 @@ class Cluster:
         replicas = np.arange(self.layout.dp) * self.layout.replica_stride
         source = stages[: len(target), None] * self.layout.stage_stride + replicas
         sink = target[:, None] * self.layout.stage_stride + replicas
-        each = self.layout.stage_gpus
+        each = math.prod(self.layout.sizes)
         return self.hops(each * self.layout.dp * self.layout.pp, source, sink, each)
 
     def hops(self, n_gpus: int, source: Int, sink: Int, weight: int) -> Hops:

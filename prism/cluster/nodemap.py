@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from prism.cluster.groups import layout_of
+from prism.cluster.groups import layout_of, member_ranks
 from prism.cluster.power import gpu_power, throttled_nodes
 from prism.common.errors import PrismError
 from prism.common.text import format_count
@@ -171,8 +171,7 @@ class Placement:
 
         Members are those of a stage; with hsdp or ep those of all data-parallel ranks of its group.
         """
-        layout = layout_of(self.job)
-        ranks = layout.ranks(layout.shard)
+        ranks = member_ranks(layout_of(self.job))
         return np.asarray(ranks.reshape(*ranks.shape[:2], -1), np.int64)
 
     def gpus(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,9 +1,8 @@
 """The ways in which a job is divided, one record each, in the order in which layouts are written.
 
-A new one is a record here and its key in `jobspec.blocks`. One that splits tokens has its ranks,
-shares, sizes and messages from that; of another kind also what it must divide
-(`jobspec.modelcheck`) and, in `prism.workload`, a GPU's share (`ops`, `layers`) and what it
-communicates (`expand`).
+A new one is a record here and its key in `jobspec.blocks`; one that splits no tokens also what it
+must divide (`jobspec.modelcheck`) and, in `prism.workload`, a GPU's share (`ops`, `layers`) and
+what it communicates (`expand`).
 """
 
 from __future__ import annotations

@@ -92,6 +92,9 @@ class Framework:
     bucket_rank_bytes: float = 0.0  # at least, for every rank
     gathers: Gathers = "each"  # parameters (zero1): how after the optimizer
     reduces_whole: bool = False  # all-reduces gradients with zero1 too
+    fused_loss: bool = False  # `parallelism.fused_loss` where a job does not say
+    keeps_casts: bool = False  # quantized operands, from forward to backward
+    splits_by_cost: bool = False  # layers over stages, of one chunk each
 
 
 HELPER_PASSES = {"cudnn": 7.6}
@@ -129,8 +132,8 @@ FRAMEWORKS = {
     for framework in (
         Framework(
             "megatron", "Megatron Core 0.14 with Transformer Engine 2.8", _FUSED, "te", (16.0, 6.0),
-            "te", hides_parameters=True, bucket_bytes=160e6, bucket_rank_bytes=4e6,
-            gathers="buckets", gathered_inputs=2.0, logit_bytes=(4.0, 10.0, 14.0),
+            "te", hides_parameters=True, bucket_bytes=160e6, bucket_rank_bytes=4e6, fused_loss=True,
+            gathers="buckets", gathered_inputs=2.0, logit_bytes=(4.0, 10.0, 14.0), keeps_casts=True,
         ),
         Framework(
             "compiled", "torch.compile of PyTorch 2.11",
@@ -140,7 +143,7 @@ FRAMEWORKS = {
                 "norm": Passes(2.4, 4.2, 1, 2), "residual": Passes(1.3, 1.3, 0, 0),
                 "attention": Passes(0.0, 0.0, 2, 4),
             },
-            "compiled", (5.6, 5.7), "flash", fuses_loss=True,
+            "compiled", (5.6, 5.7), "flash", fuses_loss=True, fused_loss=True,
             fused_products=False, fused_sums=False, stops_early=True, casts_weights=True,
             optimizer_rate=_EAGER.optimizer_rate, product_launches=_EAGER.product_launches,
             launch_s=(39e-6, 53e-6),
@@ -150,7 +153,7 @@ FRAMEWORKS = {
             _EAGER, name="nanotron", about="nanotron 0.4", passes=_EAGER_PASSES, norm="te",
             fused_products=True, hides_gradients=False, reduces_whole=True,
             gathered_inputs=5.25, logit_bytes=(4.0, 4.0, 4.0), gathers="group",
-            fragmentation=FRAGMENTATION,
+            fragmentation=FRAGMENTATION, splits_by_cost=True,
         ),
         replace(
             _EAGER, name="transformers", about="transformers 4.5x in eager PyTorch",
@@ -176,7 +179,7 @@ FRAMEWORKS |= {
         ),
         (
             "compiled-2024", "torch.compile of PyTorch 2.5 to 2.8",
-            {"attention": "flash", "fuses_loss": False},
+            {"attention": "flash", "fuses_loss": False, "fused_loss": False},
         ),
     )
 }  # fmt: skip

@@ -14,6 +14,7 @@ from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.jobs.devices import LIBRARIES
 from prism.jobs.dimensions import GPUS
+from prism.jobs.frameworks import FRAMEWORKS
 from prism.jobs.jobspec.blocks import (
     BLOCKS,
     Blocks,
@@ -331,8 +332,7 @@ def layer_split(job: Job) -> list[int]:
         return list(p.layer_split)
     if job.model.durations is not None:
         return [1] * (p.pp * p.vpp)
-    by_cost = p.framework == "nanotron" and p.vpp == 1  # it has no interleaving
-    if by_cost and job.model.layers is None:
+    if FRAMEWORKS[p.framework].splits_by_cost and p.vpp == 1 and job.model.layers is None:
         return cost_split(job.model, p.pp * p.vpp)
     return even_split(job.model.depth, p.pp * p.vpp)
 

@@ -27,7 +27,7 @@ class Share(NamedTuple):
 
     sequences: float = 1.0
     tp: int = 1
-    token_shards: int = 1
+    shards: int = 1  # of its tokens
     ep: int = 1
     expert_tp: int = 1
     sequence_parallel: bool = False

@@ -179,13 +179,6 @@ def check_threads(step: Prepared, threads: int) -> None:
     check_size(step.job.source, counts, way_out)
 
 
-def prepare_variability(job: Job) -> Variability:
-    """Resolve a job's effects over its library, or its fitted model."""
-    if job.variability.model is not None:
-        return model_variability(job, load_model(job.variability.model))
-    return resolve_variability(job, _library(job))
-
-
 def _library(job: Job) -> Library | None:
     name = job.variability.library
     return load_library(name) if name else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from prism.jobs.frameworks import FRAMEWORKS, family
+from prism.jobs.frameworks import FRAMEWORKS
 from prism.jobs.ops import (
     BF16_BYTES,
     Attention,
@@ -123,7 +123,7 @@ def end_bytes(job: Job, ops: Sequence[Op]) -> LayerBytes:
 
 def quantizes(p: ParallelismBlock) -> bool:
     """Whether operands stay quantized from forward to backward, as in Transformer Engine."""
-    return family(p.framework) == "megatron" and p.precision != "bf16"
+    return FRAMEWORKS[p.framework].keeps_casts and p.precision != "bf16"
 
 
 def stored_bytes(p: ParallelismBlock) -> float:

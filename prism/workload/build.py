@@ -243,7 +243,7 @@ def _transfers(
     Where layers end in streams of several widths, all stages send the widest.
     """
     layout = job.parallelism
-    share = Share(float(layout.microbatch_size), token_shards=layout.token_shards)
+    share = Share(float(layout.microbatch_size), shards=layout.token_shards)
     n_bytes = 2.0 * passed_on(job.model, share) / layout.tp
     duration, distribution = cluster.transfer_time(n_bytes), "residual/p2p"
     sent, far = (

@@ -293,14 +293,13 @@ class Expander:
 
     def _keys(self, op: Attention, name: str, op_kind: str) -> Kernels:
         """Communicate keys and values [bfloat16] of a sequence, dimension by dimension."""
-        rows = op.key_rows
-        out: Kernels = ()
+        rows, out = op.key_rows, list[Kernel]()
         for group in TOKENS:
             rows *= self.cluster.group(group).n_ranks
             n_bytes = 2.0 * rows * op.keys
             # one kernel class for gathering keys and scattering their gradients
             out += self._collective(name, f"{group}_all_gather", op_kind, n_bytes, group)
-        return out
+        return tuple(out)
 
     def _scan(self, op: Scan, backward: bool) -> Kernels:
         return (self.costs.scan(op, backward=backward),)

@@ -109,7 +109,7 @@ class Sizes(NamedTuple):
 
 def share_sizes(model: ModelBlock, share: Share) -> Sizes:
     """Size one GPU's share."""
-    tokens = share.sequences * model.seq_len / share.token_shards
+    tokens = share.sequences * model.seq_len / share.shards
     head = float(model.head_size or model.hidden_size / model.n_heads)
     return Sizes(
         tokens=tokens,
@@ -163,7 +163,7 @@ def loss_ops(model: ModelBlock, share: Share) -> Half:
 def _attention(model: ModelBlock, share: Share, s: Sizes, window: float = 0.0) -> Half:
     """Grouped-query attention, or latent attention [1]_."""
     attention = Attention(
-        "attention", s.tokens, share.sequences, float(model.seq_len), float(share.token_shards),
+        "attention", s.tokens, share.sequences, float(model.seq_len), float(share.shards),
         s.heads, s.kv_heads, s.head, s.v_head, window,
     )  # fmt: skip
     gated = model.attention_gate

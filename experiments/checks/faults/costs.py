@@ -83,8 +83,8 @@ FAULTS = [
     ),
     (
         "replicas of Megatron's rank order lie as far apart as stages do",
-        "return group * p.dp, group\n",
-        "return group, group * p.pp\n",
+        "return p.stage_gpus * p.dp, p.stage_gpus\n",
+        "return p.stage_gpus, p.stage_gpus * p.pp\n",
     ),
     (
         "a list of hosts is read as the slot of each node, not as the node of each slot",

@@ -282,10 +282,9 @@ class ParallelismBlock(Block):
         "bf16",
     )
     framework: FrameworkName = key(
-        "What makes kernels of a layer's ops, which are fused and in what precision: megatron "
-        "(Megatron Core with Transformer Engine), compiled (torch.compile, as torchtitan), eager "
-        "PyTorch, nanotron, or transformers (Hugging Face's modules), each of 2026 or as of the "
-        "year named [compiled with fsdp and hsdp, else megatron].",
+        "What makes kernels of a layer's ops, which are fused and in what precision: "
+        f"{', '.join(f'{f.name} ({f.about})' for f in FRAMEWORKS.values() if '-' not in f.name)}, "
+        "or one as of the year named [compiled, as torchtitan, with fsdp and hsdp, else megatron].",
         "megatron",
     )
     attention: Literal["cudnn", "fa2", "fa3", "fa4", "efficient", "math"] | None = key(
@@ -328,8 +327,8 @@ class ParallelismBlock(Block):
         given.setdefault("reshard_after_forward", not many("pp"))
         sharded = given["data_parallel"] in ("fsdp", "hsdp")
         given.setdefault("framework", "compiled" if sharded else "megatron")
-        fuses = str(given["framework"]).startswith("megatron") or given["framework"] == "compiled"
-        given.setdefault("fused_loss", fuses)
+        framework = FRAMEWORKS.get(str(given["framework"]))
+        given.setdefault("fused_loss", framework is not None and framework.fused_loss)
         given.setdefault("schedule", "interleaved" if many("vpp") else "1f1b")
         if "global_batch" in given:
             sizes = [integral(given.get(k, 1)) for k in ("global_batch", "dp", "microbatch_size")]
@@ -393,12 +392,6 @@ class ParallelismBlock(Block):
     def expert_ranks(self) -> int:
         """Ranks of a stage among which experts are divided."""
         return self.dp * self.stage_gpus // self.expert_shards
-
-    @property
-    def expert_product(self) -> str:
-        """Write what `expert_ranks` multiplies."""
-        split = STAGE if self.expert_shards < self.tp else [d for d in STAGE if d != "tp"]
-        return self.product((*split, "dp")) or "dp"
 
     @property
     def ends_meet(self) -> bool:

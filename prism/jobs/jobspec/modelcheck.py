@@ -7,7 +7,7 @@ from math import ceil, lcm
 from prism.common.text import format_count
 from prism.jobs.dimensions import DIMENSIONS, STAGE
 from prism.jobs.jobspec.blocks import Blocks, Durations, ModelBlock
-from prism.jobs.jobspec.owncheck import check_layers
+from prism.jobs.jobspec.owncheck import EXPERT_RANKS, check_layers
 from prism.jobs.jobspec.presets import PRESETS, SIZES
 from prism.jobs.jobspec.problem import Problem, undivided, unmodelled
 from prism.jobs.jobspec.yaml import near
@@ -155,7 +155,7 @@ def check_experts(b: Blocks) -> Iterator[Problem]:
         text = f"{p.expert_shards}, expected 1 or tp = {p.tp}; leave it out for the latter"
         yield text, "parallelism.expert_tp", "parallelism.tp"
     elif p.expert_ranks % p.ep:
-        text, *where = undivided(p.ep, p.expert_product, p.expert_ranks, key, *_EXPERT_RANKS)
+        text, *where = undivided(p.ep, EXPERT_RANKS, p.expert_ranks, key, *_EXPERT_RANKS)
         if p.expert_ranks * p.expert_shards % p.ep == 0:
             text += ", or set expert_tp: 1, for whole experts on tp ranks"
         yield text, *where

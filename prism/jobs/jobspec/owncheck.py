@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 BESIDE = ("seq_len", "hidden_size", "n_experts", "experts_per_token", "layers", "dims")
 """Keys of a model that have an effect beside layers."""
+EXPERT_RANKS = f"{' * '.join(('dp', *STAGE[::-1]))} / expert_tp"
 
 
 def check_layers(b: Blocks) -> Iterator[Problem]:
@@ -168,7 +169,7 @@ def _check_experts(m: ModelBlock, p: ParallelismBlock) -> Iterator[Problem]:
         text = f"{p.ep}, but the model has neither grouped_gemm nor tables with spread: ep; "
         yield text + "set ep: 1", key, "model.layers"
     if p.ep > 1 and p.expert_ranks % p.ep:
-        yield undivided(p.ep, p.expert_product, p.expert_ranks, key, "parallelism.dp")
+        yield undivided(p.ep, EXPERT_RANKS, p.expert_ranks, key, "parallelism.dp")
     needs = [
         name for name in ("hidden_size", "n_experts", "experts_per_token") if not getattr(m, name)
     ]

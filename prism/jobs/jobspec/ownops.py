@@ -61,7 +61,7 @@ class Cut:
 
     def tokens(self, rows: float) -> float:
         """Rows of this GPU's part of the tokens."""
-        return rows / self.share.token_shards
+        return rows / self.share.shards
 
     def resident(self, rows: float) -> float:
         """Rows that it computes outside of what tp splits."""
@@ -116,7 +116,7 @@ def _attention(x: Cut) -> Half:
     return (
         Attention(
             x.name, x.tokens(s["samples"] * queries), s["samples"], queries,
-            float(x.share.token_shards), s["heads"] / tp, max(1.0, s["kv_heads"] / tp),
+            float(x.share.shards), s["heads"] / tp, max(1.0, s["kv_heads"] / tp),
             s["head_dim"], s["v_head_dim"], s.get("window", 0.0), keys if keys != queries else 0.0,
             x.op.block.mask != "full",
         ),
