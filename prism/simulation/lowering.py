@@ -124,6 +124,7 @@ class Lowerer:
         call: Distribution | None = None,
     ) -> None:
         self.v, self.call = variability, call
+        self.treatments = variability.residual.treatments
         rank = variability.rank
         memory = rank.memory_loading
         own = own_memory or memory not in (0.0, 1.0) or rank.memory_spread != 1.0
@@ -163,6 +164,17 @@ class Lowerer:
         return distribution, kernel.duration * factor
 
     def lower(self, op_type: OpType) -> LoweredOp:
+        """Lower one op type, once for all programs that treat its classes alike."""
+        parts = op_type.kernels if op_type.collective is None else (op_type.collective,)
+        classes = {part.kernel_class for part in parts} & self.treatments.keys()
+        treated = frozenset((c, self.treatments[c]) for c in classes)
+        key = op_type, self.roles, self.call, treated
+        if key not in self.v.lowered:
+            self.v.lowered[key] = self._lower(op_type)
+        found: LoweredOp = self.v.lowered[key]
+        return found
+
+    def _lower(self, op_type: OpType) -> LoweredOp:
         """Lower one op type; a collective is one fixed part."""
         c = op_type.collective
         if c is None:

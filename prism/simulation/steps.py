@@ -28,6 +28,7 @@ from prism.simulation.program import (
     Program,
     check_finite,
     ideal_program,
+    join_idle,
     make_keys,
     make_room,
     run_chunk,
@@ -240,18 +241,19 @@ def _find_parts(step: Prepared, times: NDArray[np.float32], context: RunContext)
     run, seed = partial(run_blocks, context=context), context.seed
     path, idle = _critical_path(step.program, range(n), run)
     first, classes = times[:EXPOSED_BLOCKS], freed_classes(step.program.classes)
-    loads = step.program.loader.load_s > 0.0
-    exposed = find_exposed(step, times, context) if loads else None
-    # what steps wait for their batches comes first: what is free would only wait longer
-    programs = {LOADING: step.program} if loads else {}
-    programs |= {group: silence(step, seed, freed) for group, freed in classes.items()}
-    silent = {
-        name: run(replace(program, loader=engine.NO_LOADER), range(len(first)))[0]
-        for name, program in programs.items()
-    }
+    free, silent = join_idle(step.program), dict[str, NDArray[Any]]()
+    exposed = None
+    if step.program.loader.load_s > 0.0:
+        # what steps wait for their batches comes first: what is free would only wait longer
+        exposed = find_exposed(step, times, context)
+        prompt = replace(step.program, loader=engine.NO_LOADER)
+        silent[LOADING] = run(prompt, range(len(first)))[0]
+    for group, freed in classes.items():
+        free = replace(silence(step, seed, freed), loader=engine.NO_LOADER)
+        silent[group] = run(free, range(len(first)))[0]
     if exposed is None:
         exposed = _exposed(times, list(silent.values())[-1]) if silent else Exposed(0.0, 0.0)
-    loss = find_time_loss(step, first, silent, seed, run)
+    loss = find_time_loss(step, first, silent, free, run)
     return {
         "critical_path_time": path,
         "idle_fraction": idle,
