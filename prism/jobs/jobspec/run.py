@@ -103,6 +103,11 @@ class FailuresBlock(Block):
         "12 automatic ones on record].",
         1.0,
     )
+    policy: Literal["replace", "shrink"] = key(
+        "Without a spare: replace waits for one; shrink goes on with fewer replicas, until nodes "
+        "are back for one more and it restarts again.",
+        "replace",
+    )
     spares: Stock | None = key("Nodes at hand to replace failed ones [always enough].")
     repair: Duration | None = key(
         "Mean time until a failed node is a spare again [1d, with spares; s]."
