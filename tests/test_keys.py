@@ -971,6 +971,7 @@ KEYS: dict[str, list[Case]] = {
     ],
     "run.checkpoint.write_s": [case("one", 60.0, below=SAVE, run__mean=to(2400.0 + 10 * 60.0))],
     "run.checkpoint.mode": [case("one", "async", below=SAVE, run__mean=to(2400.0))],
+    "run.start_up": [case("one", "10min", run__mean=to(3000.0))],
     # steps of 24 s and 8 samples
     "run.loader.samples_per_s": [
         case("one", 0.25, mean=to(32.0)), case("one", 0.25, run__mean=to(3200.0)),

@@ -168,6 +168,11 @@ class RunBlock(Block):
     slowdown_thresholds: tuple[AtLeastOne, ...] = key(
         "Report P(step slower than this times the ideal).", (1.05, 1.1, 1.2)
     )
+    start_up: Pause = key(
+        "Time from the GPUs to the first step, once a run: a restart holds its own [s, or 12min; a "
+        "cluster spent over 3.5 % of its GPU time so, arXiv:2507.12619].",
+        0.0,
+    )
     checkpoint: CheckpointBlock | None = key(
         "Checkpoints: {interval: 30min, write_s: 60, mode: blocking} [with failures: every 10min, "
         "async]."

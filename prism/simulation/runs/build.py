@@ -57,7 +57,17 @@ SLOW_FACTOR = {"compute": 1.2, "network": 3.0}  # a hot node; the lower end of 3
 SLOW_S = {"compute": 600.0, "network": 1440.0}  # means of Greyhound (ATC'25)
 PEAK_H = 15.0  # assumption: slowest when the day is hottest
 # Terms of a run in which nothing is learnt for good.
-PAUSES = ("stalls", "evaluations", "pauses", "checkpoints", "lost_work", "restarts", "spares")
+START_UP = "start_up"
+PAUSES = (
+    START_UP,
+    "stalls",
+    "evaluations",
+    "pauses",
+    "checkpoints",
+    "lost_work",
+    "restarts",
+    "spares",
+)
 
 
 def build_run_model(step: Prepared, dataset: "xr.Dataset", context: RunContext) -> RunModel:
