@@ -1011,6 +1011,7 @@ KEYS: dict[str, list[Case]] = {
     ],
     "run.checkpoint.write_s": [case("one", 60.0, below=SAVE, run__mean=to(2400.0 + 10 * 60.0))],
     "run.checkpoint.mode": [case("one", "async", below=SAVE, run__mean=to(2400.0))],
+    "run.start_up": [case("one", "10min", run__mean=to(3000.0))],
     # steps of 24 s and 8 samples
     "run.loader.samples_per_s": [
         case("one", 0.25, mean=to(32.0)), case("one", 0.25, run__mean=to(3200.0)),
@@ -1040,6 +1041,12 @@ KEYS: dict[str, list[Case]] = {
     # one node and no spare: each failure waits for a repair of an hour, or of a day
     "run.failures.spares": [case("fail", 0, also={"run.failures.repair": "1h"}, runs=100,
                                  run__mean=ratio(1.3, 2.5))],
+    # each stops one of eight replicas for an hour, or all
+    "run.failures.policy": [
+        case("eight", "shrink", runs=100, run__mean=ratio(0.4, 0.8), below={
+             "cluster": {"nodes": 8, "gpus_per_node": 1}, "run.steps": 20_000, **SAVE,
+             "run.failures": {"per_1000_node_days": 2000.0, "spares": 0, "repair": "1h"}}),
+    ],
     "run.failures.repair": [
         case("fail", "4h", below={"run.failures.spares": 0, "run.failures.repair": "1h"}, runs=100,
              run__mean=ratio(1.5, 4.0)),

@@ -101,6 +101,7 @@ class Stops:
         self.failures = np.zeros(runs, int)
         self.saved = [[(0, -NEVER)] for _ in range(runs)]  # steps, and when that is written
         spares = None if self.fail is None else self.fail.spares
+        self.whole = [0.0] * runs  # when all nodes that failed are replaced
         self.spares = None if spares is None else [[0.0] * spares for _ in range(runs)]
 
     def stop(self, i: int, now: float, failed: bool) -> None:
@@ -118,7 +119,8 @@ class Stops:
                 if self.spares is not None:
                     repaired = found + self.rng.exponential(repair)
                     held = sorted([*self.spares[i], *[repaired] * lost])
-                    self.spares[i], found = held[lost:], max(found, held[lost - 1])
+                    self.whole[i] = max(self.whole[i], held[lost - 1])
+                    self.spares[i], found = held[lost:], max(found, self.whole[i])
             if self.clock[i] >= found + restart:  # else it fails again meanwhile
                 break
             end, failed = self.clock[i], True

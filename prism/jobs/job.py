@@ -227,7 +227,7 @@ class Job(BaseModel):
     def has_run(self) -> bool:
         """Whether it asks for a run: says how long it is, when it ends, or what interrupts it."""
         effects = self.variability.effects
-        how_told = ("probability", "slowdown_thresholds", "pue", "loader")
+        how_told = ("probability", "slowdown_thresholds", "pue", "loader", "start_up")
         said = [effects.fail_slow, *(value for key, value in self.run if key not in how_told)]
         diurnal = effects.step is not None and bool(effects.step.diurnal_cv)
         return diurnal or any(value not in (None, "none") for value in said)

@@ -20,7 +20,7 @@ FACE = {
     "results":
         "OTHER_LIBRARIES SCHEMA TAIL_SAMPLES job_of made_with make_dataset provenance read_group",
     "runs.build":
-        "PAUSES build_run_model describe_failures effective_share marks_of mean_step "
+        "PAUSES START_UP build_run_model describe_failures effective_share marks_of mean_step "
         "model_of_steps with_failures",
     "runs.checkpointing": "FailureDistribution best_steps expected_time",
     "runs.drift": "ar1 drift_variance",

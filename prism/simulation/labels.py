@@ -23,6 +23,7 @@ _TERMS = {
     "run_effect": "differences between runs",
     "congestion": "congestion beyond its mean",
     "fail_slow": "fail-slow episodes",
+    "start_up": "start-up",
     "pauses": "periodic pauses",
     "lost_work": "work lost to failures",
     "restarts": "detection and restarts",

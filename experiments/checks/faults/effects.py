@@ -3,8 +3,8 @@
 FAULTS = [
     (
         "the step effect forgets its correlation time over a run, so that a drift averages out",
-        "float(effects.step.distribution.std) if full else 0.0, effects.step.correlation_time_s",
-        "float(effects.step.distribution.std) if full else 0.0, 0.0",
+        "        effects.step.correlation_time_s,\n    )\n    wave",
+        "        0.0,\n    )\n    wave",
     ),
     (
         "gpus of a node are drawn apart whatever the node share",

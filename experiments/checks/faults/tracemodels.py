@@ -63,8 +63,8 @@ FAULTS = [
     ),
     (
         "what one group's communication exposes is counted again in the next group's",
-        '        parts[f"exposed_{group}"] = left - rest.astype(np.float64)',
-        '        parts[f"exposed_{group}"] = whole - rest.astype(np.float64)',
+        '        parts[group if group == LOADING else f"exposed_{group}"] = left - rest',
+        '        parts[group if group == LOADING else f"exposed_{group}"] = whole - rest',
     ),
     (
         "launch gaps are where the host was early, not late",

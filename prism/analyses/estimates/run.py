@@ -17,6 +17,7 @@ from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import Prepared
 from prism.simulation.runs.build import (
     PAUSES,
+    START_UP,
     build_run_model,
     describe_failures,
     effective_share,
@@ -84,15 +85,17 @@ def draw_run(
         start_s += elapsed_s
         if call["start"] is None:
             start_s = _time_of_day(reading.written.isoformat())
+    if not done:
+        elapsed_s = job.run.start_up
+        start_s += elapsed_s
     marks = done + marks_of(steps - done)
     runs = simulate_runs(
         model, steps - done, call["run_replicates"], context, start_s=start_s,
         marks=(marks - done).astype(int).tolist(),
     )  # fmt: skip
-    left = {}
-    if done:
-        left = {"time_left": runs.total}
-        before = {"completed_steps": np.full_like(runs.total, elapsed_s)}
+    left = {"time_left": runs.total} if done else {}
+    if elapsed_s:
+        before = {"completed_steps" if done else START_UP: np.full_like(runs.total, elapsed_s)}
         runs = replace(
             runs, total=runs.total + elapsed_s, marks=runs.marks + elapsed_s,
             terms=before | runs.terms,

@@ -55,7 +55,7 @@ _NO_EFFECT = (
     ("run.loader.stall_s", False, "without a length; give stall_s, or drop it",
      ("run.loader.stalls_per_hour",)),
     ("run.failures.spares", False, "where spares are always enough; give spares, or drop it",
-     ("run.failures.repair",)),
+     ("run.failures.repair", "run.failures.policy")),
     ("variability.effects.fail_slow.replace", False,
      "where a slow node stays; set replace: true, or drop it",
      ("variability.effects.fail_slow.detection",)),
@@ -269,6 +269,12 @@ def _check_causes(b: Blocks) -> Iterator[Problem]:
     failures, nodes = b.run.failures, b.cluster.nodes
     if failures is None or failures == "none":
         return
+    if failures.policy == "shrink":
+        key, p = "run.failures.policy", b.parallelism
+        if p.dp == 1:
+            yield "no replica would be left; write replace", key, "parallelism.dp"
+        if p.ep > 1:
+            yield unmodelled("shrink with ep > 1", "replace", key, "parallelism.ep")
     for name, cause in failures.causes.items():
         key = f"run.failures.causes.{name}"
         if nodes is not None and cause.nodes > nodes:

@@ -103,6 +103,11 @@ class FailuresBlock(Block):
         "12 automatic ones on record].",
         1.0,
     )
+    policy: Literal["replace", "shrink"] = key(
+        "Without a spare: replace waits for one; shrink goes on with fewer replicas, until nodes "
+        "are back for one more and it restarts again.",
+        "replace",
+    )
     spares: Stock | None = key("Nodes at hand to replace failed ones [always enough].")
     repair: Duration | None = key(
         "Mean time until a failed node is a spare again [1d, with spares; s]."
@@ -162,6 +167,11 @@ class RunBlock(Block):
     )
     slowdown_thresholds: tuple[AtLeastOne, ...] = key(
         "Report P(step slower than this times the ideal).", (1.05, 1.1, 1.2)
+    )
+    start_up: Pause = key(
+        "Time from the GPUs to the first step, once a run: a restart holds its own [s, or 12min; a "
+        "cluster spent over 3.5 % of its GPU time so, arXiv:2507.12619].",
+        0.0,
     )
     checkpoint: CheckpointBlock | None = key(
         "Checkpoints: {interval: 30min, write_s: 60, mode: blocking} [with failures: every 10min, "

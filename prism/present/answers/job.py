@@ -33,6 +33,7 @@ DURATION_KEYS = {
     "run.deadline",
     "run.checkpoint.interval",
     "run.evaluation.duration",
+    "run.start_up",
     *(f"run.failures.{key}" for key in ("detection", "restart", "repair")),
     *(f"variability.effects.fail_slow.{key}" for key in ("duration", "detection")),
 }

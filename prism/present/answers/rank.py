@@ -27,6 +27,7 @@ _TERM_REMEDIES = {
     "lost_work": "write checkpoints more often",
     "restarts": "detect failures and restart sooner",
     "spares": "keep more spare nodes",
+    "fewer_replicas": "keep more spare nodes",
 }
 _STEADIER = "look for what disturbs these kernels: clocks, power limits, other processes"
 _OVERLAP = "overlap it with compute, or look for what disturbs its links"

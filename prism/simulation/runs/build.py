@@ -34,6 +34,7 @@ from prism.simulation.runs.parts import (
     Index,
     Interruptions,
     RunModel,
+    Shrink,
 )
 from prism.simulation.runs.rates import step_shares
 from prism.simulation.runs.states import (
@@ -56,7 +57,17 @@ SLOW_FACTOR = {"compute": 1.2, "network": 3.0}  # a hot node; the lower end of 3
 SLOW_S = {"compute": 600.0, "network": 1440.0}  # means of Greyhound (ATC'25)
 PEAK_H = 15.0  # assumption: slowest when the day is hottest
 # Terms of a run in which nothing is learnt for good.
-PAUSES = ("stalls", "evaluations", "pauses", "checkpoints", "lost_work", "restarts", "spares")
+START_UP = "start_up"
+PAUSES = (
+    START_UP,
+    "stalls",
+    "evaluations",
+    "pauses",
+    "checkpoints",
+    "lost_work",
+    "restarts",
+    "spares",
+)
 
 
 def build_run_model(step: Prepared, dataset: "xr.Dataset", context: RunContext) -> RunModel:
@@ -115,7 +126,7 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", context: RunContext) 
     model = replace(
         model, stalls=stalls, n_nodes=job.n_nodes, run_cv=felt * effects.run.cv, episodes=episodes,
         model_error=felt * effects.run.model_error,
-        interruptions=None if fail is None else _failures(fail, job.n_nodes),
+        interruptions=None if fail is None else _failures(fail, job),
         evaluations=None if e is None else Evaluations(e.interval_steps, e.duration),
     )  # fmt: skip
     return replace(model, checkpoints=_checkpoints(job, mean_step(model)))
@@ -252,8 +263,9 @@ def effective_share(terms: Mapping[str, Array], total: Array) -> Array:
     return np.asarray(np.sum([terms[x] for x in terms if x not in PAUSES], axis=0) / total)
 
 
-def _failures(f: FailuresBlock, n_nodes: int) -> Interruptions:
-    repair_s = REPAIR_S if f.repair is None else f.repair
+def _failures(f: FailuresBlock, job: Job) -> Interruptions:
+    repair_s, p = REPAIR_S if f.repair is None else f.repair, job.parallelism
+    shrink = Shrink(p.dp, p.replica_gpus / job.cluster.gpus_per_node)
     causes = tuple(
         Cause(
             name, cause.share,
@@ -266,6 +278,6 @@ def _failures(f: FailuresBlock, n_nodes: int) -> Interruptions:
     )  # fmt: skip
     assert f.per_1000_node_days is not None  # filled by `Job.failures`
     return Interruptions(
-        f.per_1000_node_days, n_nodes, f.detection, f.restart, f.spares, repair_s, causes,
-        f.restart_success,
+        f.per_1000_node_days, job.n_nodes, f.detection, f.restart, f.spares, repair_s, causes,
+        shrink if f.policy == "shrink" else None, f.restart_success,
     )  # fmt: skip

@@ -10,6 +10,7 @@ have.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.simulation.runs.drift import decay_sum, drift_moments, rate_of, wave_sum
+from prism.simulation.runs.nodestock import NodeStock
 from prism.simulation.runs.parts import STOPS, Array, Cause, Index, Interruptions, RunModel
 from prism.simulation.runs.rates import step_shares, waiting_times
 
@@ -28,7 +30,7 @@ MAX_EVENTS = 300_000  # of one run, minutes of work
 BLOCK = 128  # steps drawn one by one at once: arrays of [128, 1024] stay in the cache
 AHEAD = 1.5, 8  # of those, the ones expected until the next event by this, and more
 CHECKED = 1000  # segments after each of which it is seen whether there will be more
-FAILURE, SWITCH, BEGIN, ENDS = range(4)  # rows of the clocks; one for each episode from ENDS on
+FAILURE, SWITCH, BEGIN, WHOLE, ENDS = range(5)  # rows of the clocks; episodes' from ENDS on
 _PLAIN = ("ideal_steps", "slow_steps", "step_noise", "run_effect", "model_error", "congestion")
 _NEVER = np.inf
 _FAR = 1e15  # seconds that no run takes
@@ -48,7 +50,9 @@ class RunChunk(NamedTuple):
 def term_names(model: RunModel) -> tuple[str, ...]:
     """Names of the terms a run of this model consists of."""
     slow = () if model.episodes is None else ("fail_slow",)
-    return (*_PLAIN, *slow, "drift", "stalls", "evaluations", "checkpoints", *STOPS)
+    fail = model.interruptions
+    fewer = () if fail is None or fail.shrink is None else ("fewer_replicas",)
+    return (*_PLAIN, *slow, *fewer, "drift", "stalls", "evaluations", "checkpoints", *STOPS)
 
 
 def generator(seed: int, first: int, stream: int) -> np.random.Generator:
@@ -109,12 +113,12 @@ class RunLoop:
         self.fail = fail = model.interruptions or _NONE
         self.clock[FAILURE] = waiting_times(rng, np.full(n, fail.rate_per_s))
         self.failures = np.zeros(n, np.int64)
-        # the last kind is a node that was found slow: nothing to detect, and it is replaced
-        kinds = (*fail.kinds, Cause("found", 0.0, 0.0, fail.restart_s, repair_s=fail.repair_s))
+        # planned, with nothing to detect: a replica more, and a node found slow, which is replaced
+        planned = Cause("found", 0.0, 0.0, fail.restart_s, repair_s=fail.repair_s)
+        kinds = (*fail.kinds, replace(planned, nodes=0), planned)
         self.kinds = np.array([(k.detection_s, k.restart_s, k.nodes, k.repair_s) for k in kinds]).T
         self.shares = np.cumsum([k.share for k in fail.kinds])
-        # [spare, run] when each is there
-        self.spares = None if fail.spares is None else np.zeros((fail.spares, n))
+        self.stock, self.fewer = NodeStock(fail, n), np.ones(n)
         self.state = np.zeros(n, np.int64)
         if model.regime is not None:
             self.leave = model.regime.sum(axis=1)
@@ -206,14 +210,14 @@ class RunLoop:
         ended = np.flatnonzero(happens & (event >= ENDS))
         self.clock[event[ended], ended] = _NEVER
         self.ratio[slot[ended], ended] = 1.0
-        for kind, happen in ((SWITCH, self._switch), (BEGIN, self._begin)):
+        for kind, happen in ((SWITCH, self._switch), (BEGIN, self._begin), (WHOLE, self._grow)):
             here = np.flatnonzero(happens & (event == kind))
             if here.size:
                 happen(here)
 
     def _base(self) -> tuple[Array, Array, Array]:
-        """Seconds of a unit of work now; its factor by regime; its factor by episodes [run]."""
-        mean, slow = self.model.mean, self.ratio.max(axis=0)
+        """Seconds of a unit of work now; its factors by regime, by episodes and replicas [run]."""
+        mean, slow = self.model.mean, self.ratio.max(axis=0) * self.fewer
         regime = mean[self.cluster, self.state] / mean[self.cluster, 0]
         return mean[self.cluster, 0] * self.effect * regime * slow, regime, slow
 
@@ -307,7 +311,11 @@ class RunLoop:
         each = np.divide(work, n, out=np.ones(CHUNK), where=n > 0.0)
         moved = base * work * (self._drifted(n, base) - 1.0) + base * each * self._wave(n, base)
         # what the factor on all steps adds to the noise belongs to what that is made of
-        noise = self._noise(n) * each if sums is None else sums[0] * regime
+        if sums is None:
+            std = model.std[self.cluster, self.state]
+            noise = std * np.sqrt(n) * self.rng.standard_normal(CHUNK) * each
+        else:
+            noise = sums[0] * regime
         noise = noise * slow * np.sqrt(1.0 + self.drift_cv[self.cluster] ** 2)  # it drifts, too
         noise = np.maximum(noise, -(base * work + moved) / self.effect)  # no less than nothing
         stalls = self._stalls(base * work + moved) if sums is None else sums[1]
@@ -320,7 +328,8 @@ class RunLoop:
             "run_effect": (work * mean + noise) * (self.own - 1.0),
             "model_error": (work * mean + noise) * (self.effect - self.own),
             "congestion": work * (base / slow - self.effect * mean),
-            "fail_slow": base * work * (1.0 - 1.0 / slow),
+            "fail_slow": base * work * (1.0 / self.fewer - 1.0 / slow),
+            "fewer_replicas": base * work * (1.0 - 1.0 / self.fewer),
             "drift": moved,
             "stalls": stalls,
             **self._pauses(n),
@@ -346,11 +355,6 @@ class RunLoop:
         cv = self.drift_cv[self.cluster]
         sigma = np.sqrt(np.log1p((cv * std / np.maximum(n, 1.0)) ** 2))
         return np.asarray(np.exp(sigma * total - 0.5 * sigma**2))
-
-    def _noise(self, n: Array) -> Array:
-        """Draw the sum of the noise of n steps of mean length [s]."""
-        std = self.model.std[self.cluster, self.state]
-        return np.asarray(std * np.sqrt(n) * self.rng.standard_normal(CHUNK))
 
     def _stalls(self, exposure: Array) -> Array:
         """Draw the seconds of the stalls in the given seconds of stepping [run] or [step, run]."""
@@ -384,27 +388,29 @@ class RunLoop:
             self.saved = np.where(passed, last, self.saved)
 
     # -------------------------------------------------------------------------------- events
-    def _stop(self, runs: Index, failed: NDArray[np.bool_]) -> None:
+    def _stop(self, runs: Index, failed: NDArray[np.bool_], planned: int = -1) -> None:
         """Go back to the last checkpoint; stand still until ready again, or the next failure.
 
-        That one begins all of it again. What did not fail has a node replaced.
+        That one begins all of it again. What did not fail is of a planned kind.
         """
         self.open[:, runs], self.done[runs], self.stopped[runs] = 0.0, self.saved[runs], True
         self.failures[runs] += failed
         at, clock, rng = self.time[runs], self.clock[FAILURE], self.rng
         kind = np.searchsorted(self.shares, rng.random(runs.size) * self.shares[-1], side="right")
-        detection, restart, nodes, repair = self.kinds[:, np.where(failed, kind, -1)]
+        detection, restart, nodes, repair = self.kinds[:, np.where(failed, kind, planned)]
         if self.fail.restart_success < 1.0:
             restart = restart * rng.geometric(self.fail.restart_success, runs.size)
         again = at + waiting_times(rng, np.full(runs.size, self.fail.rate_per_s))
         clock[runs] = np.where(failed, again, clock[runs])
         found, gone, wait = at + detection, nodes > 0.0, np.zeros(runs.size)
-        wait[gone] = self._take_spares(runs[gone], found[gone], nodes[gone], repair[gone])
+        wait[gone] = self.stock.take(runs[gone], found[gone], nodes[gone], repair[gone], rng)
         until = np.minimum(found + wait + restart, np.maximum(clock[runs], at))
         waited = np.clip(until - found, 0.0, wait)
         self.waits[runs] += waited
         self.restarts[runs] += until - at - waited
         self.time[runs] = until
+        if self.fail.shrink is not None:
+            self.fewer[runs], self.clock[WHOLE, runs] = self.stock.fewer(runs, until)
         # the drift goes on; a node replaced makes it another cluster with probability 1 / nodes
         left = np.exp(-rate_of(until - at, self.drift_s[self.cluster[runs]]))
         z = rng.standard_normal(runs.size)
@@ -412,17 +418,11 @@ class RunLoop:
         renewed = runs[gone][rng.random(int(gone.sum())) * self.model.n_nodes < nodes[gone]]
         self.cluster[renewed] = rng.integers(0, self.model.mean.shape[0], renewed.size)
 
-    def _take_spares(self, runs: Index, at: Array, nodes: Array, repair_s: Array) -> Array:
-        """Seconds until spares for all nodes are there; those become spares, together, in turn."""
-        wait = np.zeros(runs.size)
-        if self.spares is None:
-            return wait
-        repaired = at + self.rng.standard_exponential(runs.size) * repair_s
-        for n in np.unique(nodes).astype(int):
-            own = np.flatnonzero(nodes == n)
-            held = np.sort([*self.spares[:, runs[own]], *[repaired[own]] * n], axis=0)
-            self.spares[:, runs[own]], wait[own] = held[n:], np.maximum(held[n - 1] - at[own], 0.0)
-        return wait
+    def _grow(self, runs: Index) -> None:
+        """Restart with one replica more, after a checkpoint."""
+        self.kept[:, runs] += self.open[:, runs]
+        self.open[:, runs], self.saved[runs] = 0.0, self.done[runs]
+        self._stop(runs, np.zeros(runs.size, bool), planned=-2)
 
     def _switch(self, runs: Index) -> None:
         """Change the regime."""

@@ -5,6 +5,7 @@ Parameters only; `prism.simulation.runs.build` takes them from a job's simulated
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ HOUR_S = 3_600.0
 OF_STEPS = ("ideal_steps", "slow_steps", "step_noise", "congestion", "drift", "stalls")
 """Terms that a run's steps consist of, but for what multiplies all of them."""
 STOPS = ("lost_work", "restarts", "spares")
-PER_TIME = ("fail_slow", *STOPS)
+PER_TIME = ("fail_slow", "fewer_replicas", *STOPS)
 """Terms as many of which come as a run is long."""
 
 
@@ -57,6 +58,13 @@ class Cause:
     repair_s: float = 0.0  # mean time, exponential, until these are spares again, together
 
 
+class Shrink(NamedTuple):
+    """A job that goes on with fewer replicas while nodes are missing."""
+
+    replicas: int
+    nodes: float  # of one replica
+
+
 @dataclass(frozen=True)
 class Interruptions:
     """Failures of any node, a Poisson process in time; each stops the whole job."""
@@ -68,6 +76,7 @@ class Interruptions:
     spares: int | None = None  # nodes at hand to replace failed ones; None: always enough
     repair_s: float = 0.0  # mean time, exponential, until a replaced node is a spare again
     causes: tuple[Cause, ...] = ()  # none: all failures alike, a node replaced each time
+    shrink: Shrink | None = None  # instead of waiting for spares
     restart_success: float = 1.0  # share of restarts that work; the others are tried again
 
     @property

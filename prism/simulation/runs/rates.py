@@ -32,7 +32,7 @@ def expected_events(model: RunModel, n_steps: int) -> float:
     if model.episodes is not None:
         rate += 2.0 * model.episodes.rate_per_s
     if model.interruptions is not None:
-        rate += model.interruptions.rate_per_s
+        rate += model.interruptions.rate_per_s * (1 + (model.interruptions.shrink is not None))
     if model.regime is not None:
         rate += float(stationary(model.regime) @ model.regime.sum(axis=1))
     return rate * seconds

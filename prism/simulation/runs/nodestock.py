@@ -1,0 +1,53 @@
+"""Spare nodes of runs: how long a run waits for them, or how many replicas it goes on without."""
+
+import numpy as np
+
+from prism.simulation.runs.parts import Array, Index, Interruptions
+
+TINY = 1e-9  # nodes of a replica may be a fraction
+
+
+class NodeStock:
+    """When spares, and nodes that are missing, are there [node, run], ascending."""
+
+    def __init__(self, fail: Interruptions, n_runs: int) -> None:
+        self.spares = None if fail.spares is None else np.zeros((fail.spares, n_runs))
+        self.away = np.zeros((0, n_runs))
+        self.shrink = fail.shrink
+
+    def take(
+        self, runs: Index, at: Array, nodes: Array, repair_s: Array, rng: np.random.Generator
+    ) -> Array:
+        """Seconds until a run can go on; what failed together becomes spares together, in turn."""
+        if self.spares is None:
+            return np.zeros(runs.size)
+        repaired = at + rng.standard_exponential(runs.size) * repair_s
+        for n in np.unique(nodes).astype(int):
+            own = np.flatnonzero(nodes == n)
+            held = np.sort([*self.spares[:, runs[own]], *[repaired[own]] * n], axis=0)
+            self.spares[:, runs[own]] = held[n:]
+            self.away = np.vstack([np.full((n, self.away.shape[1]), -np.inf), self.away])
+            self.away[:n, runs[own]] = held[:n]
+        away = np.sort(np.where(self.away[:, runs] > at, self.away[:, runs], -np.inf), axis=0)
+        self.away[:, runs] = away
+        self.away = self.away[np.isfinite(self.away).any(axis=1)]
+        # a replica is needed, or all
+        most = (
+            0 if self.shrink is None else int((self.shrink.replicas - 1) * self.shrink.nodes + TINY)
+        )
+        return np.maximum(away[-1 - most] - at, 0.0) if most < len(away) else np.zeros(runs.size)
+
+    def fewer(self, runs: Index, at: Array) -> tuple[Array, Array]:
+        """How many times as long steps take without the missing replicas; when one more is whole.
+
+        Ranks are laid anew at a restart, so that missing nodes are of as few replicas as can be.
+        """
+        assert self.shrink is not None
+        replicas, nodes = self.shrink
+        away = self.away[:, runs]
+        lost = np.ceil((away > at).sum(axis=0) / nodes - TINY)
+        row = len(away) - 1 - np.floor(np.maximum(lost - 1.0, 0.0) * nodes + TINY).astype(np.int64)
+        whole = np.full(runs.size, np.inf)
+        some = lost > 0.0
+        whole[some] = away[row[some], np.flatnonzero(some)]
+        return replicas / np.maximum(replicas - lost, 1.0), whole
