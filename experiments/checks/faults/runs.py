@@ -28,7 +28,7 @@ FAULTS = [
     ),
     (
         "a repair takes exactly its mean time",
-        "at + self.rng.standard_exponential(runs.size) * repair_s",
+        "at + rng.standard_exponential(runs.size) * repair_s",
         "at + np.ones(runs.size) * repair_s",
     ),
     (
@@ -61,8 +61,8 @@ FAULTS = [
     ),
     (
         "time in evaluations counts as effective training",
-        'PAUSES = ("stalls", "evaluations", "pauses",',
-        'PAUSES = ("stalls", "pauses",',
+        '    "stalls",\n    "evaluations",\n    "pauses",',
+        '    "stalls",\n    "pauses",',
     ),
     (
         "the best checkpoint interval is that of half the write time",
