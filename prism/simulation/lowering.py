@@ -123,6 +123,7 @@ class Lowerer:
         call: Distribution | None = None,
     ) -> None:
         self.v, self.call = variability, call
+        self.treatments = variability.residual.treatments
         rank = variability.rank
         memory = rank.memory_loading
         own = own_memory or memory not in (0.0, 1.0) or rank.memory_spread != 1.0
@@ -148,6 +149,17 @@ class Lowerer:
         return distribution, kernel.duration * factor
 
     def lower(self, op_type: OpType) -> LoweredOp:
+        """Lower one op type, once for all programs that treat its classes alike."""
+        parts = op_type.kernels if op_type.collective is None else (op_type.collective,)
+        classes = {part.kernel_class for part in parts} & self.treatments.keys()
+        treated = frozenset((c, self.treatments[c]) for c in classes)
+        key = id(op_type), self.roles, self.call, treated  # to hash all kernels takes as long
+        if key not in self.v.lowered:
+            self.v.lowered[key] = op_type, self._lower(op_type)  # held: its id stays its own
+        found: LoweredOp = self.v.lowered[key][1]
+        return found
+
+    def _lower(self, op_type: OpType) -> LoweredOp:
         """Lower one op type; a collective is one fixed part."""
         c = op_type.collective
         if c is None:

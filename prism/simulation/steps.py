@@ -28,6 +28,7 @@ from prism.simulation.program import (
     Program,
     check_finite,
     ideal_program,
+    join_idle,
     make_keys,
     make_room,
     run_chunk,
@@ -240,12 +241,12 @@ def _find_parts(step: Prepared, times: NDArray[np.float32], context: RunContext)
     run, seed = partial(run_blocks, context=context), context.seed
     path, idle = _critical_path(step.program, range(n), run)
     first, classes = times[:EXPOSED_BLOCKS], freed_classes(step.program.classes)
-    silent = {
-        group: run(silence(step, seed, freed), range(len(first)))[0]
-        for group, freed in classes.items()
-    }
+    free, silent = join_idle(step.program), dict[str, NDArray[Any]]()
+    for group, freed in classes.items():
+        free = silence(step, seed, freed)
+        silent[group] = run(free, range(len(first)))[0]
     exposed = _exposed(times, list(silent.values())[-1]) if silent else Exposed(0.0, 0.0)
-    loss = find_time_loss(step, first, silent, seed, run)
+    loss = find_time_loss(step, first, silent, free, run)
     return {
         "critical_path_time": path,
         "idle_fraction": idle,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from prism.distributions.tables import sample_table
 from prism.jobs.dimensions import COMMUNICATING
 from prism.simulation.execution.tasks import Arrays
-from prism.simulation.prepare import Prepared, silence, silent_model
+from prism.simulation.prepare import Prepared, silent_model
 from prism.simulation.program import Program, ideal_program
 from prism.simulation.tracemodel.arrays import kernel_class
 from prism.simulation.tracemodel.devicetime import ideal_device_times
@@ -79,7 +79,7 @@ def find_time_loss(
     step: Prepared,
     times: NDArray[np.float32],
     silent: Mapping[str, NDArray[np.float32]],
-    seed: int,
+    free: Program,
     run: Run,
 ) -> TimeLoss:
     """Split the step into parts.
@@ -90,6 +90,8 @@ def find_time_loss(
         Steps of the first clusters [s].
     silent : mapping of float32 [cluster, lane]
         By group, the same draws once the communication of `freed_classes` takes no time [s].
+    free : Program
+        The step once none does, as `silence` makes it.
     run : callable
         Runs blocks of a program under the same seed: `prism.simulation.steps.run_blocks`.
     """
@@ -101,7 +103,7 @@ def find_time_loss(
         left = rest.astype(np.float64)
     jitter, jitter_variance = _jitter(step.program)
     model = step.source
-    fixed = _ideal_trace(model) if isinstance(model, TraceModel) else _ideal_job(step, seed, run)
+    fixed = _ideal_trace(model) if isinstance(model, TraceModel) else _ideal_job(step, free, run)
     ideal = _split_ideal(fixed) | {"step_jitter": jitter}
     n = len(whole)
     kept = [np.arange(n) != k for k in range(-1, n if n > 1 else 0)]  # all, then without each
@@ -158,9 +160,9 @@ class _Ideal(NamedTuple):
     pipelined: bool
 
 
-def _ideal_job(step: Prepared, seed: int, run: Run) -> _Ideal:
+def _ideal_job(step: Prepared, free: Program, run: Run) -> _Ideal:
     assert step.workload is not None
-    ideal = ideal_program(silence(step, seed))
+    ideal = ideal_program(free)
     times, _, _, tracked = run(ideal, range(1), track=True)
     whole = float(times[0, 0])
     optimizer = max((op.duration for op in step.workload.optimizer), default=0.0)

@@ -1,7 +1,8 @@
 """All effects of a job, resolved over its library: parameters only, each with mean 1."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from prism.cluster.power import gpu_power
 from prism.distributions.distribution import Distribution, constant
@@ -50,6 +51,8 @@ class Variability:
     run: RunSpread = RunSpread()
     dependence: str = "full"
     library: Library | None = None
+    lowered: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Ops that `Lowerer` has lowered, of this and of what `treat` made of it."""
 
     def treat(self, treatments: Mapping[str, Treatment]) -> "Variability":
         """Return the same with some kernel classes treated."""
