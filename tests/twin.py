@@ -38,6 +38,7 @@ DAY = 86_400.0
 TAIL = np.geomspace(1e-9, 1e-3, 400)
 GRID = np.unique(np.concatenate([TAIL, np.linspace(1e-3, 1.0 - 1e-3, 4001), 1.0 - TAIL]))
 NORMAL = np.array([NormalDist().inv_cdf(q) for q in GRID])  # quantiles of a standard normal
+EVEN, EACH = TAIL.size - 1, 4000 / 0.998  # where the even steps of the grid begin; one over a step
 Array = np.ndarray
 
 
@@ -213,6 +214,7 @@ class Effects:
     def __init__(self, job: Any, library: Any, off: tuple[str, ...] = ()) -> None:
         self.job, self.library, self.off = job, library, off
         self.known: dict[str, Array | None] = {}
+        self.multipliers: dict[tuple[str, float], Array | None] = {}
 
     def value(self, effect: str, key: str, default: float = 0.0) -> float:
         given = getattr(getattr(self.job.variability.effects, effect), key, None)
@@ -260,12 +262,17 @@ class Effects:
 
     def at(self, effect: str, u: Array, loading: float = 1.0) -> Any:
         """Multiplier X**loading / E[X**loading] at probabilities u; 1 where the effect is off."""
+        if (effect, loading) not in self.multipliers:
+            self.multipliers[effect, loading] = self._multiplier(effect, loading)
+        y = self.multipliers[effect, loading]
+        return 1.0 if y is None else quantile(u, y)
+
+    def _multiplier(self, effect: str, loading: float) -> Array | None:
         x = self.quantiles(effect)
         if x is None or loading == 0.0:
-            return 1.0
+            return None
         y = x**loading
-        mean = np.sum(0.5 * (y[1:] + y[:-1]) * np.diff(GRID)) + GRID[0] * (y[0] + y[-1])
-        return np.interp(u, GRID, y) / mean
+        return y / (np.sum(0.5 * (y[1:] + y[:-1]) * np.diff(GRID)) + GRID[0] * (y[0] + y[-1]))
 
     def draw_gpus(self, rng: Any, machine: Machine, n_clusters: int) -> Array:
         """Probability of each rank's speed [.., draw]: a part of its node, a part of its own."""
@@ -297,7 +304,7 @@ class Effects:
         each = lognormal(cv) if cv else np.ones(GRID.size)
         out = np.zeros(count.shape)
         while (count > 0).any():
-            out += np.where(count > 0, length * np.interp(rng.random(count.shape), GRID, each), 0.0)
+            out += np.where(count > 0, length * quantile(rng.random(count.shape), each), 0.0)
             count = count - 1
         return out
 
@@ -308,6 +315,17 @@ class Effects:
         return own * (
             self.value("microbatch", "loss_loading", 1.0) if kernel_class in LOSS else 1.0
         )
+
+
+def quantile(u: Array, y: Array) -> Array:
+    """`np.interp(u, GRID, y)`, by place where the grid is even: a third of the time."""
+    at = (u - GRID[EVEN]) * EACH
+    i = at.astype(np.int32)
+    low = y[EVEN:].take(i, mode="clip")
+    out = low + (at - i) * (y[EVEN + 1 :].take(i, mode="clip") - low)
+    tails = np.abs(u - 0.5) > 0.499
+    out[tails] = np.interp(u[tails], GRID, y)
+    return out
 
 
 def lognormal(cv: float) -> Array:
