@@ -168,10 +168,10 @@ class Lowerer:
         parts = op_type.kernels if op_type.collective is None else (op_type.collective,)
         classes = {part.kernel_class for part in parts} & self.treatments.keys()
         treated = frozenset((c, self.treatments[c]) for c in classes)
-        key = op_type, self.roles, self.call, treated
+        key = id(op_type), self.roles, self.call, treated  # to hash all kernels takes as long
         if key not in self.v.lowered:
-            self.v.lowered[key] = self._lower(op_type)
-        found: LoweredOp = self.v.lowered[key]
+            self.v.lowered[key] = op_type, self._lower(op_type)  # held: its id stays its own
+        found: LoweredOp = self.v.lowered[key][1]
         return found
 
     def _lower(self, op_type: OpType) -> LoweredOp:
