@@ -308,7 +308,7 @@ def _contenders(
 
 
 def pareto(figures: Array) -> list[int]:
-    """Choose the rows that no other beats in all figures[row, measure], by the first measure.
+    """Choose the rows that no other beats in every figure[row, measure], by the first measure.
 
     Examples
     --------

@@ -56,7 +56,7 @@ class Algorithms(NamedTuple):
     chain: float = 0.798  # of a tree inside a domain: time of a step over the smallest ones
     chain_rate: float = 0.903  # share of NVLink's rate that a tree's chain of GPUs reaches
     messages: float = 0.657  # time of an all-to-all's message over a ring's step
-    channels_bytes_per_s: float = 1.22e12  # that NCCL's channels pass on in a domain, in all
+    channels_bytes_per_s: float = 1.22e12  # that NCCL's channels pass on in a domain, together
 
 
 ALGORITHMS = Algorithms()

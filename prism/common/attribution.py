@@ -87,7 +87,7 @@ def recurrence(runs: PickFreeze) -> tuple[float, float]:
     -------
     lasting : float
         Covariance of its effects on two steps of one cluster, over their mean square: 1 where it is
-        the same in all of them, 0 where it is drawn anew.
+        the same in each of them, 0 where it is drawn anew.
     in_few : float
         Share of their sum of squares in the `FEW` of all steps that it moves most; of a normal
         effect 0.28.

@@ -17,7 +17,7 @@ from prism.common.text import percent_change
 from prism.measuring.samples import Array, MeasuredCase, Samples
 
 ENOUGH = 1_000
-"""Calls from which a p99 rests on ten values or more."""
+"""Calls from which a p99 is based on ten values or more."""
 
 DRIFT = 0.03
 """Drift of the median over a session worth a word, where it is beyond three standard errors."""

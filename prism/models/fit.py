@@ -45,7 +45,7 @@ from prism.traces.choose import rows_in_name
 
 CHECK_STEPS = 2000  # simulated steps of the cross-check
 CHECK_CELLS = 20_000_000  # durations drawn for it: fewer steps of a large graph, at least 40
-FEW_STEPS, FEW_REPLICAS = 20, 4  # below, a fit says that it rests on little
+FEW_STEPS, FEW_REPLICAS = 20, 4  # below, a fit says that it has few data
 
 # What a trace of one job's pipeline cannot tell, and what is done about it.
 NOT_IDENTIFIABLE = (
@@ -332,7 +332,7 @@ def _cross_check(graph: TraceGraph, model: TraceModel, seed: int) -> dict[str, A
 
 
 def warnings_of(graph: TraceGraph, model: TraceModel, parts: Components | None) -> list[str]:
-    """Say what rests on little, and which workers are no part of the body."""
+    """List what is estimated from few data, and which workers are no part of the body."""
     out = []
     if graph.steps.size < FEW_STEPS:
         out.append(

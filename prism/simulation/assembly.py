@@ -154,7 +154,7 @@ def _vectors(
         for t, term in enumerate(lowered[c].terms):
             mb_table = largest(term.mb_loading)
             called, call = call_table if term.compute else -1, op_call
-            if term.routed:  # an ep group's own draw, the same in all layers of a microbatch
+            if term.routed:  # an ep group's own draw, the same in every layer of a microbatch
                 called, call = expert(), microbatch
             called = called if call >= 0 else -1
             out[t] = bank.add(

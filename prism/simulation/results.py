@@ -151,9 +151,9 @@ GROUPS = {
         Field("why", "text", "how both were found"),
     ),
     "departure": (
-        Field("departed", "flag", "whether steps depart from those before or from the model"),
+        Field("departed", "flag", "whether steps deviate from those before or from the model"),
         Field("kind", "text", "change, or level: all steps do"),
-        Field("false_alarm_rate", "1", "how often steps that do not depart would be said to"),
+        Field("false_alarm_rate", "1", "how often steps that do not deviate would be said to"),
         Field("p_value", "1", "p-value of no change in the whole run"),
         Field("change", "1", "relative change of the step time"),
         Field("change_low", "1", "lower end of its 90 % interval"),

@@ -382,7 +382,7 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_progress(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Say what is done of a run in progress, when the rest is, and whether steps depart."""
+    """Say what is done of a run in progress, when the rest is, and whether steps deviate."""
     from datetime import datetime, timedelta
 
     completed, reading, departure = (

@@ -180,7 +180,7 @@ def count_model_flop(job: Job) -> float:
     """Count the useful flop of the job's step, without recomputation.
 
     Of a transformer ``6 N tokens + 3 A``: N all parameters that a token passes (of routed experts,
-    those it goes to) with embeddings, A the forward of causal attention in all layers, 2 s^2 h per
+    those it goes to) with embeddings, A the forward of causal attention in every layer, 2 s^2 h per
     sequence and layer (less in a window; scans of Mamba-2 with it), and backward twice the forward.
     Flash attention's backward does 2.5 times its forward; the extra half is recomputation and is
     not counted. Narayanan et al., arXiv:2104.04473,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from prism.jobs.jobspec.blocks import ModelBlock
 
 MAMBA_CONVOLUTION = 4
-"""Tokens that a Mamba-2 layer's convolution sees, in all published models."""
+"""Tokens that a Mamba-2 layer's convolution sees, in every published model."""
 
 
 Mixer = Literal["attention", "window", "mamba", "linear", "parallel", ""]

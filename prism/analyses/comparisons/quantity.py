@@ -1,6 +1,6 @@
 """One quantity of two samples compared: figures, intervals, sample sizes, shift by quantile.
 
-All of it rests on the same resamples (`prism.common.resampling`).
+All of it uses the same resamples (`prism.common.resampling`).
 """
 
 from typing import NamedTuple
@@ -109,7 +109,7 @@ def _parts(
     a: Sample, b: Sample, of_a: Resampled, of_b: Resampled, pairing: Pairing,
     by: tuple[Array | float, Array | float] = (1.0, 1.0),
 ) -> tuple[list[ComparedPart], list[ComparedPart]]:  # fmt: skip
-    """Take apart the error of B less A, each divided by its scale; and what a plan rests on.
+    """Take apart the error of B less A, each divided by its scale; and what a plan is based on.
 
     One run against several is taken to vary as those do, or as its blocks do where that is more;
     the difference varies as s^2 (1 + 1/R), as in a prediction.
@@ -259,8 +259,7 @@ def _means(values: Array, group: Index) -> Array:
 def shared_variance(a: Sample, b: Sample, pairing: Pairing) -> float:
     """Variance of the relative difference of mean steps from replicates within clusters [1].
 
-    Simulated runs rest on the steps that were simulated, whose noise within clusters is in all of
-    them alike.
+    Simulated runs are made of the simulated steps, whose noise within clusters they share.
     """
     of_a, of_b = ((x.values - _means(x.values, x.unit)) / x.values.mean() for x in (a, b))
     if pairing and of_a.size == of_b.size:

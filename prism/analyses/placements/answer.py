@@ -34,7 +34,7 @@ from prism.simulation.program import Program
 Array = NDArray[np.float64]
 Int = NDArray[np.int64]
 SAMPLES = 8_000_000_000  # op-samples of a selection, about 10 s on two cores
-ROW_SAMPLES, MOST_BLOCKS = 800_000_000, 64  # op-samples, cluster draws that a row rests on
+ROW_SAMPLES, MOST_BLOCKS = 800_000_000, 64  # op-samples, cluster draws that a row is based on
 LEAST_ARMS, MOST_ARMS = 6, 40
 MARGIN = 0.003  # of the deterministic step, within which noise may bring a placement to the front
 RANDOM_PLACEMENTS = 256

@@ -76,7 +76,7 @@ class Shares:
     first: Estimate = Estimate(0.0, 0.0, 0.0)
     total: Estimate = Estimate(0.0, 0.0, 0.0)
     variances: tuple[float, float] = (0.0, 0.0)  # first and total order [s^2]
-    lasting: float = math.nan  # share of what it does that stays in all steps of a cluster
+    lasting: float = math.nan  # share of what it does that stays in every step of a cluster
     in_few: float = math.nan  # share of its variance in the steps that it moves most
     bound: float = np.inf  # of its total order, from the critical path [s^2]
 
@@ -233,7 +233,7 @@ class Sampler:
     def settle(self, shares: Shares) -> bool:
         """Settle an input whose first cluster and bound are next to nothing; tell whether it is.
 
-        The bound rests on more clusters, the runs on no assumption about the residual's tail.
+        The bound uses more clusters, the runs make no assumption about the residual's tail.
         """
         runs = shares.runs
         total = 0.5 * float(((runs.a - runs.ab) ** 2).mean())

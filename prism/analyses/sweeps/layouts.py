@@ -145,7 +145,7 @@ def follow_sizes(
 ) -> list[tuple[Setting, tuple[str, ...]]]:
     """Let dp and the microbatches follow sizes that are varied: all GPUs, the same global batch.
 
-    What is varied or does not divide stays as it is. Settings, with what follows in all of them
+    What is varied or does not divide stays as it is. Settings, with what follows in each of them
     where it does in one; and the keys that were of the job's own layout.
     """
     sized = [_sized(job, values, setting) for setting in found]

@@ -63,7 +63,7 @@ def choose_rows(step: PlayedStep, wanted: Wanted, of_rank: dict[int, Row] | None
     rows = sorted(rows, key=lambda row: (place.get(row.replica, len(place)), row))
     if not rows:
         raise PrismError(
-            f"no rank is in all of {option('ranks')}, {option('replicas')} and "
+            f"no rank is in each of {option('ranks')}, {option('replicas')} and "
             f"{option('stages')}; widen one of them"
         )
     left, of = len(everyone) - len(rows), "ranks" if step.ranks else "rows"

@@ -63,7 +63,7 @@ FIGURES = (
     Field("trace", "text", "what is split"),
     Field("source", "text", "what is compared with"),
     Field("train", "text", "which part is fitted"),
-    Field("n_train", "count", "values that the prediction rests on"),
+    Field("n_train", "count", "values that the prediction is based on"),
 )
 TAKEN = tuple(Field(name, "text") for name in ("column", "unit", "why"))
 TEXTS = ("notes", "warnings")

@@ -104,7 +104,7 @@ def _mean_error(calibration: Calibration | None, drawn: "xr.Dataset") -> float:
 
 
 def _n_fitted(job: Job, calibration: Calibration | None) -> int:
-    """Count the measured steps that the prediction rests on."""
+    """Count the measured steps that the prediction is based on."""
     if calibration is not None:
         return sum(size.n for size in calibration.sizes)
     model = job.variability.model

@@ -155,7 +155,7 @@ def calibrated_to_dataset(
     library: Library, sizes: list[MeasuredSize], report: dict[str, Any], job: dict[str, Any],
     attrs: dict[str, Any],
 ) -> "xr.Dataset":  # fmt: skip
-    """Lay a calibrated library out: as a library's file, with what it rests on."""
+    """Lay a calibrated library out: as a library's file, with what it is based on."""
     dataset = to_dataset(library)
     most = max(s.steps_s.size for s in sizes)
     steps = np.full((len(sizes), most), np.nan)
@@ -176,7 +176,7 @@ def calibrated_to_dataset(
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a calibrated library says of itself: the sizes it rests on, and its report."""
+    """What a calibrated library says of itself: the sizes it is based on, and its report."""
 
     sizes: tuple[MeasuredSize, ...]
     report: dict[str, Any]
@@ -225,7 +225,7 @@ def communication_share(dataset: "xr.Dataset") -> float:
 
 
 def load_calibration(path: str | Path) -> Calibration | None:
-    """Read what a calibrated library rests on; None for another library.
+    """Read what a calibrated library is based on; None for another library.
 
     Raises
     ------

@@ -164,7 +164,7 @@ def _unlikely(found: Calibrated) -> list[str]:
 
 
 def _warnings(sizes: Sequence[Size], drawn: Sequence[Array], found: Calibrated) -> list[str]:
-    """Say what rests on little, and what does not fit together."""
+    """List what is estimated from few data, and what does not fit together."""
     out = []
     for size, steps in zip(sizes, drawn, strict=True):
         row = _size(size, steps)

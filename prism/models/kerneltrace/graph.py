@@ -238,7 +238,7 @@ def _topological(edges: list[list[tuple[int, float]]]) -> list[int]:
 
 
 def _durations(graph: KernelGraph, steps: KernelSteps) -> Floats:
-    """Durations of a graph's nodes in all steps, [node, step] s; not a number: no counterpart.
+    """Durations of a graph's nodes in every step, [node, step] s; not a number: no counterpart.
 
     An activity took what its counterpart did, a collective matched over ranks its transfer.
     """

@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 
 CHECK_STEPS = 500  # simulated steps that the report compares with the measured ones
 FAR_OFF = 0.03  # of the mean: a model further off says so
-FEW_STEPS = 10  # below, a fit says that it rests on little
+FEW_STEPS = 10  # below, a fit says that it has few data
 NOT_IDENTIFIABLE = (
     "rank effects, and their share common to a node: the traced ranks are too few",
     "memory of the step effect, congestion, stalls: a profiler records a few steps in a row",

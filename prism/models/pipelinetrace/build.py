@@ -217,7 +217,7 @@ class _Laying:
             if len(known) < t.n_stages or o.op_kind in COMPUTE:
                 continue
             for (scope, place), released in hidden_barriers(self.left[known], t.start[ops], step_s):
-                one = scope == STAGE  # else one replica waits, in all stages
+                one = scope == STAGE  # else one replica waits, in every stage
                 where = f"all {'replicas of stage' if one else 'stages of replica'} {place}"
                 self._note(f"a barrier over {where} before {o.name}, which no op names")
                 self.inferred += 1

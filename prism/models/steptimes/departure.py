@@ -1,4 +1,4 @@
-"""Whether the last steps of a run depart from those before: a sequential test of changes of level.
+"""Whether the last steps of a run deviate from those before: a sequential test of changes of level.
 
 At every step the likelihood of a change somewhere before it is held against that of none, both
 averaged over kinds of noise: white, and white with an AR(1) drift of some size and memory; level
@@ -254,7 +254,7 @@ def _describe(
 ) -> Departure:  # fmt: skip
     """Describe the last change: its place from all values, its size from those after the crossing.
 
-    A run that is back at its first level does not depart.
+    A run that is back at its first level does not deviate.
     """
     n, start = series.size, found[-2][0] if len(found) > 1 else 0
     begin, crossing = found[-1]

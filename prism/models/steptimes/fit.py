@@ -298,7 +298,7 @@ def _not_identifiable(model: StepModel, series: Series, p_value: float) -> list[
 def _warnings(
     model: StepModel, bounds: Mapping[str, tuple[float, float]], length_s: float
 ) -> list[str]:
-    """Say what rests on little."""
+    """List what is estimated from few data."""
     out = []
     if model.spread.drift > 0.0 and bounds.get("tau_s", (0.0, 0.0))[1] >= length_s:
         what = "is hardly separable from the run effect" if model.n_runs > 1 else "is uncertain"
@@ -306,7 +306,7 @@ def _warnings(
             f"drift: its memory may be as long as the runs ({format_duration(length_s)}); it {what}"
         )
     if 1 < model.n_runs < FEW_RUNS_FOR_SPREAD:
-        out.append(f"run effect: rests on {format_count(model.n_runs, 'run')}")
+        out.append(f"run effect: based on {format_count(model.n_runs, 'run')}")
     if 0 < model.stall_counts.sum() < 10:
         out.append(f"stalls: rate and lengths rest on {int(model.stall_counts.sum())}")
     if model.beginning_s.shape[1] and model.n_runs < FEW_RUNS_FOR_SPREAD:

@@ -82,7 +82,7 @@ class ProgressPosterior:
     notes: tuple[str, ...] = ()
 
     def figures(self) -> dict[str, Any]:
-        """Say what is done of the run, and whether its last steps depart; times in seconds."""
+        """Say what is done of the run, and whether its last steps deviate; times in seconds."""
         completed = {
             "steps": self.done, "seconds": self.elapsed_s, "level": self.level,
             "level_std": self.level_std, "level_expected_std": self.expected,
@@ -91,7 +91,7 @@ class ProgressPosterior:
         return {"completed": completed, "departure": self._departure()}
 
     def _departure(self) -> dict[str, Any]:
-        """Say whether steps depart: from those before, or all of them from the model."""
+        """Say whether steps deviate: from those before, or all of them from the model."""
         found = self.departure
         changed = found is not None and found.departed
         out: dict[str, Any] = {
@@ -158,9 +158,9 @@ def update_on_progress(
     -----
     The level's prior is as wide as clusters and runs differ, and as a job's nominal mean may err.
     Where the steps lie far from it, or change, they are believed, and all spreads go with them: the
-    level is that of the steps after a change was found (`departure`). A stall rate
-    has the model's as its prior (gamma), worth the stalls it rests on. A long run is looked at in
-    blocks (`blocks`).
+    level is that of the steps after a change was found (`departure`). A stall rate has the
+    model's as its prior (gamma), worth the stalls it is based on. A long run is looked at in blocks
+    (`blocks`).
     """
     check_one_run(times)
     done = _lay_out(model, times, seed, fitted)

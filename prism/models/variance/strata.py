@@ -54,7 +54,7 @@ def decompose(table: Array, seen: Mask) -> Strata:
     table : ndarray
         [column, replica, step, microbatch] log durations.
     seen : ndarray
-        [replica, step, microbatch] cells to use, finite in all columns.
+        [replica, step, microbatch] cells to use, finite in every column.
     """
     count = np.maximum(seen.sum(axis=2), 1)  # [replica, step]
     filled = np.where(seen, table, 0.0)

@@ -223,8 +223,8 @@ def _notes(rows: Sequence[Json]) -> list[str]:
     """Say what the columns of the first table mean."""
     notes = [
         "Total-order: with what a cause makes only together with others. A kernel class is its own "
-        "noise, in all columns. ±: half of the 95 % interval.",
-        "Recurs: persistent, the same GPUs in all steps; rotating, drawn anew in every step; "
+        "noise, in every column. ±: half of the 95 % interval.",
+        "Recurs: persistent, the same GPUs in every step; rotating, drawn anew in every step; "
         "occasional, most of it in 5 % of the steps.",
     ]
     at_median = "At its median: what p50 and p95 would be then, under the same draws"

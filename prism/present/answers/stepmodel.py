@@ -129,7 +129,7 @@ STEPS = (
          "{n}: {rate}, mean {mean}, p95 {p95} (steps of more than {beyond} times the level around "
          "them).", _stalls),
     Rule("work_by_step", "info", lambda n: n["work_by_step"]["found"],
-         "Work differs by step, alike in all runs (CV {cv}).",
+         "Work differs by step, alike in every run (CV {cv}).",
          lambda n: {"cv": format_share(n["work_by_step"]["cv"])}),
     Rule("drift_memory", "info", _drifts, "Correlation time of the drift: {tau}{ci}.", _memory),
     Rule("beginning", "info", lambda n: n["beginning"]["steps"],

@@ -258,7 +258,7 @@ def _table(
     heads = tuple(replace(columns[k], group=columns[k].group.removeprefix(KEY)) for k in kept)
     some = tuple(tuple(row[k] for k in kept) for row in rows)
     if same:
-        notes = (f"in all rows: {', '.join(same)}", *notes)
+        notes = (f"in every row: {', '.join(same)}", *notes)
     return Table(title, heads, some, notes, details)
 
 

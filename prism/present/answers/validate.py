@@ -66,7 +66,7 @@ def _name(path: Any) -> str:
 
 
 def _head(numbers: Json) -> str:
-    """Say how much was measured, and how much the prediction rests on."""
+    """Say how much was measured, and how much the prediction is based on."""
     unit = "runs" if numbers.get("quantity") == "time_to_train" else "steps"
     head = [f", {format_count(numbers['n_measured'])} measured {unit}"]
     if numbers.get("n_effective") is not None:

@@ -1,7 +1,7 @@
 """A global batch that grows over a run: steps of each phase, and what they take.
 
 With fewer microbatches where the schedule has them, as simulated; else with fewer replicas, whose
-step takes as long while the others stand idle.
+step takes as long while the others are idle.
 """
 
 from math import ceil

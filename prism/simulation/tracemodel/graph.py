@@ -47,7 +47,7 @@ WORKER, REPLICA, STAGE, WORLD = (Scope(n) for n in ("worker", "replica", "stage"
 
 
 class TraceNode(NamedTuple):
-    """One node of the graph, in all replicas."""
+    """One node of the graph, in every replica."""
 
     kind: str  # op, gap or join
     op_kind: str

@@ -37,7 +37,7 @@ class OpGroup(NamedTuple):
     name: str
     stage: int
     chunk: int
-    n: int  # durations it rests on
+    n: int  # durations it is based on
     mean: float  # seconds
     cv: float  # of all its durations together
     p99_p50: float
