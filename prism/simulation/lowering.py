@@ -168,7 +168,11 @@ class Lowerer:
         parts = op_type.kernels if op_type.collective is None else (op_type.collective,)
         classes = {part.kernel_class for part in parts} & self.treatments.keys()
         treated = frozenset((c, self.treatments[c]) for c in classes)
-        key = id(op_type), self.roles, self.call, treated  # to hash all kernels takes as long
+        for kernel in op_type.kernels:
+            if kernel.by_rank:
+                self._column(kernel)  # before what is kept is found, which has its number
+        columns = tuple(self.roles), tuple(self.works)
+        key = id(op_type), columns, self.call, treated  # to hash all kernels takes as long
         if key not in self.v.lowered:
             self.v.lowered[key] = op_type, self._lower(op_type)  # held: its id stays its own
         found: LoweredOp = self.v.lowered[key][1]
