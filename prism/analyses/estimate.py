@@ -243,16 +243,21 @@ def simulate_job(
     return step, simulate_step(step, replicates, context, meanwhile=tell)
 
 
-def estimate_whole(step: Prepared, run: bool, context: RunContext) -> "xr.Dataset":
+def estimate_whole(
+    step: Prepared, run: bool, context: RunContext,
+    dataset: "xr.Dataset | None" = None, steps: int | None = None,
+) -> "xr.Dataset":  # fmt: skip
     """Estimate as `estimate` does by default, without where the time of a step goes.
 
-    With `run` the run is drawn also where the job says nothing of it.
+    From its simulated steps where they are at hand. With `run` the run is drawn also where the job
+    says nothing of it.
     """
     job = step.job
     options = dict.fromkeys(("deadline", "slowdown_thresholds", "start", "probability", "price"))
-    options |= {"run_replicates": None, "steps": job.n_steps if run else None}
+    options |= {"run_replicates": None, "steps": steps or job.n_steps if run else None}
     call = _settle(job, options | {"replicates": REPLICATES, "seed": context.seed})
-    dataset = simulate_step(step, REPLICATES, context, parts=False)
+    if dataset is None:
+        dataset = simulate_step(step, REPLICATES, context, parts=False)
     attrs = dataset.attrs | provenance(job, call)
     if not run:
         return dataset.assign_attrs(attrs)

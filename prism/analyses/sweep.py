@@ -17,7 +17,6 @@ import numpy as np
 
 from prism import engine
 from prism.analyses.differences import difference, probability_best, standard_error
-from prism.analyses.estimate import estimate
 from prism.analyses.sweeps.grid import (
     Setting,
     check_values,
@@ -43,7 +42,9 @@ from prism.analyses.sweeps.points import (
     least_seconds,
     simulate_points,
 )
+from prism.analyses.sweeps.runs import break_evens, draw_runs, of_run, same_steps
 from prism.analyses.sweeps.swept import (
+    BY_RUN,
     CHOICES,
     MEASURES,
     OBJECTIVES,
@@ -93,9 +94,10 @@ def sweep(
     replicates : int
         Steps of a setting that goes on to the end; 64 of them share one draw of the cluster.
     objective : str, optional
-        ``p50``, ``p95`` or ``mean`` of the step, ``done_by`` (P(the run is done by its deadline),
-        of settings that may have the least mean step) or ``carbon``: what rows are sorted by, and
-        ``best`` in; p50 of layouts, else p95.
+        ``p50``, ``p95`` or ``mean`` of the step, ``time_to_train`` (the mean run) or ``done_by``
+        (P(the run is done by its deadline)), both of settings that may have the least mean step, or
+        ``carbon``: what rows are sorted by, and ``best`` in; p50 of layouts, time_to_train where
+        failures, checkpoints, evaluations or the like alone are varied, else p95.
     min_p_fits : float
         Probability that a setting's memory fits [1] below which it is not chosen, and not simulated
         where it is a layout that prism proposes.
@@ -128,7 +130,8 @@ def sweep(
         raise PrismError(
             f"nothing to vary; give {option('vary')} (key and values) or {option('layouts')}"
         )
-    objective = objective or ("p50" if layouts else "p95")
+    run_alone = not layouts and all(map(of_run, grid))
+    objective = objective or ("p50" if layouts else "time_to_train" if run_alone else "p95")
     if objective not in OBJECTIVES:
         raise PrismError(f"objective {objective}: expected one of {', '.join(OBJECTIVES)}")
     if objective == "carbon":
@@ -147,7 +150,14 @@ def sweep(
     clusters = -(-replicates // engine.LANES)
     bench = Bench(context)
     skip = layouts and objective != "carbon"  # bounds are of times
-    wrong = simulate_points(points, bench, clusters, of_step(objective), skip)
+    groups = same_steps(points)
+    wrong = simulate_points(list(groups), bench, clusters, of_step(objective), skip)
+    for first, group in groups.items():
+        wrong |= dict.fromkeys(group, wrong[first]) if first in wrong else {}
+        for point in group:
+            point.take_steps(first)
+    if objective in BY_RUN or any(map(of_run, grid)):
+        wrong |= draw_runs(groups, job, bench)
     refused += [
         {**point.setting, "reason": reason.removeprefix(f"{job.name}: ")}
         for point, reason in wrong.items()
@@ -155,10 +165,6 @@ def sweep(
     points = [point for point in points if point not in wrong]
     if not points:
         raise PrismError(_all_refused(job, refused))
-    if objective == "done_by":
-        for point in points:
-            if point.done and point.fits:
-                point.p_done = _p_done(point, job, context)
     rows, warnings = make_rows(points, objective), []
     if refused and not layouts:
         asked = len(rows) + len(refused)
@@ -180,18 +186,8 @@ def sweep(
     call = {"vary": grid, "layouts": layouts, "replicates": replicates, "objective": objective,
             "min_p_fits": min_p_fits}  # fmt: skip
     call["seed"] = context.seed
-    return make_sweep(rows, refused, figures, texts, provenance(job, call))
-
-
-def _p_done(point: Point, job: Job, context: RunContext) -> float:
-    """Give P(a setting does the work of the job's run by its deadline)."""
-    given = point.job.run.tokens or "run.steps" in point.setting
-    steps = None if given else max(1, round(job.n_steps / point.work))
-    found = estimate(
-        point.job, replicates=point.times.size, steps=steps, seed=context.seed,
-        threads=context.threads,
-    ).figures()  # fmt: skip
-    return float(found["finish_by"]["probability"])
+    evens = break_evens(points, texts["varied"])
+    return make_sweep(rows, refused, figures, texts, provenance(job, call), evens)
 
 
 def _check_carbon(job: Job, grid: Mapping[str, Any]) -> None:
@@ -348,7 +344,7 @@ def _how_sure(
             in_order[found[name]], rivals, measure, TOLERANCE
         )
         for name, measure in {**CHOICES, "best": of_step(objective)}.items()
-        if found[name] is not None and not (name == "best" and objective == "done_by")
+        if found[name] is not None and not (name == "best" and objective in BY_RUN)
     }  # fmt: skip
 
 
@@ -373,8 +369,12 @@ def make_rows(points: Sequence[Point], objective: str) -> list[dict[str, Any]]:
 
 def _from_best(point: Point, best: Point | None, objective: str) -> dict[str, Any]:
     """Compare a setting with the best one: the change, its error, whether it may be none."""
+
+    def n_draws(point: Point) -> int:
+        return point.runs_by_cluster.size if objective == "time_to_train" else point.n
+
     change, error, alike = None, None, False
-    if best is not None and point is not best and min(point.n, best.n) > 1:
+    if best is not None and point is not best and min(map(n_draws, (point, best))) > 1:
         apart = difference(point, best, objective)
         change, error, alike = apart.share, apart.share_error, not apart.is_clear
     return {
@@ -387,7 +387,7 @@ def ordered(points: Sequence[Point], objective: str) -> list[Point]:
     run, others = [p for p in points if p.n], [p for p in points if not p.n]
     others.sort(key=lambda point: point.bound)
     measure = of_step(objective)
-    return sorted(run, key=lambda p: (not p.fits, -(p.p_done or 0.0), p.figure(measure))) + others
+    return sorted(run, key=lambda p: (not p.fits, p.of_run(objective), p.figure(measure))) + others
 
 
 def _row(point: Point, own: Point | None, the_job: Point | None) -> dict[str, Any]:
@@ -404,6 +404,7 @@ def _row(point: Point, own: Point | None, the_job: Point | None) -> dict[str, An
         "ideal_step_time": point.ideal,
         "clusters": point.n,
         "replicates": point.times.size,
+        "time_to_train": point.time_to_train,
     }
     if not point.n:
         empty = ("step_time", *MEASURES, *(f"{m}_se" for m in MEASURES))

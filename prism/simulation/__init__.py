@@ -32,8 +32,8 @@ FACE = {
         "EXPOSED_BLOCKS Exposed REPLICATES Run find_exposed run_blocks run_each simulate "
         "simulate_step warm_up",
     "summary":
-        "QUANTILES apart failure_model model_error_time run_end run_progress run_terms spread "
-        "summarize_simulation",
+        "QUANTILES apart failure_model model_error_time run_end run_progress run_spread run_terms "
+        "spread summarize_simulation",
     "tracemodel.arrays": "build_trace_graph_arrays build_trace_program earliest_lead",
     "tracemodel.devicetime": "device_time",
     "tracemodel.file": "load_model model_to_dataset",

@@ -233,7 +233,7 @@ def _known(value: float) -> float | None:
     return None if np.isnan(value) else value
 
 
-def _run_spread(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any]:
+def run_spread(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any]:
     """Summarise runs; their errors hold those of the simulated steps that they rest on."""
     wrong = model_error_time(dataset)
     if wrong.any():
@@ -284,7 +284,7 @@ def _with_model_error(
     calm = dataset.assign(
         run_term_time=dataset.run_term_time.where(dataset.term != "model_error", 0.0)
     )
-    out, whole = _run_spread(calm, runs - wrong), spread(runs, np.arange(runs.size))
+    out, whole = run_spread(calm, runs - wrong), spread(runs, np.arange(runs.size))
     std = float(wrong.std(ddof=1)) if wrong.size > 1 else 0.0
     out |= {key: whole[key] for key in ("mean", *QUANTILES)}
     out |= {"model_error_std": std, "std": math.hypot(out["std"], std)}
@@ -371,7 +371,7 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {
         "run_replicates": int(runs.size),
         "steps": int(dataset.attrs["steps"]),
-        "time_to_train": _run_spread(dataset, runs),
+        "time_to_train": run_spread(dataset, runs),
     }
     out |= run_end(dataset, call, runs) | run_progress(dataset)
     out |= run_terms(dataset, runs)

@@ -98,8 +98,8 @@ FAULTS = [
     ),
     (
         "rows of a sweep are sorted by p95 whatever the objective",
-        "key=lambda p: (not p.fits, -(p.p_done or 0.0), p.figure(measure))",
-        'key=lambda p: (not p.fits, -(p.p_done or 0.0), p.figure("p95"))',
+        "key=lambda p: (not p.fits, p.of_run(objective), p.figure(measure))",
+        'key=lambda p: (not p.fits, p.of_run(objective), p.figure("p95"))',
     ),
     (
         "settings that do unequal work are compared step by step",

@@ -6,14 +6,14 @@ All run under one seed, so that differences are paired, and are compared for the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
 
-from prism.analyses.differences import FIRST_BLOCKS, Candidate, Sampler, select
+from prism.analyses.differences import FIRST_BLOCKS, Array, Candidate, Sampler, select
 from prism.analyses.placements.screen import Screen
 from prism.common.errors import PrismError
 from prism.distributions.library import load_library
@@ -53,6 +53,8 @@ class Point(Candidate):
     exposed: Exposed = Exposed(0.0, 0.0)  # communication
     model_flop: float = 0.0  # useful work of a step
     gpu_power: float | None = None  # mean of a GPU [W]; None where it is not known
+    time_to_train: dict[str, Any] | None = None  # see `run_spread`; None where nobody asked
+    runs_by_cluster: Array = field(default_factory=lambda: np.empty(0))  # mean runs [draw] s
     p_done: float | None = None  # by the run's deadline [1]; None where nobody asked
     done: bool = False  # whether it was simulated as long as any
 
@@ -69,6 +71,21 @@ class Point(Candidate):
         peak = DEVICES[self.job.cluster.device].flop_per_s(self.job.parallelism.precision)
         peak *= self.job.world_size
         return self.model_flop / float(self.times.mean()) / peak
+
+    def of_run(self, objective: str) -> float:
+        """Figure of the run that settings are sorted by under an objective: the less the better."""
+        if objective == "time_to_train":
+            return float(self.runs_by_cluster.mean()) if self.runs_by_cluster.size else np.inf
+        return -(self.p_done or 0.0) if objective == "done_by" else 0.0
+
+    def values(self, measure: str, n: int | None = None) -> Array:
+        """See `Candidate.values`; of time_to_train the mean run."""
+        return self.runs_by_cluster if measure == "time_to_train" else super().values(measure, n)
+
+    def take_steps(self, other: Point) -> None:
+        """Take what was simulated of a setting with the same steps."""
+        own = ("setting", "job", "group", "own", "is_job")
+        vars(self).update({key: x for key, x in vars(other).items() if key not in own})
 
 
 @dataclass

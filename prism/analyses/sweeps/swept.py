@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 MEASURES = ("p50", "p95", "mean")
-OBJECTIVES = (*MEASURES, "done_by", "carbon")
+BY_RUN = ("time_to_train", "done_by")
+OBJECTIVES = (*MEASURES, *BY_RUN, "carbon")
 CHOICES = {"fastest": "p50", "robust": "p95"}
 BARE = ("data_parallel", "schedule")
 """Keys whose values say what they are."""
@@ -62,8 +63,8 @@ ROWS = Columns("setting", (
     Field("best_change_se", "1", "its standard error"),
     Field("indistinguishable_from_best", "flag", "whether that change is within its error"),
 ), numbered=True)  # fmt: skip
-STEP_TIMES = Columns("setting", (
-    Field("mean", "s", "mean of the simulated steps"),
+_TIMES = (
+    Field("mean", "s", "mean of the samples"),
     Field("std", "s", "standard deviation"),
     Field("cv", "1", "coefficient of variation"),
     *(Field(q, "s", f"quantile at {p:g}", interval=q == "p95") for q, p in QUANTILES.items()),
@@ -74,7 +75,19 @@ STEP_TIMES = Columns("setting", (
     Field("between_cluster_std", "s", "standard deviation between cluster draws"),
     Field("between_cluster_at_most", "s", "its upper 95 % bound where it may be zero"),
     Field("cluster_draws", "count", "cluster draws simulated"),
-), numbered=True, prefix="step_time_")  # fmt: skip
+)
+STEP_TIMES = Columns("setting", _TIMES, numbered=True, prefix="step_time_")
+RUN_TIMES = Columns("setting", (
+    *_TIMES, Field("model_error_std", "s", "standard deviation by the model's error"),
+), numbered=True, prefix="time_to_train_")  # fmt: skip
+BREAK_EVENS = Columns("break_even", (
+    Field("below", "text", "setting of the other keys with the shortest mean run below the rate"),
+    Field("above", "text", "the same above it"),
+    Field("rate", "1/(1000 d)", "failures per 1,000 node-days; none within the range if missing"),
+    Field("rate_low", "1/(1000 d)", "its 95 % interval: low; missing: below the range"),
+    Field("rate_high", "1/(1000 d)", "its 95 % interval: high"),
+    Field("mttf", "s", "mean time between failures of the whole job at that rate"),
+), numbered=True, prefix="break_even_")  # fmt: skip
 MEMORY = Columns("setting", (
     Field("stage", "count", "stage of the fullest GPU"),
     Field("gib", "GiB", "memory of the fullest GPU, estimated"),
@@ -84,6 +97,7 @@ MEMORY = Columns("setting", (
     Field("limit_gib", "GiB", "memory of a GPU that can be used"),
     Field("p_fits", "1", "probability that it fits, by the error of the estimate"),
 ), numbered=True, prefix="memory_")  # fmt: skip
+NESTED = {"memory": MEMORY, "step_time": STEP_TIMES, "time_to_train": RUN_TIMES}
 PAIRS = ("mean_ci90", "ci_gib")
 """Intervals that are two fields of a table and one of the JSON."""
 FIGURES = (
@@ -135,6 +149,8 @@ class Sweep(Result):
             "p_correct": {name: p for name, p in sure.items() if p is not None},
             **{name: read_texts(self.dataset, name) for name in ("notes", "warnings")},
         }  # fmt: skip
+        if evens := BREAK_EVENS.rows(self.dataset):
+            out["break_even"] = evens
         return out | ({"by_setting": self.by_setting} if self.by_hand else {})
 
     @property
@@ -170,7 +186,7 @@ class Sweep(Result):
     def _rows(self) -> list[Row]:
         data = self.dataset
         rows = ROWS.rows(data)
-        for name, columns in (("memory", MEMORY), ("step_time", STEP_TIMES)):
+        for name, columns in NESTED.items():
             nested = columns.rows(data) or [{}] * len(rows)
             for row, figures in zip(rows, nested, strict=True):
                 known = any(value is not None for value in figures.values())
@@ -232,7 +248,7 @@ class Sweep(Result):
 
 def make_sweep(
     rows: Sequence[Row], refused: Sequence[Row], figures: Mapping[str, Any],
-    texts: Mapping[str, Sequence[str]], attrs: Mapping[str, Any],
+    texts: Mapping[str, Sequence[str]], attrs: Mapping[str, Any], break_even: Sequence[Row] = (),
 ) -> Sweep:  # fmt: skip
     """Lay rows, with the settings that were refused, into a result."""
     import xarray as xr
@@ -242,7 +258,7 @@ def make_sweep(
         key.replace(".", "_"): ("setting", _column([row[key] for row in rows])) for key in varied
     }
     parts = [ROWS.pack(rows)]
-    for name, columns in (("memory", MEMORY), ("step_time", STEP_TIMES)):
+    for name, columns in NESTED.items():
         if any(row[name] for row in rows):
             parts.append(columns.pack([_split(row[name] or {}) for row in rows]))
     data: dict[str, Any] = {}
@@ -260,6 +276,7 @@ def make_sweep(
         field.name: figures[NAMES.get(field.name, field.name)] for field in FIGURES
         if NAMES.get(field.name, field.name) in figures
     }  # fmt: skip
+    parts += [BREAK_EVENS.pack(break_even)] if break_even else []
     parts += [xr.Dataset(data, coords), pack_figures(FIGURES, known), pack_texts(**texts)]
     named_attrs = {"kind": "sweep", "objective": figures["objective"]}
     return Sweep(xr.merge(parts).assign_attrs({**attrs, **named_attrs}))
@@ -309,7 +326,7 @@ def plain_value(text: Any) -> Any:
 
 def of_step(objective: str) -> str:
     """Name the figure of a step that settings are compared by under an objective."""
-    return "mean" if objective == "done_by" else objective
+    return "mean" if objective in BY_RUN else objective
 
 
 def choose(
@@ -327,8 +344,8 @@ def choose(
         name: min(final, key=lambda i: float(rows[i][f"{measure}_same_work"]))
         for name, measure in measures.items()
     }
-    if objective == "done_by":
-        found["best"] = min(final, key=lambda i: (-(rows[i]["p_done"] or 0.0), rows[i]["mean"]))
+    if objective in BY_RUN:
+        found["best"] = final[0]  # as rows are sorted
     both = np.array([[rows[i][f"{m}_same_work"] for m in CHOICES.values()] for i in final])
     return found | {"frontier": [final[k] for k in pareto(both)]}
 

@@ -34,9 +34,10 @@ from prism.cli.commands.outputs import Call
 )
 @click.option(
     "--objective",
-    type=click.Choice(["p50", "p95", "mean", "done_by", "carbon"]),
-    help="What settings are sorted by [p50 with --layouts, else p95]; done_by is P(done by "
-    "run.deadline), carbon needs run.grid_intensity or run.region.",
+    type=click.Choice(["p50", "p95", "mean", "time_to_train", "done_by", "carbon"]),
+    help="What settings are sorted by [p50 with --layouts, time_to_train where failures, "
+    "checkpoints or the like of the run alone are varied, else p95]; time_to_train is the mean "
+    "run, done_by P(done by run.deadline), carbon needs run.grid_intensity or run.region.",
 )
 @click.option(
     "--min-p-fits",

@@ -12,6 +12,8 @@ from prism import plots
 from prism.analyses.sweeps.swept import CHOICES, Sweep, key_name, label
 from prism.common.text import format_count, format_like, format_share
 from prism.present.answer import Answer, Errors, Picture
+from prism.present.answers.sweepruns import RULES as RUN_RULES
+from prism.present.answers.sweepruns import RUN_COLUMNS, break_even_table, by_run, run_cells
 from prism.present.answers.times import NOT_INCLUDED
 from prism.present.cells import (
     Cell,
@@ -37,6 +39,7 @@ LEAST_SURE = 0.9
 """Probability of a right choice below which there is a warning [1]."""
 KEY = "varied"
 """Group of the columns of varied keys, until they stand in a table."""
+STEP = "step time"
 TOLERANCE = 0.001
 """Share of a figure that does not matter."""
 POWER_KEYS = {
@@ -54,6 +57,7 @@ def sweep_answer(result: Sweep) -> Answer:
     made = (
         _settings_table("Settings", numbers, shown),
         _by_setting(numbers),
+        break_even_table(numbers),
         _refused(numbers),
         _settings_table("Other simulated settings", numbers, rest, details=True),
         _why(numbers, [*shown, *rest]),
@@ -63,9 +67,9 @@ def sweep_answer(result: Sweep) -> Answer:
         title="Settings side by side",
         subject=str(numbers["job"]),
         head=_head(numbers),
-        question=f"Which setting of {numbers['job']} has the shortest step, in the median and at "
-        f"p95? Varied: {asked}.",
-        findings=find(numbers, RULES),
+        question=f"Which setting of {numbers['job']} has the shortest {_aim(numbers)}? "
+        f"Varied: {asked}.",
+        findings=find(numbers, (*RUN_RULES, *RULES)),
         tables=tuple(table for table in made if table.rows),
         figures=numbers,
         warnings=(*numbers["warnings"], *_unsure(numbers)),
@@ -82,6 +86,10 @@ def sweep_answer(result: Sweep) -> Answer:
             Errors(f"p95 of the first row ± {words(_error(rows[0]))} (95 %)", NOT_INCLUDED),
         ),),
     )  # fmt: skip
+
+
+def _aim(numbers: Json) -> str:
+    return "run in the mean" if by_run(numbers) else "step, in the median and at p95"
 
 
 def _chosen(numbers: Json) -> dict[str, int]:
@@ -172,13 +180,15 @@ RULES = (
          "Most likely done by its deadline is {setting}: P(done) {p}.",
          lambda n: {"setting": label(n["rows"][n["best"]], n["varied"]),
                     "p": share(n["rows"][n["best"]]["p_done"])}),
-    Rule("fastest_and_robust", "answer", lambda n: bool(_chosen(n)) and n["fastest"] == n["robust"],
+    Rule("fastest_and_robust", "answer",
+         lambda n: bool(_chosen(n)) and n["fastest"] == n["robust"] and not by_run(n),
          "Fastest and robust (least p50 and p95) is {setting}.", lambda n: _setting(n, "robust")),
-    Rule("fastest", "answer", lambda n: n["fastest"] != n["robust"],
+    Rule("fastest", "answer", lambda n: n["fastest"] != n["robust"] and not by_run(n),
          "Fastest (least p50) is {setting}.", lambda n: _setting(n, "fastest")),
-    Rule("robust", "answer", lambda n: n["fastest"] != n["robust"],
+    Rule("robust", "answer", lambda n: n["fastest"] != n["robust"] and not by_run(n),
          "Robust (least p95) is {setting}.", lambda n: _setting(n, "robust")),
-    Rule("indistinguishable", "info", lambda n: bool(_chosen(n) and _ties(n)),
+    Rule("indistinguishable", "info",
+         lambda n: bool(_chosen(n) and _ties(n) and not n.get("break_even")),
          "Statistically indistinguishable from the best in {objective}: {ties}.",
          lambda n: {"objective": n["objective"], "ties": _listed(_ties(n), MOST_NAMED)}),
     Rule("does_not_fit", "info", lambda n: bool(_chosen(n) and _faster(n)),
@@ -224,15 +234,17 @@ def _settings_table(
     one_size = len({row["world_size"] for row in rows}) == 1
     columns = (
         *_keys(numbers, which), Column("GPUs"), Column("GiB"), Column("P(fits)"),
-        *(Column(name, "step time") for name in ("p50", "p95", "± 95 %")),
-        Column("p95 vs own"), Column("GPU energy"), Column("CO2e"), Column("P(done)"),
+        *(Column(name, STEP) for name in ("p50", "p95", "± 95 %")),
+        Column("p95 vs own"), *RUN_COLUMNS,
+        Column("GPU energy"), Column("CO2e"), Column("P(done)"),
         Column(right=False),
     )  # fmt: skip
     made: list[tuple[Cell, ...]] = [
         (*(_value(row[key]) for key in numbers["varied"]),
          None if one_size else count(row["world_size"]), *_fit_cells(row),
          _time(row, "p50_same_work"), _time(row, "p95_same_work"), _error(row),
-         _change(row, "p95"), _energy(row, numbers), _carbon(row), share(row.get("p_done")),
+         _change(row, "p95"), *run_cells(row), _energy(row, numbers), _carbon(row),
+         share(row.get("p_done")),
          _marks(i, row, numbers))
         for i, row in ((i, rows[i]) for i in which)
     ]  # fmt: skip
@@ -247,8 +259,9 @@ def _table(
     kept, same = [], []
     for k, column in enumerate(columns):
         values = {cell.value if isinstance(cell, Figure) else cell for cell in (r[k] for r in rows)}
-        if column.group == KEY and len(values) == 1 < len(rows):
-            same.append(f"{column.title} {words(rows[0][k])}")
+        if column.group in (KEY, STEP) and len(values) == 1 < len(rows) and values != {None}:
+            name = f"{column.group.removeprefix(KEY)} {column.title}".strip()
+            same.append(f"{name} {words(rows[0][k])}")
         elif any(values):
             kept.append(k)
     heads = tuple(replace(columns[k], group=columns[k].group.removeprefix(KEY)) for k in kept)
@@ -284,17 +297,18 @@ def _carbon(row: Json) -> Cell:
 
 def _marks(i: int, row: Json, numbers: Json) -> str:
     """Say what a row is."""
-    names = [name for name in CHOICES if numbers[name] == i]
+    names = [name for name in CHOICES if numbers[name] == i and not by_run(numbers)]
     if not _fits(row):
         return ", ".join(["P(fits) too low", *["job's own"] * bool(row["own"])])
-    least = {"mean": "least mean", "carbon": "least carbon", "done_by": "likeliest"}
+    least = {"mean": "least mean", "carbon": "least carbon", "done_by": "likeliest",
+             "time_to_train": "shortest run"}  # fmt: skip
     if numbers["objective"] in least and numbers["best"] == i:
         names.append(least[numbers["objective"]])
     if row.get("indistinguishable_from_best"):
         names.append("indistinguishable")
     elif row.get("best_change") is not None and row["best_change"] <= TOLERANCE:
         names.append(f"within {format_share(TOLERANCE)}")
-    if i in numbers["frontier"] and not names:
+    if i in numbers["frontier"] and not names and not by_run(numbers):
         names.append("frontier")
     return ", ".join([*names, *["job's own"] * bool(row["own"])])
 
