@@ -57,6 +57,8 @@ def test_three_intervals_have_two_break_evens_in_order():
     for even, product in ((first, 200 * 800), (second, 100 * 200)):
         assert even["rate"] == pytest.approx(2.0 * WRITE / (product * STEP**2) / per_s, rel=0.1)
         assert even["rate_low"] < even["rate"] < even["rate_high"]
+    assert result.break_even.rate.tolist() == [first["rate"], second["rate"]]
+    assert result.settings.time_to_train_mean.is_monotonic_increasing
     answer = prism.answer(result)
     assert [f.code for f in answer.findings] == ["break_even"]
     (table,) = [table for table in answer.tables if table.title == "Break-even"]

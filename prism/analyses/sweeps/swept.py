@@ -149,8 +149,8 @@ class Sweep(Result):
             "p_correct": {name: p for name, p in sure.items() if p is not None},
             **{name: read_texts(self.dataset, name) for name in ("notes", "warnings")},
         }  # fmt: skip
-        if evens := BREAK_EVENS.rows(self.dataset):
-            out["break_even"] = evens
+        evens = BREAK_EVENS.rows(self.dataset)
+        out |= {"break_even": evens} if evens else {}
         return out | ({"by_setting": self.by_setting} if self.by_hand else {})
 
     @property
@@ -160,10 +160,18 @@ class Sweep(Result):
 
         table = ROWS.frame(self._rows)
         keys = pd.DataFrame({key: [row[key] for row in self._rows] for key in self.varied})
-        for field in ("gib", "limit_gib", "p_fits"):
-            if f"memory_{field}" in self.dataset:
-                table[f"memory_{field}"] = self.dataset[f"memory_{field}"].values
+        for name in (
+            "memory_gib", "memory_limit_gib", "memory_p_fits",
+            "time_to_train_mean", "time_to_train_mean_se", "time_to_train_p95",
+        ):  # fmt: skip
+            if name in self.dataset:
+                table[name] = self.dataset[name].values
         return pd.concat([keys, table], axis=1).__finalize__(table)
+
+    @property
+    def break_even(self) -> "pd.DataFrame":
+        """Failure rates from which another setting has the shortest mean run."""
+        return BREAK_EVENS.frame(BREAK_EVENS.rows(self.dataset))
 
     @property
     def refused(self) -> "pd.DataFrame":
