@@ -8,11 +8,12 @@ and what the program is without it (`Effect`). Its keys and words are in
 
 from dataclasses import replace
 
+from prism.simulation.added import Added
 from prism.simulation.effects.call import CallEffect, ExpertEffect, RankStepEffect
 from prism.simulation.effects.congestion import CongestionEffect
-from prism.simulation.effects.effect import Effect, HeldTables
-from prism.simulation.effects.jitter import JitterEffect
-from prism.simulation.effects.loader import LoaderEffect
+from prism.simulation.effects.effect import AddedEffect, Effect, HeldTables
+from prism.simulation.effects.jitter import Jitter
+from prism.simulation.effects.loader import Loader
 from prism.simulation.effects.microbatch import MicrobatchEffect
 from prism.simulation.effects.rank import RankEffect
 from prism.simulation.effects.residual import Treatment
@@ -21,14 +22,17 @@ from prism.simulation.effects.step import StepEffect
 from prism.simulation.effects.tables import TablesEffect
 from prism.simulation.program import Program
 
-__all__ = ["EFFECTS", "Effect", "HeldTables", "Treatment", "hold_effect"]
+__all__ = ["ADDED", "EFFECTS", "Effect", "HeldTables", "Treatment", "hold_effect"]
+
+ADDED: tuple[type[Added], ...] = (Jitter, Loader)
+"""Those that add a time to steps, in the order in which they do."""
 
 EFFECTS: dict[str, Effect] = {
     effect.name: effect
     for effect in (
         RankEffect(), StepEffect(), MicrobatchEffect(), CallEffect(), RankStepEffect(),
-        ExpertEffect(), TablesEffect(), CongestionEffect(), StallEffect(), JitterEffect(),
-        LoaderEffect(),
+        ExpertEffect(), TablesEffect(), CongestionEffect(), StallEffect(),
+        *map(AddedEffect, ADDED),
     )
 }  # fmt: skip
 """In the order in which a ranking lists them."""

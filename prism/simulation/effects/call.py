@@ -5,7 +5,6 @@ op where ops are whole passes; it is then distinguished by its share of that res
 """
 
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -30,7 +29,7 @@ def resolve_expert(pick: Pick) -> Distribution:
 class CallEffect(Effect):
     """What the kernels of a pass share."""
 
-    name: ClassVar[str] = "call"
+    name: str = "call"
     streams = (engine.CALL,)
 
     def tables(self, program: Program) -> Int:

@@ -1,7 +1,7 @@
 """What every effect of a step says of itself to estimates and to `prism rank`."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from prism.distributions.distribution import Distribution, lognormal
 from prism.distributions.library import Library
 from prism.distributions.tables import N_CELLS, sample_table
 from prism.jobs.job import Job
+from prism.simulation.added import Added
 from prism.simulation.draws import spread_values
 from prism.simulation.program import Program
 
@@ -73,9 +74,9 @@ class HeldTables:
 class Effect(ABC):
     """A shared effect in a program: what draws it, whether it acts, and the program without it."""
 
-    name: ClassVar[str]
-    streams: ClassVar[tuple[int, ...]]  # of the engine's draws
-    term: ClassVar[str] = ""  # of a run, where one is its alone
+    name: str
+    streams: tuple[int, ...]  # of the engine's draws
+    term: str = ""  # of a run, where one is its alone
 
     def tables(self, program: Program) -> Int:
         """Quantile tables that it is drawn from, -1: none; it has none unless it says so."""
@@ -94,3 +95,24 @@ class Effect(ABC):
         used = set(np.ravel(self.tables(program)).tolist()) - {-1}
         cvs = (float(spread_values(program.tables[i]).std()) for i in used)
         return max(cvs, default=float("nan"))
+
+
+class AddedEffect(Effect):
+    """One that adds a time to steps."""
+
+    def __init__(self, kind: type[Added]) -> None:
+        self.name, self.streams = kind.name, (kind.stream,)
+
+    def acts(self, program: Program) -> bool:
+        """Tell whether what is added differs between steps."""
+        return program.added != self.hold(program, HeldTables(program)).added
+
+    def hold(self, program: Program, held: HeldTables) -> Program:
+        """Add the same to every step."""
+        added = tuple(x.held() if x.name == self.name else x for x in program.added)
+        return replace(program, added=added)
+
+    def cv(self, program: Program) -> float:
+        """Coefficient of variation of what is added [1]; NaN where it follows from the steps."""
+        moments = (x.moments() for x in program.added if x.name == self.name)
+        return next((m[1] for m in moments if m), float("nan"))
