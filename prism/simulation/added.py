@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
-from prism.distributions.tables import table_row
 from prism.jobs.jobspec.effects import ADDED_WORDS
 
 if TYPE_CHECKING:
@@ -19,16 +18,8 @@ if TYPE_CHECKING:
     from prism.simulation.effects.effect import Pick
 
 Array = NDArray[np.float64]
-Lanes = NDArray[np.float32]
 Words = NDArray[np.uint32]
-WORD = 4294967296.0  # 32-bit words
 N_STREAMS = engine.N_STREAMS + len(ADDED_WORDS)
-
-
-def look_up(table: Lanes, words: Words) -> Lanes:
-    """Values of a quantile table in 32 bits, as the engine looks them up."""
-    row, fraction = table_row(words)
-    return np.asarray(table[row, 0] + table[row, 1] * fraction.astype(np.float32))
 
 
 class Added(ABC):

@@ -16,16 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
-from prism.distributions.tables import sample_table
-from prism.simulation.added import WORD, Added, look_up
+from prism.distributions.tables import sample_table, table_row
 from prism.simulation.execution.context import RunContext
 from prism.simulation.execution.tasks import map_threads
 
 if TYPE_CHECKING:
+    from prism.simulation.added import Added
     from prism.simulation.program import Program
 
 Lanes = NDArray[np.float32]
 Counts = NDArray[np.int64]
+WORD = 4294967296.0  # 32-bit words
 NO_KEY = np.zeros((1, 2), np.uint32)  # where nothing is drawn
 
 
@@ -214,11 +215,16 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
     return np.array(work.state[(graph.n_state - 1) * graph.n_slots + graph.final_slot])
 
 
+def look_up(table: Lanes, words: NDArray[np.uint32]) -> Lanes:
+    """Values of a table in 32 bits, as the engine looks them up."""
+    row, fraction = table_row(words)
+    return np.asarray(table[row, 0] + table[row, 1] * fraction.astype(np.float32))
+
+
 def end_blocks(
-    step: engine.Step, added: Sequence[Added], first: int, key: NDArray[np.uint32],
-    time: Lanes, effect: Lanes,
-) -> None:  # fmt: skip
-    """Add stalls of the job and what is `added` to time[block, lane] [s]; tell the step effect.
+    step: engine.Step, added: Sequence[Added], first: int, key: NDArray[np.uint32], time: Lanes
+) -> Lanes:
+    """Add stalls of the job and what is `added` to time[block, lane] [s]; give the step effect.
 
     The blocks are `first` and those that follow; key[stream] are the keys of a run.
     """
@@ -237,7 +243,7 @@ def end_blocks(
     for each in added:
         draw(each.stream)
         time += each.draw(words, time.astype(np.float64)).astype(np.float32)
-    effect[:] = 1.0
-    if step.step_table >= 0:
-        draw(engine.STEP)
-        effect *= np.float32(1.0) + look_up(step.tables[step.step_table], words[0])
+    if step.step_table < 0:
+        return np.ones_like(time)
+    draw(engine.STEP)
+    return np.float32(1.0) + look_up(step.tables[step.step_table], words[0])

@@ -251,9 +251,8 @@ def join_idle(program: Program) -> Program:
 
 def check_finite(step: engine.Step, added: Sequence[Added] = ()) -> None:
     """Refuse arrays with a figure that is not finite; raises PrismError with its name."""
-    arrays = step._asdict().items()
-    parts = {k: x._asdict() if hasattr(x, "_asdict") else {"": x} for k, x in arrays}
-    for name, fields in (parts | {x.name: vars(x) for x in added}).items():
+    for name, x in (step._asdict() | {x.name: x for x in added}).items():
+        fields = x._asdict() if hasattr(x, "_asdict") else getattr(x, "__dict__", {"": x})
         for field, values in fields.items():
             values = np.asarray(values)
             if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -284,7 +283,7 @@ def run_chunk(work: Work, first: int, n: int, keys: engine.Keys) -> Arrays:
         engine.run_range(first, keys, step, (time, *rest))
     else:
         engine.run_sampled(first, keys, step, work.sample, (time, *rest))
-    end_blocks(step, work.added, first, keys.stream, time, effect)
+    effect[:] = end_blocks(step, work.added, first, keys.stream, time)
     return out if step.share.shape[1] else out[:2]
 
 

@@ -20,7 +20,6 @@ from prism.simulation.effects import (
     stall,
     step,
 )
-from prism.simulation.effects.congestion import LeafCongestion
 from prism.simulation.effects.effect import Pick
 from prism.simulation.effects.microbatch import MicrobatchSpread
 from prism.simulation.effects.rank import RankSpread
@@ -45,7 +44,7 @@ class Variability:
     expert: Distribution = constant()  # busiest rank of an ep group, over its mean
     call: Distribution = constant()
     residual: Residuals = Residuals()
-    regime: LeafCongestion = LeafCongestion()
+    regime: congestion.LeafCongestion = congestion.LeafCongestion()
     stall: StallRates = StallRates()
     added: tuple[Added, ...] = ()
     run: RunSpread = RunSpread()

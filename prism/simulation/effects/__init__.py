@@ -2,8 +2,8 @@
 
 A module says what the job or its library asks for (`resolve`), lays it into the engine's arrays
 (`lay`, where it has arrays of its own), and tells `prism rank` whether it acts, how much it varies
-and what the program is without it (`Effect`). Its keys and words are in
-`prism.jobs.jobspec.effects`.
+and what the program is without it (`Effect`). One that adds a time to steps is all of that in one
+class (`Added`). Keys and words are in `prism.jobs.jobspec.effects`.
 """
 
 from dataclasses import replace
@@ -41,5 +41,4 @@ EFFECTS: dict[str, Effect] = {
 def hold_effect(program: Program, name: str) -> Program:
     """Return the program with an effect at its median; the graph and the keys stay."""
     held = HeldTables(program)
-    changed = EFFECTS[name].hold(program, held)
-    return replace(changed, tables=held.stack())
+    return replace(EFFECTS[name].hold(program, held), tables=held.stack())

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,7 @@ class HeldTables:
     def __call__(self, indices: Int) -> Int:
         """Return indices of the held tables; -1 stays."""
         out = np.array([self.one(int(i)) for i in np.ravel(indices)], np.int32)
-        return np.ascontiguousarray(out.reshape(np.shape(indices)), np.int32)
+        return out.reshape(np.shape(indices))
 
     def one(self, i: int) -> int:
         """Return the index of one held table."""
@@ -66,9 +67,7 @@ class HeldTables:
 
     def stack(self) -> NDArray[np.float32]:
         """All tables, the held ones behind."""
-        if not self.extra:
-            return self.tables
-        return np.ascontiguousarray(np.concatenate([self.tables, self.extra]), np.float32)
+        return np.concatenate([self.tables, self.extra]) if self.extra else self.tables
 
 
 class Effect(ABC):
@@ -95,6 +94,21 @@ class Effect(ABC):
         used = set(np.ravel(self.tables(program)).tolist()) - {-1}
         cvs = (float(spread_values(program.tables[i]).std()) for i in used)
         return max(cvs, default=float("nan"))
+
+
+class VectorEffect(Effect):
+    """A factor on ops, drawn from a table of each of their vectors."""
+
+    column: str  # of `engine.Bank`
+
+    def tables(self, program: Program) -> Int:
+        """One per vector."""
+        return np.asarray(getattr(program.bank, self.column))
+
+    def hold(self, program: Program, held: HeldTables) -> Program:
+        """Hold it in every vector."""
+        own: dict[str, Any] = {self.column: held(getattr(program.bank, self.column))}
+        return replace(program, bank=program.bank._replace(**own))
 
 
 class AddedEffect(Effect):

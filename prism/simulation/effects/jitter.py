@@ -6,8 +6,8 @@ from typing import Self
 import numpy as np
 
 from prism.distributions.distribution import Distribution, constant, quantile_table
-from prism.simulation.added import Added, Array, Words, look_up
-from prism.simulation.draws import spread_values
+from prism.simulation.added import Added, Array, Words
+from prism.simulation.draws import look_up, spread_values
 from prism.simulation.effects.effect import Pick
 
 JITTER_CV = 1.0  # of a jitter of which the mean alone is known

@@ -11,7 +11,8 @@ import xarray as xr
 
 from prism.common.text import format_duration
 from prism.engine import LANES
-from prism.simulation.added import WORD, Added, Array, Words
+from prism.simulation.added import Added, Array, Words
+from prism.simulation.draws import WORD
 from prism.simulation.effects.effect import Pick
 
 
@@ -53,9 +54,8 @@ class Loader(Added):
 
     def doubts(self, dataset: xr.Dataset) -> Iterator[str]:
         """Say that the loader decides the step: a batch takes longer than the step without it."""
-        parts = dataset.part.to_numpy(), dataset.time_loss_mean_share.to_numpy()
-        loss = dict(zip(*parts, strict=True))
-        alone = float(dataset.step_time.mean()) * (1.0 - loss.get(self.part, 0.0))
+        loss = float(dataset.time_loss_mean_share.sel(part=self.part))
+        alone = float(dataset.step_time.mean()) * (1.0 - loss)
         if self.load_s > alone:
             yield (
                 f"data loading: a batch takes {format_duration(self.load_s)} to load, a step "
