@@ -19,7 +19,7 @@ CDF_RANGE = 8.0  # its range in standard deviations, on both sides
 # Kinds of op.
 JOIN, DRAW, EXPORT = 0, 1, 2
 # Streams of draws: an entity of one stream never shares a counter with another stream.
-N_STREAMS = 11  # further ones are those of what is added to steps
+N_STREAMS = 11  # what is added to steps has those after: one more here changes its draws
 (
     RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, POOL, UNSEEN,
 ) = range(N_STREAMS)  # fmt: skip
@@ -83,6 +83,11 @@ class Bank(NamedTuple):
     link: Annotated[Array, "int32[vector]"]  # -1: none
     is_global: Annotated[Array, "uint8[vector]"]
     n_microbatches: int
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """Columns of quantile tables by name, in the order in which factors are multiplied."""
+        return {name: x for name, x in self._asdict().items() if name.endswith("_table")}
 
 
 class Links(NamedTuple):

@@ -166,7 +166,7 @@ def _vectors(
             called = called if call >= 0 else -1
             out[t] = bank.add(
                 step_table, mb_table,
-                microbatch if mb_table >= 0 else 0, called, call if called >= 0 else -1,
+                microbatch if mb_table >= 0 else -1, called, call if called >= 0 else -1,
                 links[c][t] if v.regime.acts else -1, int(alone),
             )  # fmt: skip
         return out

@@ -83,8 +83,8 @@ def _pooled_distributions(
         for t in range(program.ops.n_terms[i]):
             v = program.ops.vec[i, t]
             part = pooled_a[pick, c, t].astype(np.float64)
-            for name in ("step_table", "mb_table", "call_table"):
-                rows = np.atleast_2d(getattr(bank, name))[:, v]
+            for name, table in bank.tables.items():
+                rows = np.atleast_2d(table)[:, v]
                 if rows.max() >= 0:
                     u = shared.setdefault(name, _uniforms(rng))
                     part = part * _factors(program.tables, rows, pick, u)

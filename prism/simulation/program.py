@@ -181,7 +181,7 @@ class Bank:
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, ...], int] = {}
-        self.add(-1, -1, 0, -1, -1, -1, 0)
+        self.add(*[-1] * (len(engine.Bank._fields) - 2), 0)
 
     def add(self, *row: int) -> int:
         """Index of the vector with these fields of `engine.Bank`."""
@@ -189,12 +189,9 @@ class Bank:
 
     def arrays(self, n_microbatches: int) -> engine.Bank:
         """Lay the vectors into the engine's arrays."""
-        table = np.array(list(self.rows), np.int32)
-        step, mb_table, mb, call_table, call, link, is_global = np.ascontiguousarray(table.T)
-        return engine.Bank(
-            step[None], mb_table, mb, call_table, call, link, is_global.astype(np.uint8),
-            n_microbatches if bool((mb_table >= 0).any()) else 0,
-        )  # fmt: skip
+        step, mb_table, *others, is_global = np.array([*self.rows], np.int32).T.copy()
+        n = n_microbatches if bool((mb_table >= 0).any()) else 0
+        return engine.Bank._make([step[None], mb_table, *others, is_global.astype(np.uint8), n])
 
 
 def graph_arrays(graph: StepGraph) -> engine.Graph:
@@ -216,7 +213,7 @@ def ideal_program(program: Program) -> Program:
     """Return the same step with every effect at 1, of one replica where all take the same."""
     program = program.shared or program  # pooled means hold slow GPUs and barriers' waits
     low, bank, ranks = program.low, program.bank, program.ranks
-    off = np.full_like(bank.mb_table, -1)
+    off = {name: np.full_like(x, -1) for name, x in (bank.tables | {"link": bank.link}).items()}
     mean = low.fixed_mean if program.typical is None else program.typical
     graph, sample = program.graph, program.sample
     if mean.shape[0] == 1:  # all replicas take the same: one stands for them
@@ -224,9 +221,7 @@ def ideal_program(program: Program) -> Program:
     return replace(
         program,
         graph=graph,
-        bank=bank._replace(
-            step_table=off[None], mb_table=off, call_table=off, link=off, n_microbatches=0
-        ),
+        bank=bank._replace(**off, n_microbatches=0),
         ranks=ranks._replace(
             tables=np.full_like(ranks.tables, -1), factor=np.ones_like(ranks.factor)
         ),

@@ -101,8 +101,7 @@ def find_time_loss(
     for name, rest in silent.items():
         parts[f"exposed_{name}" if name in GROUPS else name] = left - rest.astype(np.float64)
         left = rest.astype(np.float64)
-    # jitter has a row in any case
-    added = {"step_jitter": (0.0, 0.0)}
+    added = {"step_jitter": (0.0, 0.0)}  # a row in any case
     added |= {x.part: moments for x in step.program.added if (moments := x.moments())}
     model = step.source
     fixed = _ideal_trace(model) if isinstance(model, TraceModel) else _ideal_job(step, free, run)

@@ -103,11 +103,11 @@ class VectorEffect(Effect):
 
     def tables(self, program: Program) -> Int:
         """One per vector."""
-        return np.asarray(getattr(program.bank, self.column))
+        return np.asarray(program.bank.tables[self.column])
 
     def hold(self, program: Program, held: HeldTables) -> Program:
         """Hold it in every vector."""
-        own: dict[str, Any] = {self.column: held(getattr(program.bank, self.column))}
+        own: dict[str, Any] = {self.column: held(program.bank.tables[self.column])}
         return replace(program, bank=program.bank._replace(**own))
 
 
