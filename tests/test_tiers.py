@@ -259,6 +259,14 @@ def test_sites_that_never_exchange_are_sites_alone(layout):
     assert prism.memory(two)["gib"] == pytest.approx(prism.memory(one)["gib"])
 
 
+def test_what_stays_in_a_site_does_not_meet_the_sites_congestion():
+    regime, n = {"regime": {"probability": 0.5, "factor": 3.0}}, 2560
+    site = {"site": SYNC | {"sync_every": 10**9}}
+    x = times(made(site, regime, leaf_nodes=8, **STAGES_FIRST), n)  # one leaf
+    slow = (x > 0.5 * (x.min() + x.max())).mean()
+    assert slow == pytest.approx(0.5, abs=5 * math.sqrt(0.25 / n))
+
+
 @pytest.mark.parametrize("every", [2, 5, 500, 3000])
 def test_an_exchange_is_one_step_of_so_many(every):
     n = 64 * 200

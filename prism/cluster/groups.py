@@ -88,6 +88,7 @@ class Ends(NamedTuple):
 
     stages: tuple[int, ...]  # (): all
     shared: bool  # by all replicas; else each has its own
+    units: int = 1  # among which the replicas are divided, each with a message of its own
 
     def of(self, each: NDArray[Any]) -> NDArray[Any]:
         """Of what GPUs have [replica, stage, member] its own's [row, stage, member]."""
@@ -99,15 +100,20 @@ class Ends(NamedTuple):
         own = self.of(unit)
         if len(self.stages) == 2:
             return np.asarray((own[:, 0] != own[:, 1]).any(axis=1))
-        return np.asarray(np.ptp(own, axis=(1, 2)) > 0)
+        parts = own.reshape(*own.shape[:2], self.units, -1)
+        return np.asarray((np.ptp(parts, axis=(1, 3)) > 0).any(axis=1))
 
 
-def ends_of(group: str, stage: int, link: int, n_stages: int, shared: bool) -> Ends:
-    """Stages that a message of a kind of group joins; a ``hop`` goes from stage `link` on."""
+def ends_of(group: str, stage: int, link: int, n_stages: int, shared: bool, units: int = 1) -> Ends:
+    """Stages that a message of a kind of group joins; a ``hop`` goes from stage `link` on.
+
+    Of replicas it joins all, or those of each of the `units` of `sync_units`.
+    """
+    units = 1 if group == "sync" or not shared else units
     if group in ("world", "sync"):
-        return Ends((), shared)
+        return Ends((), shared, units)
     found = {"hop": (link, (link + 1) % n_stages), "embedding": (0, n_stages - 1)}
-    return Ends(found.get(group, (stage,)), shared)
+    return Ends(found.get(group, (stage,)), shared, units)
 
 
 class Visits(NamedTuple):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from prism import engine
-from prism.cluster.groups import Ends, shard_size
+from prism.cluster.groups import Ends, shard_size, sync_units
 from prism.cluster.machine import build_cluster
 from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
@@ -59,7 +59,8 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
     op_tables, table_std = _residual_tables(lowered, graph, default, call, tables)
     step_table = tables.optional(v.step.distribution, effect="step")
     shared = {*graph.op_type[global_ops(graph)].tolist()}
-    ends = [t.ends(graph.n_stages, c in shared) for c, t in enumerate(graph.op_types)]
+    n, units = graph.n_stages, sync_units(job)
+    ends = [t.ends(n, c in shared, units) for c, t in enumerate(graph.op_types)]
     links, met = _links(graph, lowered, ends)
     vec, n_terms = _vectors(default, graph, lowered, v, tables, bank, step_table, kernels, met)
     stalls, quiet = stall.lay(v.stall, default, graph, tables)

@@ -30,10 +30,10 @@ class OpType(NamedTuple):
     member: int = -1  # rank within the stage of a replica, -1: all of them
     link: int = -1  # of a transfer: from this stage to the next one, or back
 
-    def ends(self, n_stages: int, shared: bool = False) -> Ends:
+    def ends(self, n_stages: int, shared: bool = False, units: int = 1) -> Ends:
         """Stages that its messages join, of all replicas together or of each."""
         group = self.collective.group if self.collective else ""
-        return ends_of(group, self.stage, self.link, n_stages, shared)
+        return ends_of(group, self.stage, self.link, n_stages, shared, units)
 
 
 class Node(NamedTuple):
