@@ -30,7 +30,7 @@ from prism.simulation.execution.context import (
     fresh_seed,
     make_context,
 )
-from prism.simulation.jobwarnings import job_doubts, loader_doubts, mean_doubts, replica_doubts
+from prism.simulation.jobwarnings import job_doubts, mean_doubts, replica_doubts
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.results import (
     OTHER_LIBRARIES,
@@ -208,7 +208,7 @@ def estimate_job(
     warnings = [
         *job_doubts(job), *drawn.notes, *_warnings(step, call, drawn.n_clusters),
         *replica_doubts(read_group(dataset, "replicas")),
-        *loader_doubts(step.program.loader.load_s, dataset),
+        *(text for x in step.program.added for text in x.doubts(dataset)),
         *mean_doubts(dataset, step.effects.rank.distribution.std),
     ]  # fmt: skip
     if (calibrated := calibration_of(job)) is not None:

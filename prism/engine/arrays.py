@@ -19,10 +19,10 @@ CDF_RANGE = 8.0  # its range in standard deviations, on both sides
 # Kinds of op.
 JOIN, DRAW, EXPORT = 0, 1, 2
 # Streams of draws: an entity of one stream never shares a counter with another stream.
+N_STREAMS = 11  # what is added to steps has those after: one more here changes its draws
 (
-    RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, POOL, UNSEEN, JITTER,
-    LOADER,
-) = range(13)  # fmt: skip
+    RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, POOL, UNSEEN,
+) = range(N_STREAMS)  # fmt: skip
 # Entities of a stall.
 NO_STALL, GROUP_STALL, JOB_STALL = 0, 1, 2
 NEVER = np.float32(-1e30)  # an end that nothing waits for
@@ -83,6 +83,11 @@ class Bank(NamedTuple):
     link: Annotated[Array, "int32[vector]"]  # -1: none
     is_global: Annotated[Array, "uint8[vector]"]
     n_microbatches: int
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """Columns of quantile tables by name, in the order in which factors are multiplied."""
+        return {name: x for name, x in self._asdict().items() if name.endswith("_table")}
 
 
 class Links(NamedTuple):
@@ -158,29 +163,6 @@ class Stalls(NamedTuple):
     op_share: Annotated[Array, "float64[entry]"]  # cumulative share of the stage's nominal time
 
 
-class Jitter(NamedTuple):
-    """A time added to every step of the job."""
-
-    mean_s: float
-    table: int  # quantile table of its distribution of mean 1
-
-
-NO_JITTER = Jitter(0.0, 0)
-
-
-class Loader(NamedTuple):
-    """How fast batches are loaded."""
-
-    load_s: float  # mean time of a batch but for stalls; 0: no step waits for one
-    sigma: float = 0.0  # of its logarithm
-    prefetch: int = 0  # batches loaded ahead
-    stall_probability: float = 0.0  # of a batch
-    stall_s: float = 0.0  # mean, exponential
-
-
-NO_LOADER = Loader(0.0)
-
-
 class Sample(NamedTuple):
     """Which replicas are simulated, and what the others would take."""
 
@@ -226,8 +208,6 @@ class Step(NamedTuple):
     ranks: Ranks
     low: Lowering
     stalls: Stalls
-    jitter: Jitter
-    loader: Loader
     tables: Annotated[Array, "float32[table, row, 2]"]
     step_table: int  # quantile table of the step effect, -1: none
     share: Annotated[Array, "float32[coef, class]"]  # share of an op's time in each kernel class
@@ -256,13 +236,6 @@ class Shared(NamedTuple):
     bank: Bank
     links: Links
     stalls: Stalls
-
-
-class SampledStep(NamedTuple):
-    """A step of which some replicas are simulated."""
-
-    step: Step
-    sample: Sample
 
 
 class Keys(NamedTuple):

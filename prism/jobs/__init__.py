@@ -13,7 +13,8 @@ FACE = {
     "job": "Job flatten given_values job_from_dict layer_split load_job provenance",
     "jobspec.blocks": "BLOCKS ModelBlock ParallelismBlock",
     "jobspec.effects":
-        "Effects FailSlowEffectBlock JitterEffectBlock StallEffectBlock StepEffectBlock WORDS",
+        "ADDED_WORDS Effects FailSlowEffectBlock JitterEffectBlock StallEffectBlock "
+        "StepEffectBlock WORDS",
     "jobspec.frommodel": "CALIBRATED is_step_model model_attrs",
     "jobspec.hardware": "HardwareScale",
     "jobspec.layers": "merge",

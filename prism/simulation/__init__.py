@@ -11,7 +11,7 @@ FACE = {
     "execution.executor": "run_on",
     "execution.remote": "TIMEOUT_S",
     "execution.tasks": "map_threads",
-    "jobwarnings": "job_doubts loader_doubts mean_doubts replica_doubts",
+    "jobwarnings": "job_doubts mean_doubts replica_doubts",
     "labels": "TARGETS label short_label",
     "no_dependence": "pool_program",
     "othernodes": "relocate",

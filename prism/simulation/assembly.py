@@ -18,7 +18,7 @@ from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
 from prism.distributions.distribution import Distribution
 from prism.jobs.job import Job
-from prism.simulation.effects import congestion, jitter, loader, rank, stall
+from prism.simulation.effects import congestion, rank, stall
 from prism.simulation.lowering import LoweredOp, Lowerer, Term, lowering_arrays, residual_of
 from prism.simulation.no_dependence import pool_program
 from prism.simulation.placednodes import needs_memory, site_nodes
@@ -64,7 +64,7 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
     links, met = _links(graph, lowered, ends)
     vec, n_terms = _vectors(default, graph, lowered, v, tables, bank, step_table, kernels, met)
     stalls, quiet = stall.lay(v.stall, default, graph, tables)
-    laid, added = congestion.lay(v.regime, default, links), jitter.lay(v.jitter, tables)
+    laid = congestion.lay(v.regime, default, links)
     low = low._replace(table_std=table_std, quiet=quiet)
     classes = tuple(dict.fromkeys(c for op in lowered for c, _ in op.shares))
     shares = [[dict(op.shares).get(c, 0.0) for c in classes] for op in lowered]
@@ -89,7 +89,7 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
         ops, graph_arrays(graph), bank.arrays(graph.n_microbatches), laid, ranks, low,
         stalls, tables.stack(), step_table, np.array(shares, np.float32), classes,
         graph.n_draws, 1 + max(t.member for t in graph.op_types) if kernels else 1, origin=origin,
-        jitter=added, loader=loader.resolve(job),
+        added=v.added,
     )  # fmt: skip
     return site_nodes(program, placement, slowdowns)
 
@@ -167,7 +167,7 @@ def _vectors(
             called = called if call >= 0 else -1
             out[t] = bank.add(
                 step_table, mb_table,
-                microbatch if mb_table >= 0 else 0, called, call if called >= 0 else -1,
+                microbatch if mb_table >= 0 else -1, called, call if called >= 0 else -1,
                 links[c][t] if v.regime.acts else -1, int(alone),
             )  # fmt: skip
         return out

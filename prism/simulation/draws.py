@@ -8,7 +8,7 @@ estimate of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,13 +19,14 @@ from prism import engine
 from prism.distributions.tables import sample_table, table_row
 from prism.simulation.execution.context import RunContext
 from prism.simulation.execution.tasks import map_threads
-from prism.simulation.loading import WORD, load_times, wait_for_batches
 
 if TYPE_CHECKING:
+    from prism.simulation.added import Added
     from prism.simulation.program import Program
 
 Lanes = NDArray[np.float32]
 Counts = NDArray[np.int64]
+WORD = 4294967296.0  # 32-bit words
 NO_KEY = np.zeros((1, 2), np.uint32)  # where nothing is drawn
 
 
@@ -214,39 +215,35 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
     return np.array(work.state[(graph.n_state - 1) * graph.n_slots + graph.final_slot])
 
 
+def look_up(table: Lanes, words: NDArray[np.uint32]) -> Lanes:
+    """Values of a table in 32 bits, as the engine looks them up."""
+    row, fraction = table_row(words)
+    return np.asarray(table[row, 0] + table[row, 1] * fraction.astype(np.float32))
+
+
 def end_blocks(
-    step: engine.Step, first: int, key: NDArray[np.uint32], time: Lanes, effect: Lanes
-) -> None:
-    """Add stalls, jitter and loading to blocks, time[block, lane] [s], and tell the step effect.
+    step: engine.Step, added: Sequence[Added], first: int, key: NDArray[np.uint32], time: Lanes
+) -> Lanes:
+    """Add stalls of the job and what is `added` to time[block, lane] [s]; give the step effect.
 
     The blocks are `first` and those that follow; key[stream] are the keys of a run.
     """
-    stalls, jitter, words = step.stalls, step.jitter, np.empty((4, time.size), np.uint32)
+    stalls, words = step.stalls, np.empty((4, *time.shape), np.uint32)
 
     def draw(stream: int) -> None:
-        engine.philox_lanes(0, 0, first * engine.LANES, stream, key[stream], words)
-
-    def look_up(table: int, word: int) -> Lanes:
-        row, fraction = table_row(words[word])
-        values = step.tables[table]
-        found = values[row, 0] + values[row, 1] * fraction.astype(np.float32)
-        return np.asarray(found.reshape(time.shape))
+        flat = words.reshape(4, -1)
+        engine.philox_lanes(0, 0, first * engine.LANES, stream, key[stream], flat)
 
     if stalls.entity == engine.JOB_STALL:
         draw(engine.STALL)
-        hit = (words[0] < np.uint64(stalls.probability[0] * WORD)).reshape(time.shape)
-        length = stalls.duration * (1.0 + look_up(stalls.table, 2).astype(np.float64))
+        hit = words[0] < np.uint64(stalls.probability[0] * WORD)
+        share = 1.0 + look_up(step.tables[stalls.table], words[2]).astype(np.float64)
         time *= np.float32(stalls.quiet)
-        time += np.where(hit, length, 0.0).astype(np.float32)
-    if jitter.mean_s > 0.0:
-        draw(engine.JITTER)
-        share = 1.0 + look_up(jitter.table, 0).astype(np.float64)
-        time += (jitter.mean_s * share).astype(np.float32)
-    if step.loader.load_s > 0.0:
-        draw(engine.LOADER)
-        load = load_times(step.loader, words).reshape(time.shape)
-        time += wait_for_batches(time.astype(np.float64), load, step.loader.prefetch).astype("f4")
-    effect[:] = 1.0
-    if step.step_table >= 0:
-        draw(engine.STEP)
-        effect *= np.float32(1.0) + look_up(step.step_table, 0)
+        time += np.where(hit, stalls.duration * share, 0.0).astype(np.float32)
+    for each in added:
+        draw(each.stream)
+        time += each.draw(words, time.astype(np.float64)).astype(np.float32)
+    if step.step_table < 0:
+        return np.ones_like(time)
+    draw(engine.STEP)
+    return np.float32(1.0) + look_up(step.tables[step.step_table], words[0])

@@ -11,7 +11,6 @@ from prism.cluster.groups import shard_size
 from prism.cluster.power import CURVES
 from prism.common.text import format_count, format_duration, format_share
 from prism.jobs.job import Job
-from prism.simulation.timeloss import LOADING
 from prism.workload.memory import WARNED_P_FITS, memory_figures
 
 if TYPE_CHECKING:
@@ -66,18 +65,6 @@ def replica_doubts(replicas: dict[str, Any]) -> Iterator[str]:
             f"{format_share(beyond, 2)} of the steps wait for a replica beyond any time that was "
             "simulated, where its distribution is extrapolated; --engine exact simulates all "
             "replicas"
-        )
-
-
-def loader_doubts(load_s: float, dataset: "xr.Dataset") -> Iterator[str]:
-    """Say that the loader decides the step: a batch takes longer than the step without it."""
-    loss = dict(zip(dataset.part.to_numpy(), dataset.time_loss_mean_share.to_numpy(), strict=True))
-    alone = float(dataset.step_time.mean()) * (1.0 - loss.get(LOADING, 0.0))
-    if load_s > alone:
-        yield (
-            f"data loading: a batch takes {format_duration(load_s)} to load, a step without it "
-            f"{format_duration(alone)}; the loader decides the step: raise run.loader.samples_per_s"
-            f" {load_s / alone:.3g} times"
         )
 
 

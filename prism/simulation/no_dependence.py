@@ -28,10 +28,7 @@ def pool_program(program: Program, graph: StepGraph, seed: int) -> Program:
     tables, n = Tables(), len(distributions)
     stds = np.array([distribution.std for distribution in distributions])
     index = np.array([tables.add(distribution) for distribution in distributions], np.int32)
-    stall, jitter = (
-        tables.add_table((i,), program.tables[i])
-        for i in (program.stalls.table, program.jitter.table)
-    )
+    stall = tables.add_table((), program.tables[program.stalls.table])
     low = program.low._replace(
         seg_mean=np.zeros((0, program.low.seg_mean.shape[1])), seg_cv=np.zeros(0),
         seg_stretch=np.zeros((0, 2)), seg_cdf=np.zeros(0, np.int32),
@@ -54,7 +51,7 @@ def pool_program(program: Program, graph: StepGraph, seed: int) -> Program:
     return replace(
         program, ops=ops, low=low, ranks=ranks, stalls=program.stalls._replace(table=stall),
         bank=Bank().arrays(0), links=program.links._replace(n_leaves=0), step_table=-1,
-        jitter=program.jitter._replace(table=jitter), tables=tables.stack(), shared=program,
+        tables=tables.stack(), shared=program,
     )  # fmt: skip
 
 
@@ -86,11 +83,8 @@ def _pooled_distributions(
         for t in range(program.ops.n_terms[i]):
             v = program.ops.vec[i, t]
             part = pooled_a[pick, c, t].astype(np.float64)
-            for name, rows in (
-                ("step", bank.step_table[:, v]),
-                ("microbatch", bank.mb_table[v : v + 1]),
-                ("call", bank.call_table[v : v + 1]),
-            ):
+            for name, table in bank.tables.items():
+                rows = np.atleast_2d(table)[:, v]
                 if rows.max() >= 0:
                     u = shared.setdefault(name, _uniforms(rng))
                     part = part * _factors(program.tables, rows, pick, u)

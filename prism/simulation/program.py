@@ -16,6 +16,7 @@ from prism.common.errors import PrismError
 from prism.distributions.distribution import POSITIVE, Distribution, constant, quantile_table
 from prism.distributions.tables import quadrature, table_of_quantiles, tail_panels
 from prism.jobs.jobspec.values import MAX_CV
+from prism.simulation.added import N_STREAMS, Added
 from prism.simulation.draws import end_blocks, seed_key
 from prism.simulation.execution.tasks import Arrays
 from prism.workload.opgraph import StepGraph
@@ -82,21 +83,27 @@ class Program:
     alike: NDArray[np.int64] | None = None  # [coef] first coef with the same distributions
     origin: Origin | None = None  # what another placement starts from
     sample: engine.Sample | None = None  # None: all replicas are simulated
-    jitter: engine.Jitter = engine.NO_JITTER
-    loader: engine.Loader = engine.NO_LOADER
+    added: tuple[Added, ...] = ()  # to every step, after its ops
 
     def arrays(self, track: bool) -> engine.Step:
         """Arrays of a step of all replicas, with or without tracking of the critical path."""
         shares = self.shares if track else np.zeros((self.shares.shape[0], 0), np.float32)
         return engine.Step(
             self.ops, self.graph, self.bank, self.links, self.ranks, self.low, self.stalls,
-            self.jitter, self.loader, self.tables, self.step_table, shares,
+            self.tables, self.step_table, shares,
         )  # fmt: skip
 
-    def work(self, track: bool) -> engine.Step | engine.SampledStep:
-        """Arrays for `run_chunk`: of all replicas, or of those that are simulated."""
-        step = self.arrays(track)
-        return step if self.sample is None else engine.SampledStep(step, self.sample)
+    def work(self, track: bool) -> "Work":
+        """Return what `run_chunk` takes."""
+        return Work(self.arrays(track), self.sample, self.added)
+
+
+class Work(NamedTuple):
+    """A step, which replicas of it are simulated (None: all), and what is added to it."""
+
+    step: engine.Step
+    sample: engine.Sample | None
+    added: tuple[Added, ...]
 
 
 class Tables:
@@ -174,7 +181,7 @@ class Bank:
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, ...], int] = {}
-        self.add(-1, -1, 0, -1, -1, -1, 0)
+        self.add(*[-1] * (len(engine.Bank._fields) - 2), 0)
 
     def add(self, *row: int) -> int:
         """Index of the vector with these fields of `engine.Bank`."""
@@ -182,12 +189,9 @@ class Bank:
 
     def arrays(self, n_microbatches: int) -> engine.Bank:
         """Lay the vectors into the engine's arrays."""
-        table = np.array(list(self.rows), np.int32)
-        step, mb_table, mb, call_table, call, link, is_global = np.ascontiguousarray(table.T)
-        return engine.Bank(
-            step[None], mb_table, mb, call_table, call, link, is_global.astype(np.uint8),
-            n_microbatches if bool((mb_table >= 0).any()) else 0,
-        )  # fmt: skip
+        step, mb_table, *others, is_global = np.array([*self.rows], np.int32).T.copy()
+        n = n_microbatches if bool((mb_table >= 0).any()) else 0
+        return engine.Bank._make([step[None], mb_table, *others, is_global.astype(np.uint8), n])
 
 
 def graph_arrays(graph: StepGraph) -> engine.Graph:
@@ -209,7 +213,7 @@ def ideal_program(program: Program) -> Program:
     """Return the same step with every effect at 1, of one replica where all take the same."""
     program = program.shared or program  # pooled means hold slow GPUs and barriers' waits
     low, bank, ranks = program.low, program.bank, program.ranks
-    off = np.full_like(bank.mb_table, -1)
+    off = {name: np.full_like(x, -1) for name, x in (bank.tables | {"link": bank.link}).items()}
     mean = low.fixed_mean if program.typical is None else program.typical
     graph, sample = program.graph, program.sample
     if mean.shape[0] == 1:  # all replicas take the same: one stands for them
@@ -217,9 +221,7 @@ def ideal_program(program: Program) -> Program:
     return replace(
         program,
         graph=graph,
-        bank=bank._replace(
-            step_table=off[None], mb_table=off, call_table=off, link=off, n_microbatches=0
-        ),
+        bank=bank._replace(**off, n_microbatches=0),
         ranks=ranks._replace(
             tables=np.full_like(ranks.tables, -1), factor=np.ones_like(ranks.factor)
         ),
@@ -227,8 +229,8 @@ def ideal_program(program: Program) -> Program:
             seg_cv=np.zeros_like(low.seg_cv), fixed_mean=mean, fixed_var=np.zeros(mean.shape[:2]),
             call_cv=np.zeros_like(low.call_cv), quiet=np.ones_like(low.quiet),
         ),
-        stalls=program.stalls._replace(entity=engine.NO_STALL), jitter=engine.NO_JITTER,
-        loader=engine.NO_LOADER, links=engine.NO_LINKS, step_table=-1,
+        stalls=program.stalls._replace(entity=engine.NO_STALL), added=(),
+        links=engine.NO_LINKS, step_table=-1,
         sample=None if sample is None else sample.alone(),
     )  # fmt: skip
 
@@ -242,10 +244,10 @@ def join_idle(program: Program) -> Program:
     return replace(program, ops=ops._replace(kind=np.where(idle, engine.JOIN, ops.kind)))
 
 
-def check_finite(step: engine.Step) -> None:
+def check_finite(step: engine.Step, added: Sequence[Added] = ()) -> None:
     """Refuse arrays with a figure that is not finite; raises PrismError with its name."""
-    for name, part in step._asdict().items():
-        fields = part._asdict() if hasattr(part, "_asdict") else {"": part}
+    for name, x in (step._asdict() | {x.name: x for x in added}).items():
+        fields = x._asdict() if hasattr(x, "_asdict") else getattr(x, "__dict__", {"": x})
         for field, values in fields.items():
             values = np.asarray(values)
             if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -257,7 +259,7 @@ def check_finite(step: engine.Step) -> None:
 
 def stream_keys(seed: int, others: Mapping[int, int] | None = None) -> NDArray[np.uint32]:
     """Philox keys of every stream: the seed's, but for the streams that take another seed."""
-    seeds = [(others or {}).get(stream, seed) for stream in range(engine.LOADER + 1)]
+    seeds = [(others or {}).get(stream, seed) for stream in range(N_STREAMS)]
     return np.array([seed_key(x) for x in seeds], np.uint32)
 
 
@@ -268,17 +270,15 @@ def make_keys(seed: int, others: Mapping[int, int] | None = None) -> engine.Keys
     return engine.Keys(stream, residual, np.zeros(0, np.int64))
 
 
-def run_chunk(
-    work: engine.Step | engine.SampledStep, first: int, n: int, keys: engine.Keys
-) -> Arrays:
+def run_chunk(work: Work, first: int, n: int, keys: engine.Keys) -> Arrays:
     """Run blocks first, first + 1, ...; gives what is not zero of `run_blocks`."""
-    step = work.step if isinstance(work, engine.SampledStep) else work
+    step = work.step
     time, effect, *rest = out = make_room(step, n)
-    if isinstance(work, engine.SampledStep):
-        engine.run_sampled(first, keys, step, work.sample, (time, *rest))
-    else:
+    if work.sample is None:
         engine.run_range(first, keys, step, (time, *rest))
-    end_blocks(step, first, keys.stream, time, effect)
+    else:
+        engine.run_sampled(first, keys, step, work.sample, (time, *rest))
+    effect[:] = end_blocks(step, work.added, first, keys.stream, time)
     return out if step.share.shape[1] else out[:2]
 
 

@@ -41,7 +41,7 @@ from prism.simulation.sampledreplicas import (
     ignore_unseen,
     needs_fit,
 )
-from prism.simulation.timeloss import LOADING, find_time_loss, freed_classes
+from prism.simulation.timeloss import find_time_loss, freed_classes
 from prism.simulation.variability import is_communication
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def run_each(
         if needs_fit(program):
             program = fit_unseen(program, context, keys).program
         n, step = len(blocks), program.arrays(track)
-        check_finite(step)
+        check_finite(step, program.added)
         each = count_draws(program) * LANES * SECONDS_PER_SAMPLE + BLOCK_S  # of a block [s]
         size = min(CHUNK_S / each, -(-n // (4 * context.threads)))
         size = max(1, int(min(TASK_S / each, MOST_BLOCKS) if context.keeps_tasks else size))
@@ -242,14 +242,14 @@ def _find_parts(step: Prepared, times: NDArray[np.float32], context: RunContext)
     path, idle = _critical_path(step.program, range(n), run)
     first, classes = times[:EXPOSED_BLOCKS], freed_classes(step.program.classes)
     free, silent = join_idle(step.program), dict[str, NDArray[Any]]()
-    exposed = None
-    if step.program.loader.load_s > 0.0:
-        # what steps wait for their batches comes first: what is free would only wait longer
-        exposed = find_exposed(step, times, context)
-        prompt = replace(step.program, loader=engine.NO_LOADER)
-        silent[LOADING] = run(prompt, range(len(first)))[0]
+    late = [x for x in step.program.added if x.moments() is None]
+    exposed = find_exposed(step, times, context) if late else None
+    added = step.program.added
+    for each in late:  # what steps wait for comes first: what is free would only wait longer
+        added = tuple(x for x in added if x is not each)
+        silent[each.part] = run(replace(step.program, added=added), range(len(first)))[0]
     for group, freed in classes.items():
-        free = replace(silence(step, seed, freed), loader=engine.NO_LOADER)
+        free = replace(silence(step, seed, freed), added=added)
         silent[group] = run(free, range(len(first)))[0]
     if exposed is None:
         exposed = _exposed(times, list(silent.values())[-1]) if silent else Exposed(0.0, 0.0)

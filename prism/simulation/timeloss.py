@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.distributions.tables import sample_table
 from prism.jobs.dimensions import COMMUNICATING
 from prism.simulation.execution.tasks import Arrays
 from prism.simulation.prepare import Prepared, silent_model
@@ -25,8 +24,6 @@ Run = Callable[..., Arrays]
 
 GROUPS = COMMUNICATING[::-1]
 """Groups of ranks in the order in which their communication is made free, the widest first."""
-LOADING = "data_loading"
-"""Part of a step that waits for its batch, and where it stands among the groups."""
 OTHER_NAMES = {"p2p": "pp", "transfer": "pp", "send": "pp", "embedding": "pp", "layernorm": "tp"}
 """Groups of classes named otherwise, by their first word."""
 
@@ -92,7 +89,7 @@ def find_time_loss(
         Steps of the first clusters [s].
     silent : mapping of float32 [cluster, lane]
         By group, the same draws once the communication of `freed_classes` takes no time [s]; the
-        first may be `LOADING`: once no step waits for its batch.
+        first may be parts of added effects: without what steps wait for.
     free : Program
         The step once none does, as `silence` makes it.
     run : callable
@@ -101,27 +98,29 @@ def find_time_loss(
     whole = times.astype(np.float64)
     parts: dict[str, Array] = {}  # seconds of each replicate
     left, present = whole, list(silent)
-    for group, rest in silent.items():
-        parts[group if group == LOADING else f"exposed_{group}"] = left - rest.astype(np.float64)
+    for name, rest in silent.items():
+        parts[f"exposed_{name}" if name in GROUPS else name] = left - rest.astype(np.float64)
         left = rest.astype(np.float64)
-    jitter, jitter_variance = _jitter(step.program)
+    added = {"step_jitter": (0.0, 0.0)}  # a row in any case
+    added |= {x.part: moments for x in step.program.added if (moments := x.moments())}
     model = step.source
     fixed = _ideal_trace(model) if isinstance(model, TraceModel) else _ideal_job(step, free, run)
-    ideal = _split_ideal(fixed) | {"step_jitter": jitter}
+    ideal = _split_ideal(fixed) | {name: mean for name, (mean, _) in added.items()}
     n = len(whole)
     kept = [np.arange(n) != k for k in range(-1, n if n > 1 else 0)]  # all, then without each
     ends = np.array([whole[k].mean() for k in kept])
     means = {name: np.array([part[k].mean() for k in kept]) for name, part in parts.items()}
     means["stragglers"] = np.array([left[k].mean() for k in kept]) - sum(ideal.values())
     variance = np.array([_covariance(whole[k], whole[k]) for k in kept])
-    shares = {"step_jitter": jitter_variance / variance} | {
+    shares = {name: (m * cv) ** 2 / variance for name, (m, cv) in added.items()} | {
         name: np.array([_covariance(part[k], whole[k]) for k in kept]) / variance
         for name, part in (parts | {"stragglers": left}).items()
     }
-    shares["stragglers"] -= shares["step_jitter"]
+    for name in added:
+        shares["stragglers"] -= shares[name]
     order = ["compute", *(f"exposed_{group}" for group in reversed(present)
-             if group != LOADING), "bubble", "stage_imbalance", "optimizer", "stragglers",
-             "launch_gaps", "step_jitter", *(x for x in present if x == LOADING)]  # fmt: skip
+             if group in GROUPS), "bubble", "stage_imbalance", "optimizer", "stragglers",
+             "launch_gaps", *added, *(x for x in present if x not in GROUPS)]  # fmt: skip
     mean = np.stack([means.get(name, ideal.get(name, 0.0) + 0.0 * ends) / ends for name in order])
     found = np.stack([shares.get(name, 0.0 * variance / variance) for name in order])
     errors = _jackknife_error(mean[:, 1:]), _jackknife_error(found[:, 1:])
@@ -141,16 +140,6 @@ def _jackknife_error(without: Array) -> Array:
     if n == 0:
         return np.full(len(without), np.nan)
     return np.asarray(np.sqrt((n - 1.0) * without.var(axis=1)))
-
-
-def _jitter(program: Program) -> tuple[float, float]:
-    """Mean [s] and variance [s^2] of the jitter of a step."""
-    mean = program.jitter.mean_s
-    if not mean:
-        return 0.0, 0.0
-    words = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)) + np.uint32(1 << 15)
-    std = float(sample_table(program.tables[program.jitter.table], words).std())
-    return mean, (mean * std) ** 2
 
 
 class _Ideal(NamedTuple):

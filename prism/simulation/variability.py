@@ -8,10 +8,11 @@ from prism.cluster.power import gpu_power
 from prism.distributions.distribution import Distribution, constant
 from prism.distributions.library import Library
 from prism.jobs.job import Job
+from prism.simulation.added import Added
 from prism.simulation.effects import (
+    ADDED,
     call,
     congestion,
-    jitter,
     microbatch,
     rank,
     residual,
@@ -19,9 +20,7 @@ from prism.simulation.effects import (
     stall,
     step,
 )
-from prism.simulation.effects.congestion import LeafCongestion
 from prism.simulation.effects.effect import Pick
-from prism.simulation.effects.jitter import Jitter
 from prism.simulation.effects.microbatch import MicrobatchSpread
 from prism.simulation.effects.rank import RankSpread
 from prism.simulation.effects.residual import Residuals, Treatment
@@ -45,9 +44,9 @@ class Variability:
     expert: Distribution = constant()  # busiest rank of an ep group, over its mean
     call: Distribution = constant()
     residual: Residuals = Residuals()
-    regime: LeafCongestion = LeafCongestion()
+    regime: congestion.LeafCongestion = congestion.LeafCongestion()
     stall: StallRates = StallRates()
-    jitter: Jitter = Jitter()
+    added: tuple[Added, ...] = ()
     run: RunSpread = RunSpread()
     dependence: str = "full"
     library: Library | None = None
@@ -88,7 +87,7 @@ def resolve_variability(
         residual=residual.resolve(pick),
         regime=congestion.resolve(pick),
         stall=stall.resolve(pick),
-        jitter=jitter.resolve(pick),
+        added=tuple(x for kind in ADDED if (x := kind.resolve(pick)) is not None),
         run=run.resolve(pick),
         dependence=job.variability.dependence,
         library=library,

@@ -38,7 +38,7 @@ FAULTS = [
     ),
     (
         "the jitter of a step takes the draw of its step effect",
-        "draw(engine.JITTER)",
+        "draw(each.stream)",
         "draw(engine.STEP)",
     ),
     (

@@ -70,7 +70,7 @@ FAULTS = [
     ),
     (
         "all microbatches of a replica are equally long",
-        "microbatch if mb_table >= 0 else 0, called,",
+        "microbatch if mb_table >= 0 else -1, called,",
         "0, called,",
     ),
     (

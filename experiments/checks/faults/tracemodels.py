@@ -63,8 +63,8 @@ FAULTS = [
     ),
     (
         "what one group's communication exposes is counted again in the next group's",
-        '        parts[group if group == LOADING else f"exposed_{group}"] = left - rest',
-        '        parts[group if group == LOADING else f"exposed_{group}"] = whole - rest',
+        '        parts[f"exposed_{name}" if name in GROUPS else name] = left - rest',
+        '        parts[f"exposed_{name}" if name in GROUPS else name] = whole - rest',
     ),
     (
         "launch gaps are where the host was early, not late",

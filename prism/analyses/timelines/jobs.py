@@ -113,7 +113,7 @@ def _record(program: Program, seed: int, replicate: int) -> tuple[NDArray[np.flo
     block, lane = divmod(replicate, LANES)
     keys, step = make_keys(seed), program.arrays(False)
     time = engine.record_block(block, lane, keys, step, ends)
-    end_blocks(step, block, keys.stream, time[None], np.empty((1, LANES), np.float32))
+    end_blocks(step, program.added, block, keys.stream, time[None])
     is_global = global_ops(graph)
     ends[:, is_global] = ends[:1, is_global]
     return ends, float(time[lane])

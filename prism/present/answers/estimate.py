@@ -62,13 +62,15 @@ PARTS = {
     "compute": "compute, the mean stage",
     "bubble": "pipeline bubble",
     "stragglers": "stragglers and noise",
-    **{name: name.replace("_", " ")
-       for name in ("stage_imbalance", "optimizer", "launch_gaps", "step_jitter", "data_loading")},
-    **{f"exposed_{group}": f"exposed {group.upper()} communication"
-       for group in COMMUNICATING},
-}  # fmt: skip
+    **{f"exposed_{x}": f"exposed {x.upper()} communication" for x in COMMUNICATING},
+}
 LEAST_PART, LEAST_SAVED = 5e-4, 1e-3
 """Shares of the step and of the run below which a part and what could be saved are left out [1]."""
+
+
+def part_name(part: str) -> str:
+    """Say what a part of a step is."""
+    return PARTS.get(part, part.replace("_", " "))
 
 
 def estimate_answer(result: Estimate) -> Answer:
@@ -342,7 +344,7 @@ def _loss_table(numbers: Json) -> Table:
         found = [part[f"{of}_share"] for of in ("mean", "variance")]
         if max(abs(value or 0.0) for value in found) >= LEAST_PART:
             halves = [half_width(part.get(f"{of}_share_se"), n) for of in ("mean", "variance")]
-            rows.append((PARTS.get(part["name"], part["name"]), *map(share, found, halves)))
+            rows.append((part_name(part["name"]), *map(share, found, halves)))
     columns = (
         Column(right=False), Column("of the mean, ± 95 %"), Column("of the variance, ± 95 %")
     )  # fmt: skip

@@ -5,14 +5,12 @@ from __future__ import annotations
 from prism.analyses.explain import Explanation
 from prism.common.text import format_count, format_duration, format_share, percent_change
 from prism.present.answer import Answer
-from prism.present.answers.estimate import PARTS
+from prism.present.answers.estimate import part_name
 from prism.present.cells import Cell, Column, Figure, Json, Table, share
 from prism.present.tables import Rule, find
 
-NOT_PREDICTED = "not predicted"
 LEAST = 1e-4
 """Share of either job's cost that a term must change to be shown."""
-_TERMS = PARTS | {"not_predicted": NOT_PREDICTED}
 _COST = (
     "GPU-seconds for an exaflop of the model's own work: 1e18 over the flop/s of a GPU. Both "
     "columns add up to what the jobs take, or took where that was given."
@@ -82,7 +80,7 @@ def _terms(figures: Json) -> Table:
         Column("of the gap"),
     )  # fmt: skip
     rows = [
-        (_TERMS.get(row["name"], row["name"]), _seconds(row["a"]), _seconds(row["b"]),
+        (part_name(row["name"]), _seconds(row["a"]), _seconds(row["b"]),
          _signed(row["change"]), share(row["gap_share"]))
         for row in _shown(figures)
     ]  # fmt: skip
@@ -117,7 +115,7 @@ def _most(figures: Json) -> str:
     rows = [row for row in figures["terms"] if row["name"] != "not_predicted"][:3]
     least = 0.005 * _taken(figures["a"])
     named = [
-        f"{_TERMS.get(row['name'], row['name'])} {row['change']:+,.0f} s"
+        f"{part_name(row['name'])} {row['change']:+,.0f} s"
         for row in rows
         if abs(row["change"]) >= least
     ]

@@ -5,13 +5,12 @@ op where ops are whole passes; it is then distinguished by its share of that res
 """
 
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 
 from prism import engine
 from prism.distributions.distribution import Distribution, constant
-from prism.simulation.effects.effect import Effect, HeldTables, Int, Pick
+from prism.simulation.effects.effect import HeldTables, Pick, VectorEffect
 from prism.simulation.program import Program
 
 EXPERT_CV = 0.05
@@ -27,15 +26,12 @@ def resolve_expert(pick: Pick) -> Distribution:
     return pick.distribution("expert", 0.0 if pick.library is None else EXPERT_CV)
 
 
-class CallEffect(Effect):
+class CallEffect(VectorEffect):
     """What the kernels of a pass share."""
 
-    name: ClassVar[str] = "call"
+    name: str = "call"
     streams = (engine.CALL,)
-
-    def tables(self, program: Program) -> Int:
-        """One per vector."""
-        return program.bank.call_table
+    column = "call_table"
 
     def cv(self, program: Program) -> float:
         """Return that of the lowered effect, where it is in the residual."""
@@ -48,7 +44,7 @@ class CallEffect(Effect):
         A lowered one's median and tail are not distinguished from the residual's.
         """
         low = program.low._replace(call_cv=np.zeros_like(program.low.call_cv))
-        return replace(_hold_vectors(program, held), low=low)
+        return replace(super().hold(program, held), low=low)
 
 
 class RankStepEffect(CallEffect):
@@ -57,21 +53,9 @@ class RankStepEffect(CallEffect):
     name = "rank_step"
 
 
-class ExpertEffect(Effect):
+class ExpertEffect(VectorEffect):
     """What routing to experts makes of a microbatch."""
 
     name = "expert"
     streams = (engine.CALL,)
-
-    def tables(self, program: Program) -> Int:
-        """One per vector."""
-        return program.bank.call_table
-
-    def hold(self, program: Program, held: HeldTables) -> Program:
-        """Hold it in every vector."""
-        return _hold_vectors(program, held)
-
-
-def _hold_vectors(program: Program, held: HeldTables) -> Program:
-    bank = program.bank._replace(call_table=held(program.bank.call_table))
-    return replace(program, bank=bank)
+    column = "call_table"

@@ -1,7 +1,8 @@
 """What every effect of a step says of itself to estimates and to `prism rank`."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from prism.distributions.distribution import Distribution, lognormal
 from prism.distributions.library import Library
 from prism.distributions.tables import N_CELLS, sample_table
 from prism.jobs.job import Job
+from prism.simulation.added import Added
 from prism.simulation.draws import spread_values
 from prism.simulation.program import Program
 
@@ -52,7 +54,7 @@ class HeldTables:
     def __call__(self, indices: Int) -> Int:
         """Return indices of the held tables; -1 stays."""
         out = np.array([self.one(int(i)) for i in np.ravel(indices)], np.int32)
-        return np.ascontiguousarray(out.reshape(np.shape(indices)), np.int32)
+        return out.reshape(np.shape(indices))
 
     def one(self, i: int) -> int:
         """Return the index of one held table."""
@@ -65,17 +67,15 @@ class HeldTables:
 
     def stack(self) -> NDArray[np.float32]:
         """All tables, the held ones behind."""
-        if not self.extra:
-            return self.tables
-        return np.ascontiguousarray(np.concatenate([self.tables, self.extra]), np.float32)
+        return np.concatenate([self.tables, self.extra]) if self.extra else self.tables
 
 
 class Effect(ABC):
     """A shared effect in a program: what draws it, whether it acts, and the program without it."""
 
-    name: ClassVar[str]
-    streams: ClassVar[tuple[int, ...]]  # of the engine's draws
-    term: ClassVar[str] = ""  # of a run, where one is its alone
+    name: str
+    streams: tuple[int, ...]  # of the engine's draws
+    term: str = ""  # of a run, where one is its alone
 
     def tables(self, program: Program) -> Int:
         """Quantile tables that it is drawn from, -1: none; it has none unless it says so."""
@@ -94,3 +94,39 @@ class Effect(ABC):
         used = set(np.ravel(self.tables(program)).tolist()) - {-1}
         cvs = (float(spread_values(program.tables[i]).std()) for i in used)
         return max(cvs, default=float("nan"))
+
+
+class VectorEffect(Effect):
+    """A factor on ops, drawn from a table of each of their vectors."""
+
+    column: str  # of `engine.Bank`
+
+    def tables(self, program: Program) -> Int:
+        """One per vector."""
+        return np.asarray(program.bank.tables[self.column])
+
+    def hold(self, program: Program, held: HeldTables) -> Program:
+        """Hold it in every vector."""
+        own: dict[str, Any] = {self.column: held(program.bank.tables[self.column])}
+        return replace(program, bank=program.bank._replace(**own))
+
+
+class AddedEffect(Effect):
+    """One that adds a time to steps."""
+
+    def __init__(self, kind: type[Added]) -> None:
+        self.name, self.streams = kind.name, (kind.stream,)
+
+    def acts(self, program: Program) -> bool:
+        """Tell whether what is added differs between steps."""
+        return program.added != self.hold(program, HeldTables(program)).added
+
+    def hold(self, program: Program, held: HeldTables) -> Program:
+        """Add the same to every step."""
+        added = tuple(x.held() if x.name == self.name else x for x in program.added)
+        return replace(program, added=added)
+
+    def cv(self, program: Program) -> float:
+        """Coefficient of variation of what is added [1]; NaN where it follows from the steps."""
+        moments = (x.moments() for x in program.added if x.name == self.name)
+        return next((m[1] for m in moments if m), float("nan"))

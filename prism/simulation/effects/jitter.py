@@ -1,53 +1,41 @@
 """Jitter: a time added to every step of the job, whatever its length."""
 
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
-from prism import engine
-from prism.distributions.distribution import Distribution, constant
-from prism.simulation.effects.effect import Effect, HeldTables, Int, Pick
-from prism.simulation.program import Program, Tables
+from prism.distributions.distribution import Distribution, constant, quantile_table
+from prism.simulation.added import Added, Array, Words
+from prism.simulation.draws import look_up, spread_values
+from prism.simulation.effects.effect import Pick
 
 JITTER_CV = 1.0  # of a jitter of which the mean alone is known
 
 
-class Jitter(NamedTuple):
+@dataclass(frozen=True)
+class Jitter(Added):
     """Time added to a step, which the ideal step is without."""
 
-    mean_s: float = 0.0
-    shape: Distribution = constant()  # of mean 1
-
-
-def resolve(pick: Pick) -> Jitter:
-    """Return what the job or its library says."""
-    return Jitter(pick.value("jitter", "mean_s"), pick.distribution("jitter", JITTER_CV))
-
-
-def lay(jitter: Jitter, tables: Tables) -> engine.Jitter:
-    """Lay it into the engine's arrays."""
-    if not jitter.mean_s:
-        return engine.NO_JITTER
-    return engine.Jitter(jitter.mean_s, tables.add(jitter.shape))
-
-
-class JitterEffect(Effect):
-    """Time added to steps."""
-
     name = "jitter"
-    streams = (engine.JITTER,)
+    mean_s: float
+    shape: Distribution  # of mean 1
 
-    def tables(self, program: Program) -> Int:
-        """One."""
-        return np.array([program.jitter.table], np.int32)
+    @classmethod
+    def resolve(cls, pick: Pick) -> Self | None:
+        """Return what the job or its library says."""
+        mean_s = pick.value("jitter", "mean_s")
+        return cls(mean_s, pick.distribution("jitter", JITTER_CV)) if mean_s else None
 
-    def acts(self, program: Program) -> bool:
-        """Tell whether anything is added."""
-        return program.jitter.mean_s > 0.0
+    def draw(self, words: Words, steps: Array) -> Array:
+        """Draw each step's own."""
+        return self.mean_s * (1.0 + look_up(quantile_table(self.shape), words[0]).astype(float))
 
-    def hold(self, program: Program, held: HeldTables) -> Program:
-        """Add as much to every step."""
-        return replace(
-            program, jitter=program.jitter._replace(table=held.one(program.jitter.table))
-        )
+    def held(self) -> Self:
+        """Add the median to every step."""
+        median = self.draw(np.full((1, 1), 1 << 31, np.uint32), np.zeros(1))
+        return type(self)(float(median[0]), constant())
+
+    def moments(self) -> tuple[float, float]:
+        """Mean and CV."""
+        return self.mean_s, float(spread_values(quantile_table(self.shape)).std())

@@ -1,12 +1,10 @@
 """The microbatch effect: differences in the work itself, one draw for all stages and passes."""
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from prism import engine
 from prism.distributions.distribution import Distribution, constant
-from prism.simulation.effects.effect import Effect, HeldTables, Int, Pick
-from prism.simulation.program import Program
+from prism.simulation.effects.effect import Pick, VectorEffect
 from prism.workload.kernels import is_compute
 
 LOSS_CLASSES = frozenset({"loss", "embedding"})
@@ -36,17 +34,9 @@ def resolve(pick: Pick) -> MicrobatchSpread:
     )
 
 
-class MicrobatchEffect(Effect):
+class MicrobatchEffect(VectorEffect):
     """Differences in the work."""
 
     name = "microbatch"
     streams = (engine.MICROBATCH,)
-
-    def tables(self, program: Program) -> Int:
-        """One per vector."""
-        return program.bank.mb_table
-
-    def hold(self, program: Program, held: HeldTables) -> Program:
-        """Hold it in every vector."""
-        bank = program.bank._replace(mb_table=held(program.bank.mb_table))
-        return replace(program, bank=bank)
+    column = "mb_table"

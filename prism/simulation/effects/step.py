@@ -8,7 +8,7 @@ import numpy as np
 
 from prism import engine
 from prism.distributions.distribution import Distribution, constant
-from prism.simulation.effects.effect import Effect, HeldTables, Int, Pick
+from prism.simulation.effects.effect import HeldTables, Int, Pick, VectorEffect
 from prism.simulation.program import Program
 from prism.workload.build import build_workload, nominal_step
 from prism.workload.work import Workload
@@ -36,18 +36,18 @@ def resolve(pick: Pick, workload: Workload | None) -> StepSpread:
     return StepSpread(distribution, pick.value("step", "correlation_time_s"))
 
 
-class StepEffect(Effect):
+class StepEffect(VectorEffect):
     """What all GPUs of a step share."""
 
     name = "step"
     streams = (engine.STEP,)
-    term = "drift"
+    column, term = "step_table", "drift"
 
     def tables(self, program: Program) -> Int:
         """Those of the vectors, and the one that a run takes out."""
-        return np.append(program.bank.step_table, program.step_table).astype(np.int32)
+        return np.append(super().tables(program), program.step_table).astype(np.int32)
 
     def hold(self, program: Program, held: HeldTables) -> Program:
-        """Hold it in every vector."""
-        bank = program.bank._replace(step_table=held(program.bank.step_table))
-        return replace(program, bank=bank, step_table=held.one(program.step_table))
+        """Hold it in every vector, and what a run takes out."""
+        step_table = held.one(program.step_table)
+        return replace(super().hold(program, held), step_table=step_table)

@@ -15,7 +15,6 @@ from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.simulation.draws import congested_leaves, stall_groups, stall_lengths, stalls_in
 from prism.simulation.execution.context import RunContext
 from prism.simulation.execution.tasks import Arrays, Shared, Task, run_tasks
-from prism.simulation.loading import load_times, wait_for_batches
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program, make_keys, run_chunk
@@ -72,17 +71,19 @@ class Simulator:
 
 def find_felt(sim: Simulator) -> float:
     """Share of a slowdown of all steps that delays a run; the rest hides behind its loader [1]."""
-    loader, rng = sim.program.loader, np.random.Generator(np.random.Philox(sim.context.seed))
-    if not loader.load_s:
+    added, rng = sim.program.added, np.random.Generator(np.random.Philox(sim.context.seed))
+    late = [x for x in added if x.moments() is None]
+    if not late:
         return 1.0
-    alone = sim.times(replace(sim.program, loader=engine.NO_LOADER))
-    words = rng.integers(0, 1 << 32, (3, alone.size), dtype=np.uint32)
-    load = load_times(loader, words).reshape(alone.shape)
-    fast, same, slow = (
-        float((x + wait_for_batches(x, load, loader.prefetch)).mean())
-        for x in (alone * 0.99, alone, alone * 1.01)
-    )
-    return (slow - fast) / (0.02 * same)
+    alone = sim.times(replace(sim.program, added=tuple(x for x in added if x not in late)))
+    words = rng.integers(0, 1 << 32, (len(late), 4, *alone.shape), dtype=np.uint32)
+
+    def mean(steps: Array) -> float:
+        for each, drawn in zip(late, words, strict=True):
+            steps = steps + each.draw(drawn, steps)
+        return float(steps.mean())
+
+    return (mean(alone * 1.01) - mean(alone * 0.99)) / (0.02 * mean(alone))
 
 
 # --------------------------------------------------------------------------------- congestion
