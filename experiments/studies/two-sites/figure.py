@@ -26,7 +26,8 @@ def main():
     for way in dict.fromkeys(row["way"] for row in rows):
         points = [r for r in rows if r["way"] == way and r["km"] == 1000 and is_seen(r)]
         x = [r["tbits"] for r in points]
-        line = ax.plot(x, [100.0 * r["mean_change"] for r in points], "o-", ms=4, label=way)
+        label = way if points else f"{way}: no cost seen"
+        line = ax.plot(x, [100.0 * r["mean_change"] for r in points], "o-", ms=4, label=label)
         for r in rows:
             if r["way"] == way and r["km"] == 4000 and is_seen(r):
                 y = 100.0 * r["mean_change"]
