@@ -246,7 +246,7 @@ def mixture(weights: Sequence[float], distributions: Sequence[Distribution]) -> 
 
 
 def occasional(distribution: Distribution, share: float) -> Distribution:
-    """Return what a `share` of draws has, over its mean in all of them; the others have 0."""
+    """Return what a `share` of draws has, over its mean over all draws; the others have 0."""
     if share == 1.0:
         return distribution
     parts = Distribution("constant", loc=0.0), distribution.times(1.0 / share)
