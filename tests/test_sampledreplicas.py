@@ -43,7 +43,8 @@ def replicas(result):
     return prism.summary(result)["replicas"]
 
 
-@pytest.mark.parametrize(("effects", "dp"), [("quiet", 192), ("noisy", 400)])
+@pytest.mark.parametrize("effects", EFFECTS)
+@pytest.mark.parametrize("dp", [192, 400])
 def test_steps_of_the_exact_engine(effects, dp):
     """Draws are keyed, so that most steps are the same ones; the others follow the same law."""
     exact, found = (steps(dp, effects, engine) for engine in ("exact", "exchangeable"))
