@@ -1048,7 +1048,7 @@ KEYS: dict[str, list[Case]] = {
              "run.failures": {"per_1000_node_days": 2000.0, "spares": 0, "repair": "1h"}}),
     ],
     "run.failures.repair": [
-        case("fail", "2h", below={"run.failures.spares": 0, "run.failures.repair": "1h"}, runs=100,
+        case("fail", "4h", below={"run.failures.spares": 0, "run.failures.repair": "1h"}, runs=100,
              run__mean=ratio(1.5, 4.0)),
     ],
     "run.failures.causes.*.share": [
@@ -1077,7 +1077,7 @@ KEYS: dict[str, list[Case]] = {
                                      "restart": 60.0, "causes": {"rack": {"share": 1.0}}}}),
     ],
     "run.failures.causes.*.repair": [
-        case("fail", causes("repair", "3h"), runs=100, run__mean=ratio(1.2, 3.0),
+        case("fail", causes("repair", "8h"), runs=100, run__mean=ratio(1.2, 3.0),
              below={"run.failures": {"per_1000_node_days": 20_000.0, "spares": 0, "repair": "2h",
                                      "causes": causes()}}),
     ],

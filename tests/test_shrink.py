@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 import prism
 
@@ -31,11 +30,17 @@ def terms(job):
     } | {"total": found.time_to_train.to_numpy(), "failures": dataset.run_failures.to_numpy()}
 
 
+def chances(failures, at_once, n_nodes=16):
+    """Chance that so many groups of nodes are away: births and deaths, as only those there fail."""
+    there = np.maximum(1.0 - np.arange(n_nodes) * at_once / n_nodes, 0.0)
+    weight = np.cumprod(np.append(1.0, there * failures * REPAIR / np.arange(1, n_nodes + 1)))
+    return weight / weight.sum()
+
+
 def lost_share(failures, replicas, nodes, at_once=1):
-    """Mean share of replicas missing: groups under repair are Poisson, M/G/infinity."""
-    away = np.arange(200)
-    chance = stats.poisson.pmf(away, failures * REPAIR)
-    return float(chance @ np.ceil(away * at_once / nodes)) / replicas
+    """Mean share of replicas missing."""
+    away = np.arange(17) * at_once
+    return float(chances(failures, at_once) @ np.ceil(away / nodes)) / replicas
 
 
 @pytest.mark.parametrize(
@@ -68,12 +73,21 @@ def test_a_replica_more_takes_a_restart_and_loses_nothing():
 
 
 def test_a_job_waits_until_all_its_nodes_are_there():
-    """Nodes go on failing meanwhile: it steps while none of M/G/infinity is under repair."""
+    """Nodes go on failing meanwhile: it steps while none is under repair."""
     job = made({"dp": 16}, {"nodes": 16, "gpus_per_node": 1}, policy="replace")
     found = terms(job.replace({"run.steps": STEPS // 4}))
     steps = found["total"] - found["spares"]
-    mean = RATE * 16 / 1000.0 / DAY * REPAIR
-    assert (steps.sum() / found["total"].sum()) == pytest.approx(np.exp(-mean), rel=0.02)
+    alone = 1.0 / (1.0 + RATE / 1000.0 / DAY * REPAIR)
+    assert chances(RATE * 16 / 1000.0 / DAY, 1)[0] == pytest.approx(alone**16)
+    assert (steps.sum() / found["total"].sum()) == pytest.approx(alone**16, rel=0.02)
+
+
+def test_a_node_that_is_away_does_not_fail():
+    """A repair longer than the time between failures: one node is up 1 / (1 + rate repair)."""
+    job = made({}, {"nodes": 1, "gpus_per_node": 1}, policy="replace", per_1000_node_days=12_000.0)
+    found = terms(job.replace({"run.steps": STEPS // 4}))
+    up = (found["total"] - found["spares"]).sum() / found["total"].sum()
+    assert up == pytest.approx(1.0 / 3.0, rel=0.02)
 
 
 def test_the_last_replica_waits_for_a_node():

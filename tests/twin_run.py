@@ -101,7 +101,7 @@ class Stops:
         self.failures = np.zeros(runs, int)
         self.saved = [[(0, -NEVER)] for _ in range(runs)]  # steps, and when that is written
         spares = None if self.fail is None else self.fail.spares
-        self.whole = [0.0] * runs  # when all nodes that failed are replaced
+        self.away = [[0.0] for _ in range(runs)]  # when nodes that failed are replaced
         self.spares = None if spares is None else [[0.0] * spares for _ in range(runs)]
 
     def stop(self, i: int, now: float, failed: bool) -> None:
@@ -112,20 +112,29 @@ class Stops:
             found, restart, lost, repair = self.after(end, failed)
             if failed:
                 self.failures[i] += 1
-                self.clock[i] = end + self.rng.exponential(1.0 / self.rate)
             if lost:
                 if self.rng.random() * self.n_nodes < lost:  # GPUs of these nodes are others
                     self.cluster[i] = self.rng.integers(self.clusters)
                 if self.spares is not None:
                     repaired = found + self.rng.exponential(repair)
                     held = sorted([*self.spares[i], *[repaired] * lost])
-                    self.whole[i] = max(self.whole[i], held[lost - 1])
-                    self.spares[i], found = held[lost:], max(found, self.whole[i])
+                    self.away[i] += held[:lost]
+                    self.spares[i], found = held[lost:], max(found, *self.away[i])
+            if failed or lost:
+                self.clock[i] = self.fails_at(i, end)
             if self.clock[i] >= found + restart:  # else it fails again meanwhile
                 break
             end, failed = self.clock[i], True
         self.down[i] += found + restart - now
         self.time[i] = found + restart
+
+    def fails_at(self, i: int, now: float) -> float:
+        """When the next node fails: any, and none if that one is not there."""
+        while self.rate and now < NEVER:
+            now += self.rng.exponential(1.0 / self.rate)
+            if self.rng.random() * self.n_nodes >= sum(back > now for back in self.away[i]):
+                return now
+        return NEVER
 
     def after(self, now: float, failed: bool) -> tuple[float, float, int, float]:
         """When a stop is noticed, seconds from there to a step, nodes replaced, their repair."""

@@ -34,7 +34,7 @@ FAILURE, SWITCH, BEGIN, WHOLE, ENDS = range(5)  # rows of the clocks; episodes' 
 _PLAIN = ("ideal_steps", "slow_steps", "step_noise", "run_effect", "model_error", "congestion")
 _NEVER = np.inf
 _FAR = 1e15  # seconds that no run takes
-_NONE = Interruptions(0.0, 0)  # nothing fails, and a planned replacement takes no time
+_NONE = Interruptions(0.0, 1)  # nothing fails, and a planned replacement takes no time
 
 
 class RunChunk(NamedTuple):
@@ -400,10 +400,11 @@ class RunLoop:
         detection, restart, nodes, repair = self.kinds[:, np.where(failed, kind, planned)]
         if self.fail.restart_success < 1.0:
             restart = restart * rng.geometric(self.fail.restart_success, runs.size)
-        again = at + waiting_times(rng, np.full(runs.size, self.fail.rate_per_s))
-        clock[runs] = np.where(failed, again, clock[runs])
+        gap = waiting_times(rng, np.full(runs.size, self.fail.rate_per_s))
         found, gone, wait = at + detection, nodes > 0.0, np.zeros(runs.size)
         wait[gone] = self.stock.take(runs[gone], found[gone], nodes[gone], repair[gone], rng)
+        again, new = self.stock.fails_at(runs, at, gap), failed | (gone & (clock[runs] > at))
+        clock[runs] = np.where(new, again, clock[runs])
         until = np.minimum(found + wait + restart, np.maximum(clock[runs], at))
         waited = np.clip(until - found, 0.0, wait)
         self.waits[runs] += waited

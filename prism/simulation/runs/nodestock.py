@@ -13,7 +13,7 @@ class NodeStock:
     def __init__(self, fail: Interruptions, n_runs: int) -> None:
         self.spares = None if fail.spares is None else np.zeros((fail.spares, n_runs))
         self.away = np.zeros((0, n_runs))
-        self.shrink = fail.shrink
+        self.shrink, self.n_nodes = fail.shrink, fail.n_nodes
 
     def take(
         self, runs: Index, at: Array, nodes: Array, repair_s: Array, rng: np.random.Generator
@@ -36,6 +36,15 @@ class NodeStock:
             0 if self.shrink is None else int((self.shrink.replicas - 1) * self.shrink.nodes + TINY)
         )
         return np.maximum(away[-1 - most] - at, 0.0) if most < len(away) else np.zeros(runs.size)
+
+    def fails_at(self, runs: Index, at: Array, gap: Array) -> Array:
+        """When the next node fails, if one of all would after ``gap`` s; who is away can't."""
+        edges = np.vstack([at, np.maximum(self.away[:, runs], at)])
+        there = np.maximum(1.0 - np.arange(len(edges) - 1.0, -1.0, -1.0) / self.n_nodes, 0.0)
+        passed = np.zeros(edges.shape)
+        passed[1:] = np.cumsum(there[:-1, None] * np.diff(edges, axis=0), axis=0)
+        row, run = (passed <= gap).sum(axis=0) - 1, np.arange(runs.size)
+        return np.asarray(edges[row, run] + (gap - passed[row, run]) / there[row])
 
     def fewer(self, runs: Index, at: Array) -> tuple[Array, Array]:
         """How many times as long steps take without the missing replicas; when one more is whole.
