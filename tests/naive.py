@@ -12,6 +12,7 @@ import numpy as np
 from prism import engine, make_schedule
 from prism.distributions import distribution as distributions
 from prism.distributions.tables import sample_table
+from prism.simulation.effects.microbatch import Microbatch
 
 MASK = 0xFFFFFFFF
 POOL = 2048
@@ -105,6 +106,7 @@ def step_time(job, variability, seed: int, replicate: int, ends=None) -> float:
         for d in (job.model.durations.forward_s, job.model.durations.backward_s)
     )
     slow, gpus = job.cluster.node_slowdowns, job.cluster.gpus_per_node
+    work = v.factor(Microbatch)
     hosts = job.cluster.hosts or range(p.pp * p.dp)
     shock = draws.multiplier(v.step.distribution, 1.0, engine.STEP, 0, 0, replicate)
     latest = 0.0
@@ -118,11 +120,11 @@ def step_time(job, variability, seed: int, replicate: int, ends=None) -> float:
             for i, action in enumerate(actions):
                 uses = p.dp * sum(other.kind == action.kind for other in actions)
                 nominal = forward[s] if action.kind == "F" else backward[s]
-                load = 1.0 if action.kind == "F" else v.microbatch.backward_loading
+                load = 1.0 if action.kind == "F" else work.backward_loading
                 content = draws.multiplier(
-                    v.microbatch.distribution,
+                    work.distribution,
                     load,
-                    engine.MICROBATCH,
+                    work.stream,
                     action.microbatch,
                     replica,
                     replicate,

@@ -13,7 +13,7 @@ import time
 import numpy as np
 from scipy.stats import ks_2samp
 
-from prism.analyses.rankings.shares import Sampler, list_inputs, sample_shares
+from prism.analyses.rankings.shares import Sampler, sample_shares
 from prism.distributions.distribution import normal, quantile_table
 from prism.jobs.job import Job, job_from_dict
 from prism.simulation.classops import split_classes
@@ -21,7 +21,7 @@ from prism.simulation.execution.context import make_context
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.program import Program
 from prism.simulation.steps import run_blocks
-from prism.simulation.variance_inputs import measure_residuals
+from prism.simulation.variance_inputs import measure_residuals, partition
 
 HOT_GPU = 11
 OFF = {"step": {"cv": 0.0}, "microbatch": {"cv": 0.0}, "call": {"cv": 0.0}}
@@ -130,7 +130,10 @@ def class_shares(step: Prepared, seed: int) -> dict:
     """First and total order of every kernel class."""
     ops, residuals = split_classes(step), measure_residuals(step, seed)
     sampler = Sampler(ops.program, step.program, make_context(seed))
-    return {s.entry.name: s for s in sample_shares(sampler, list_inputs(step, residuals, ops))}
+    return {
+        s.entry.name: s
+        for s in sample_shares(sampler, partition(step.program, residuals, ops.owner))
+    }
 
 
 def check_own_noise(name: str, library: str, replicates: int, seed: int) -> bool:

@@ -19,7 +19,6 @@ from prism.analyses.rankings.interventions import COMPARED, compare_intervention
 from prism.analyses.rankings.shares import (
     Sampler,
     Shares,
-    list_inputs,
     sample_shares,
     tracked_variances,
 )
@@ -37,7 +36,12 @@ from prism.simulation.results import provenance
 from prism.simulation.runs.parts import OF_STEPS
 from prism.simulation.steps import run_blocks, warm_up
 from prism.simulation.summary import summarize_simulation
-from prism.simulation.variance_inputs import class_cvs, measure_residuals, time_shares
+from prism.simulation.variance_inputs import (
+    class_cvs,
+    measure_residuals,
+    partition,
+    time_shares,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -225,7 +229,7 @@ def _prepare(job: Job, target: str, context: RunContext) -> tuple[RankingCase, d
         sampler.step.a = sampler.first
     per_step = None if rest is None else rest.per_step
     case = RankingCase(
-        every, residuals, list_inputs(every, residuals, ops), sampler, ranked, per_step
+        every, residuals, partition(every.program, residuals, ops.owner), sampler, ranked, per_step
     )
     return case, summarize_simulation(whole)
 

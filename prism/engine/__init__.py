@@ -28,7 +28,6 @@ from prism.engine.cache import kept_together
 with kept_together():
     from prism.engine.ahead import compile_blocks, compile_rest
     from prism.engine.arrays import (
-        CALL,
         CDF_RANGE,
         CDF_ROWS,
         DRAW,
@@ -38,7 +37,6 @@ with kept_together():
         JOB_STALL,
         JOIN,
         LANES,
-        MICROBATCH,
         N_STREAMS,
         NEVER,
         NO_LINKS,
@@ -73,8 +71,8 @@ with kept_together():
     from prism.engine.unseen import run_sampled, unseen_bins, unseen_slowest
 
 __all__ = [
-    "CALL", "CDF_RANGE", "CDF_ROWS", "DRAW", "EXPORT", "GLOBAL", "GROUP_STALL", "JOB_STALL",
-    "JOIN", "LANES", "MICROBATCH", "NEVER", "NO_LINKS", "NO_STALL", "N_STREAMS", "POOL", "RANK",
+    "CDF_RANGE", "CDF_ROWS", "DRAW", "EXPORT", "GLOBAL", "GROUP_STALL", "JOB_STALL",
+    "JOIN", "LANES", "NEVER", "NO_LINKS", "NO_STALL", "N_STREAMS", "POOL", "RANK",
     "REGIME", "RESIDUAL", "STALL", "STEP", "Bank", "Graph", "Keys", "Links", "Lowering", "Ops",
     "Ranks", "Sample", "Sampled", "Shared", "Stalls", "Step", "Walk", "Work", "cdf_cells",
     "compile_blocks", "compile_rest", "draw_clusters", "group_max", "lookup", "lower",

@@ -18,11 +18,11 @@ CDF_RANGE = 8.0  # its range in standard deviations, on both sides
 
 # Kinds of op.
 JOIN, DRAW, EXPORT = 0, 1, 2
-# Streams of draws: an entity of one stream never shares a counter with another stream.
-N_STREAMS = 11  # what is added to steps has those after: one more here changes its draws
-(
-    RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, POOL, UNSEEN,
-) = range(N_STREAMS)  # fmt: skip
+# Streams of draws: an entity of one stream never shares a counter with another stream. What ops
+# share and what is added to steps have numbers of their own, which nothing else has.
+RESIDUAL, GLOBAL, STEP = range(3)
+RANK, NODE, REGIME, STALL, POOL, UNSEEN = range(5, 11)
+N_STREAMS = 16  # at most: four bits of a residual's counter
 # Entities of a stall.
 NO_STALL, GROUP_STALL, JOB_STALL = 0, 1, 2
 NEVER = np.float32(-1e30)  # an end that nothing waits for
@@ -71,23 +71,17 @@ class Graph(NamedTuple):
 
 
 class Bank(NamedTuple):
-    """Shared-effect vectors: products of step, microbatch, call and link effects."""
+    """Shared-effect vectors: products of factors, and of the congestion of a link."""
 
-    step_table: Annotated[
-        Array, "int32[row, vector]"
-    ]  # -1: none; a row per replica, or one for all
-    mb_table: Annotated[Array, "int32[vector]"]
-    mb: Annotated[Array, "int32[vector]"]  # microbatch
-    call_table: Annotated[Array, "int32[vector]"]
-    call_draw: Annotated[Array, "int32[vector]"]
+    table: Annotated[
+        Array, "int32[factor, row, vector]"
+    ]  # quantile table, -1: none; a row per replica, or one for all
+    draw: Annotated[Array, "int32[factor, vector]"]  # its number: equal ones are one draw
+    order: Annotated[Array, "int32[factor, vector]"]  # vectors by draw
+    stream: Annotated[Array, "int32[factor]"]
+    by_replica: Annotated[Array, "uint8[factor]"]  # whether each replica has draws of its own
     link: Annotated[Array, "int32[vector]"]  # -1: none
     is_global: Annotated[Array, "uint8[vector]"]
-    n_microbatches: int
-
-    @property
-    def tables(self) -> dict[str, Any]:
-        """Columns of quantile tables by name, in the order in which factors are multiplied."""
-        return {name: x for name, x in self._asdict().items() if name.endswith("_table")}
 
 
 class Links(NamedTuple):
@@ -249,10 +243,8 @@ class Keys(NamedTuple):
 class Block(NamedTuple):
     """What is drawn once for a block of replicates, and room for more draws."""
 
-    step_words: Array  # uint32[4, lane] of the step effect
     hits: Array  # int32[leaf + 1, lane] congested leaves before this one
     words: Array  # uint32[4, lane]
-    mb_words: Array  # uint32[4 * n, lane] of the microbatches of a replica
 
 
 class Sampled(NamedTuple):

@@ -82,7 +82,7 @@ def new_work(step: Step, keys: Keys, chosen: Array, n_tails: int = 0) -> Work:
         base=lanes(2), begin=begin, row=row,
         pool=np.zeros(n_keys * n_pooled + LANES, np.float32), order=np.zeros(POOL_ROW, np.uint32),
         slow=np.zeros((n_keys, POOL_ROW + 1), np.int16),
-        vectors=lanes(graph.n_state, step.bank.mb.size),
+        vectors=lanes(graph.n_state, step.bank.link.size),
         ev_op=np.zeros(n_events, np.int64), ev_lane=np.zeros(n_events, np.int64),
         ev_delay=np.zeros(n_events, np.float32), tail=lanes(n_tails),
         own=lanes(n if n_tails else 0), after=lanes(2),
@@ -94,10 +94,8 @@ def new_work(step: Step, keys: Keys, chosen: Array, n_tails: int = 0) -> Work:
 
 def new_block(step: Step) -> Block:
     """Make room for what a block draws once."""
-    n_words = 4 * ((step.bank.n_microbatches + 3) // 4)
-    step_words, words, mb_words = (np.zeros((n, LANES), np.uint32) for n in (4, 4, n_words))
     hits = np.zeros((1 + step.links.n_leaves, LANES), np.int32)
-    return Block(step_words, hits, words, mb_words)
+    return Block(hits, np.zeros((4, LANES), np.uint32))
 
 
 def draw_clusters(ranks: Ranks, tables: Array, first: int, n: int, key: Array) -> Array:

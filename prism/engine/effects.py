@@ -5,14 +5,11 @@ import math
 import numpy as np
 
 from prism.engine.arrays import (
-    CALL,
     LANES,
-    MICROBATCH,
     NODE,
     RANK,
     REGIME,
     STALL,
-    STEP,
 )
 from prism.engine.cache import inlined, inner, jit
 from prism.engine.random import lookup, multiply_lanes, philox_lanes
@@ -56,7 +53,6 @@ def draw_ranks(ranks, tables, first, key, words, node_words, x):
 @inlined
 def draw_block(links, keys, lane0, block):
     """Draw what the lanes of a block share."""
-    philox_lanes(0, 0, lane0, STEP, keys[STEP], block.step_words)
     threshold = np.uint64(links.probability * 4294967296.0)
     for leaf in range(links.n_leaves):
         philox_lanes(leaf, 0, lane0, REGIME, keys[REGIME], block.words)
@@ -82,31 +78,28 @@ def _link_lanes(links, hits, replica, link, out):
 @inner
 def fill_bank(shared, tables, keys, lane0, block, whose, replica, vectors):
     """Shared effects of one replica, or of the global ops: vectors[vector, lane], of mean 1."""
-    bank, links = shared.bank, shared.links
-    if whose == LOCAL:
-        for i in range(block.mb_words.shape[0] // 4):
-            out = block.mb_words[4 * i : 4 * i + 4]
-            philox_lanes(i, replica, lane0, MICROBATCH, keys[MICROBATCH], out)
-    call_block = -1
-    row = replica % bank.step_table.shape[0]
-    for v in range(bank.mb.shape[0]):
-        if (bank.is_global[v] == 1) != (whose == SHARED):
+    bank, links, wanted = shared.bank, shared.links, np.uint8(whose == SHARED)
+    for v in range(bank.is_global.shape[0]):
+        if bank.is_global[v] == wanted:
+            for lane in range(LANES):
+                vectors[v, lane] = np.float32(1.0)
+    row = replica % bank.table.shape[1]
+    for f in range(bank.table.shape[0]):
+        by_replica, stream, drawn = bank.by_replica[f] == 1, bank.stream[f], -1
+        if by_replica and whose == TYPICAL:
             continue
-        for lane in range(LANES):
-            vectors[v, lane] = np.float32(1.0)
-        if bank.step_table[row, v] >= 0:
-            multiply_lanes(tables, bank.step_table[row, v], block.step_words[0], vectors[v])
-        if whose == TYPICAL:
-            continue
-        if bank.mb_table[v] >= 0:
-            multiply_lanes(tables, bank.mb_table[v], block.mb_words[bank.mb[v]], vectors[v])
-        if bank.call_table[v] >= 0:
-            d = bank.call_draw[v]
-            if d >> 2 != call_block:
-                call_block = d >> 2
-                philox_lanes(call_block, replica, lane0, CALL, keys[CALL], block.words)
-            multiply_lanes(tables, bank.call_table[v], block.words[d & 3], vectors[v])
-        if bank.link[v] >= 0 and links.n_leaves > 0:
+        for i in range(bank.order.shape[1]):
+            v = bank.order[f, i]
+            if bank.is_global[v] != wanted or bank.table[f, row, v] < 0:
+                continue
+            d = bank.draw[f, v]
+            if d >> 2 != drawn:
+                drawn = d >> 2
+                who = replica if by_replica else 0
+                philox_lanes(drawn, who, lane0, stream, keys[stream], block.words)
+            multiply_lanes(tables, bank.table[f, row, v], block.words[d & 3], vectors[v])
+    for v in range(bank.link.shape[0] if whose != TYPICAL and links.n_leaves > 0 else 0):
+        if bank.link[v] >= 0 and bank.is_global[v] == wanted:
             _link_lanes(links, block.hits, replica, bank.link[v], vectors[v])
 
 
@@ -139,7 +132,7 @@ def draw_stalls(stalls, tables, key, lane0, words, replica, events):
 
 
 @jit
-def microbatches(replicas, lane0, table, n, key, words, out):
+def microbatches(replicas, lane0, table, n, stream, key, words, out):
     """Mean and longest microbatch of replicas, of mean 1; out[replica, lane, 2] is zero before.
 
     table[1, row, 2] is the quantile table of a microbatch, of which a replica has n. There is room
@@ -148,7 +141,7 @@ def microbatches(replicas, lane0, table, n, key, words, out):
     for r in range(replicas.shape[0]):
         for m in range(n):
             if m & 3 == 0:
-                philox_lanes(m >> 2, replicas[r], lane0, MICROBATCH, key, words)
+                philox_lanes(m >> 2, replicas[r], lane0, stream, key, words)
             for lane in range(LANES):
                 length = np.float32(1.0) + lookup(table, 0, words[m & 3, lane])
                 out[r, lane, 0] += length

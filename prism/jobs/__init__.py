@@ -13,7 +13,7 @@ FACE = {
     "job": "Job flatten given_values job_from_dict layer_split load_job provenance",
     "jobspec.blocks": "BLOCKS ModelBlock ParallelismBlock",
     "jobspec.effects":
-        "ADDED_WORDS Effects FailSlowEffectBlock JitterEffectBlock StallEffectBlock "
+        "Effects FailSlowEffectBlock JitterEffectBlock StallEffectBlock "
         "StepEffectBlock WORDS",
     "jobspec.frommodel": "CALIBRATED is_step_model model_attrs",
     "jobspec.hardware": "HardwareScale",

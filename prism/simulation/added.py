@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from prism import engine
-from prism.jobs.jobspec.effects import ADDED_WORDS
+from prism.jobs.jobspec.effects import WORDS
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -19,19 +18,17 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 Words = NDArray[np.uint32]
-N_STREAMS = engine.N_STREAMS + len(ADDED_WORDS)
 
 
 class Added(ABC):
     """A time added to every step; a dataclass of figures, none where the job has none of it."""
 
     name: ClassVar[str]
-    stream: ClassVar[int]  # of its draws
+    stream: ClassVar[int]  # of its draws: the next that no other has
     part: ClassVar[str]  # its row of `time_loss`
 
     def __init_subclass__(cls) -> None:
-        cls.stream = engine.N_STREAMS + [*ADDED_WORDS].index(cls.name)
-        cls.part = ADDED_WORDS[cls.name].name.replace(" ", "_")
+        cls.part = WORDS[cls.name].name.replace(" ", "_")
 
     @classmethod
     @abstractmethod

@@ -5,11 +5,10 @@ cluster.
 """
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from prism import engine
 from prism.cluster.groups import Ends, shard_size, sync_units
@@ -19,24 +18,23 @@ from prism.cluster.wiring import Wiring
 from prism.distributions.distribution import Distribution
 from prism.jobs.job import Job
 from prism.simulation.effects import congestion, rank, stall
+from prism.simulation.effects.factor import Laying
 from prism.simulation.lowering import LoweredOp, Lowerer, Term, lowering_arrays, residual_of
 from prism.simulation.no_dependence import pool_program
 from prism.simulation.placednodes import needs_memory, site_nodes
 from prism.simulation.program import (
-    Bank,
     Origin,
     PlacedPart,
     Program,
     Tables,
     global_ops,
     graph_arrays,
+    lay_bank,
 )
 from prism.simulation.variability import Variability
 from prism.workload.build import nominal_library
 from prism.workload.kernels import is_compute
 from prism.workload.opgraph import OpType, StepGraph
-
-SPEED_DRAWS = 4096  # GPUs drawn to tell how far a shard group's slowest is from the others
 
 
 def build_program(job: Job, graph: StepGraph, variability: Variability, seed: int) -> Program:
@@ -51,7 +49,7 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
     slowdowns, size = placement.slowdowns(), shard_size(job)
     lowerer = Lowerer(v, needs_memory(slowdowns), call=v.call if size > 1 else None)
     lowered = [lowerer.lower(t) for t in graph.op_types]
-    tables, bank = Tables(job.source), Bank()
+    tables = Tables(job.source)
     kernels = bool((graph.call >= 0).any())
     call = None if kernels or size > 1 or v.call.std == 0.0 else v.call
     ranks = rank.lay(v.rank, default, lowerer.rank_exponents, tables)
@@ -62,7 +60,8 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
     n, units = graph.n_stages, sync_units(job)
     ends = [t.ends(n, c in shared, units) for c, t in enumerate(graph.op_types)]
     links, met = _links(graph, lowered, ends)
-    vec, n_terms = _vectors(default, graph, lowered, v, tables, bank, step_table, kernels, met)
+    bank, vec = _bank(graph, lowered, v, Laying(tables, default, v.rank), met)
+    n_terms = np.array([*(len(op.terms) for op in lowered), 1], np.int32)[graph.op_type]
     stalls, quiet = stall.lay(v.stall, default, graph, tables)
     laid = congestion.lay(v.regime, default, links)
     low = low._replace(table_std=table_std, quiet=quiet)
@@ -86,10 +85,10 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
         behind=[op.behind_s for op in lowered], links=links, nominal=nominal,
     )  # fmt: skip
     program = Program(
-        ops, graph_arrays(graph), bank.arrays(graph.n_microbatches), laid, ranks, low,
-        stalls, tables.stack(), step_table, np.array(shares, np.float32), classes,
-        graph.n_draws, 1 + max(t.member for t in graph.op_types) if kernels else 1, origin=origin,
-        added=v.added,
+        ops, graph_arrays(graph), bank, laid, ranks, low, stalls, tables.stack(),
+        tuple(factor.name for factor in v.factors), step_table, np.array(shares, np.float32),
+        classes, graph.n_draws, 1 + max(t.member for t in graph.op_types) if kernels else 1,
+        origin=origin, added=v.added,
     )  # fmt: skip
     return site_nodes(program, placement, slowdowns)
 
@@ -134,79 +133,44 @@ def _residual_tables(
     return index, stds
 
 
-def _vectors(
-    placement: Placement,
-    graph: StepGraph,
-    lowered: list[LoweredOp],
-    v: Variability,
-    tables: Tables,
-    bank: Bank,
-    step_table: int,
-    kernels: bool,
+def _bank(
+    graph: StepGraph, lowered: list[LoweredOp], v: Variability, laying: Laying,
     links: list[list[int]],
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Shared-effect vector of every (op, term), and the number of terms of every op.
-
-    The ranks of a shard or ep group have a microbatch each, and all wait for the slowest: the
-    longest microbatch, but for one on a faster GPU. Experts take tokens of all ranks alike.
-    """
-    relative = _relative_speeds(placement, v)
-    call_table = tables.optional(v.call, effect="call") if kernels else -1
-    width = max(len(op.terms) for op in lowered)
-    largest = cache(lambda loading: tables.largest(v.microbatch.distribution, loading, relative))
-    expert = cache(lambda: tables.optional(v.expert, effect="expert"))
+) -> tuple[engine.Bank, NDArray[np.int32]]:  # fmt: skip
+    """Lay the products of factors that terms of ops take, and find which each takes [op, term]."""
+    n, width = len(v.factors), max(len(op.terms) for op in lowered)
+    draws = np.array([factor.draws(graph) for factor in v.factors], np.int32).reshape(n, -1)
+    drawn = [bool((own >= 0).any()) for own in draws]
+    table = cache(lambda f, loading: v.factors[f].table(loading, laying))
+    tables = [
+        [[table(f, x) if x and drawn[f] else -1 for f, x in enumerate(term.loadings)]
+         for term in op.terms] for op in lowered
+    ]  # fmt: skip
+    found: dict[tuple[int, ...], int] = {(-1,) * (2 * n + 1) + (0,): 0}
 
     @cache
-    def vectors(c: int, microbatch: int, op_call: int, alone: bool) -> list[int]:
+    def vectors(c: int, alone: bool, *draw: int) -> list[int]:
         out = [0] * width
-        for t, term in enumerate(lowered[c].terms):
-            mb_table = largest(term.mb_loading)
-            called, call = call_table if term.compute else -1, op_call
-            if term.routed:  # an ep group's own draw, the same in every layer of a microbatch
-                called, call = expert(), microbatch
-            called = called if call >= 0 else -1
-            out[t] = bank.add(
-                step_table, mb_table,
-                microbatch if mb_table >= 0 else -1, called, call if called >= 0 else -1,
-                links[c][t] if v.regime.acts else -1, int(alone),
-            )  # fmt: skip
+        for t, wanted in enumerate(tables[c]):
+            own = [index if d >= 0 else -1 for index, d in zip(wanted, draw, strict=True)]
+            number = [d if index >= 0 else -1 for index, d in zip(own, draw, strict=True)]
+            key = (*own, *number, links[c][t] if v.regime.acts else -1, int(alone))
+            out[t] = found.setdefault(key, len(found))
         return out
 
-    uneven = v.microbatch.distribution.std > 0.0
-    used = [any(t.routed or (uneven and t.mb_loading) for t in op.terms) for op in lowered]
-    columns = (x.tolist() for x in (graph.op_type, graph.microbatch, graph.call, global_ops(graph)))
+    used = [[any(term[f] >= 0 for term in op) for f in range(n)] for op in tables]
+    uses: NDArray[np.bool_] = np.array(used, bool).reshape(-1, n)
+    number = np.where(uses[graph.op_type], draws.T, np.minimum(draws.T, 0)).tolist()
+    columns = graph.op_type.tolist(), global_ops(graph).tolist(), number
     vec = [
-        [0] * width if c < 0 else vectors(c, mb if used[c] else 0, call if kernels else -1, alone)
-        for c, mb, call, alone in zip(*columns, strict=True)
+        [0] * width if c < 0 else vectors(c, alone, *draw)
+        for c, alone, draw in zip(*columns, strict=True)
     ]
-    n_terms = np.array([*(len(op.terms) for op in lowered), 1], np.int32)
-    return np.array(vec, np.int32), n_terms[graph.op_type]
-
-
-def _relative_speeds(placement: Placement, v: Variability) -> NDArray[np.float64]:
-    """Slowdown of each data-parallel rank of a shard group over its slowest's [draw, rank]."""
-    n = shard_size(placement.job)
-    if n == 1 or v.rank.distribution.std == 0.0:
-        return np.ones((1, n))
-    nodes = (placement.ranks() // placement.gpus_per_node).astype(np.int64)
-    members = nodes.shape[2]  # of every group
-    return _draw_speeds(v.rank.distribution, v.rank.node_share, n, members, nodes.tobytes())
-
-
-@lru_cache(maxsize=4)  # programs of one job have the same
-def _draw_speeds(
-    distribution: Distribution, node_share: float, n: int, members: int, nodes_of_groups: bytes
-) -> NDArray[np.float64]:
-    nodes = np.frombuffer(nodes_of_groups, np.int64).reshape(-1, members)
-    rng = np.random.Generator(np.random.Philox(0))
-    draws = max(16, SPEED_DRAWS // members)
-    own = rng.standard_normal((draws, members))
-    at = nodes[np.arange(draws) * len(nodes) // draws]  # groups may lie in different ways
-    at = np.cumsum(np.diff(at, axis=1, prepend=at[:, :1]) > 0, axis=1)  # ranks rise in a group
-    node = np.take_along_axis(rng.standard_normal((draws, at.max() + 1)), at, axis=1)
-    z = np.sqrt(node_share) * node + np.sqrt(1.0 - node_share) * own
-    x = distribution.ppf(ndtr(z)).reshape(draws, n, -1).max(axis=2)
-    return np.asarray(x / x.max(axis=1, keepdims=True))
+    rows = np.array([*found], np.int32).T
+    streams, by_replica = [x.stream for x in v.factors], [x.by_replica for x in v.factors]
+    link, is_global = rows[-2].copy(), rows[-1]
+    bank = lay_bank(rows[:n, None], rows[n : 2 * n], streams, by_replica, link, is_global)
+    return bank, np.array(vec, np.int32)
 
 
 def _links(

@@ -39,9 +39,8 @@ CALL = "call"  # its noise stands beside that of kernel classes
 class Term:
     """Part of an op's time that follows the same shared effects."""
 
-    mb_loading: float
+    loadings: tuple[float, ...]  # with which it follows each of the factors
     compute: bool
-    routed: bool = False  # follows the load of experts rather than the microbatch
     far: bool = False  # an all-to-all over the network
 
 
@@ -132,6 +131,7 @@ class Lowerer:
         self.roles = ["other", "compute"] + (["memory"] if own else [])
         self.works: list[tuple[float, ...]] = [()] * len(self.roles)
         self.segments: dict[tuple[str, tuple[Kernel, ...]], Segment | None] = {}
+        self.terms: dict[tuple[str, str, bool, bool, bool], Term] = {}
 
     @property
     def rank_exponents(self) -> list[float]:
@@ -184,7 +184,7 @@ class Lowerer:
         if c is None:
             return self._lower_kernels(op_type)
         distribution, duration = self._treated(c)
-        term = Term(0.0, is_compute(c.kernel_class))
+        term = self._term(op_type.op_kind, c)
         var = (duration * distribution.std) ** 2
         role = "memory" if c.kernel_class in MEMORY_CLASSES else _link_role(c.distribution)
         part = FixedPart(role, c.group or "stage", c.bytes, 0, duration, var, c.op_kind)
@@ -193,11 +193,15 @@ class Lowerer:
             ((c.kernel_class, 1.0),), (part,),
         )  # fmt: skip
 
-    def _term(self, op_kind: str, kernel: Kernel) -> Term:
-        if kernel.routed:
-            return Term(0.0, is_compute(kernel.kernel_class), True, _is_far(kernel))
-        loading = self.v.microbatch.loading(op_kind, kernel.kernel_class)
-        return Term(loading, is_compute(kernel.kernel_class) and not kernel.group)
+    def _term(self, op_kind: str, part: Kernel | Collective) -> Term:
+        routed = isinstance(part, Kernel) and part.routed
+        far = routed and part.group == "ep" and _link_role(part.distribution) == "network"
+        key = op_kind, part.kernel_class, bool(part.group), routed, far
+        if key not in self.terms:
+            loadings = tuple(factor.loading(op_kind, part) for factor in self.v.factors)
+            compute = is_compute(part.kernel_class) and (routed or not part.group)
+            self.terms[key] = Term(loadings, compute, far)
+        return self.terms[key]
 
     def _lower_kernels(self, op_type: OpType) -> LoweredOp:
         counts: dict[Segment, float] = defaultdict(float)
@@ -263,11 +267,6 @@ class Lowerer:
         shares = tuple((t, d / total) for t, d in split.items())
         columns = range(len(self.loadings))
         return Segment(tuple(mean[i] for i in columns), tuple(noise), shares)
-
-
-def _is_far(kernel: Kernel) -> bool:
-    """Tell whether a kernel is an all-to-all over the network."""
-    return kernel.group == "ep" and _link_role(kernel.distribution) == "network"
 
 
 def _link_role(distribution: str) -> str:

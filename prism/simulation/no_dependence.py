@@ -15,7 +15,7 @@ from prism.distributions.distribution import Distribution, constant
 from prism.distributions.samples import sample_distribution
 from prism.distributions.tables import sample_table
 from prism.simulation.draws import seed_key
-from prism.simulation.program import Bank, Program, Tables
+from prism.simulation.program import Program, Tables, lay_bank
 from prism.workload.opgraph import StepGraph
 
 POOL_CLUSTERS = 16  # clusters pooled at least
@@ -48,9 +48,11 @@ def pool_program(program: Program, graph: StepGraph, seed: int) -> Program:
         vec=np.zeros((program.ops.vec.shape[0], 1), np.int32),
         n_terms=np.ones_like(program.ops.n_terms), table=index[program.ops.coef],
     )  # fmt: skip
+    none = np.zeros((1, 1, 1), np.int32)
     return replace(
         program, ops=ops, low=low, ranks=ranks, stalls=program.stalls._replace(table=stall),
-        bank=Bank().arrays(0), links=program.links._replace(n_leaves=0), step_table=-1,
+        bank=lay_bank(none[:0], none[0, :0], (), (), none[0, 0] - 1, none[0, 0]), factors=(),
+        links=program.links._replace(n_leaves=0), step_table=-1,
         tables=tables.stack(), shared=program,
     )  # fmt: skip
 
@@ -83,8 +85,8 @@ def _pooled_distributions(
         for t in range(program.ops.n_terms[i]):
             v = program.ops.vec[i, t]
             part = pooled_a[pick, c, t].astype(np.float64)
-            for name, table in bank.tables.items():
-                rows = np.atleast_2d(table)[:, v]
+            for name, table in zip(program.factors, bank.table, strict=True):
+                rows = table[:, v]
                 if rows.max() >= 0:
                     u = shared.setdefault(name, _uniforms(rng))
                     part = part * _factors(program.tables, rows, pick, u)

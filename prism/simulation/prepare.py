@@ -16,7 +16,7 @@ from prism.jobs.job import Job
 from prism.simulation.assembly import build_program
 from prism.simulation.effects.residual import Treatment
 from prism.simulation.effects.run import RunSpread
-from prism.simulation.effects.step import StepSpread
+from prism.simulation.effects.step import StepFactor
 from prism.simulation.no_dependence import pool_program
 from prism.simulation.program import Program, join_idle, thread_bytes
 from prism.simulation.sampledreplicas import (
@@ -139,7 +139,7 @@ def model_variability(job: Job, model: TraceModel) -> Variability:
     cv = math.sqrt(float(model.weight @ (step_profile(model) - 1.0) ** 2))
     given, memory = job.variability.model_error, model.correlation_steps * model.measured_mean
     return Variability(
-        step=StepSpread(lognormal(cv), memory), dependence=job.variability.dependence,
+        factors=(StepFactor(lognormal(cv), memory),), dependence=job.variability.dependence,
         run=RunSpread(model_error=model.mean_error if given is None else given),
     )  # fmt: skip
 

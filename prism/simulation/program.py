@@ -16,7 +16,7 @@ from prism.common.errors import PrismError
 from prism.distributions.distribution import POSITIVE, Distribution, constant, quantile_table
 from prism.distributions.tables import quadrature, table_of_quantiles, tail_panels
 from prism.jobs.jobspec.values import MAX_CV
-from prism.simulation.added import N_STREAMS, Added
+from prism.simulation.added import Added
 from prism.simulation.draws import end_blocks, seed_key
 from prism.simulation.execution.tasks import Arrays
 from prism.workload.opgraph import StepGraph
@@ -73,6 +73,7 @@ class Program:
     low: engine.Lowering
     stalls: engine.Stalls
     tables: NDArray[np.float32]
+    factors: tuple[str, ...]  # whose rows the bank has
     step_table: int
     shares: NDArray[np.float32]  # [coef, class]
     classes: tuple[str, ...]
@@ -176,22 +177,17 @@ class Tables:
         return np.ascontiguousarray(np.stack(self.arrays), np.float32)
 
 
-class Bank:
-    """Shared-effect vectors, one per distinct product of effects."""
-
-    def __init__(self) -> None:
-        self.rows: dict[tuple[int, ...], int] = {}
-        self.add(*[-1] * (len(engine.Bank._fields) - 2), 0)
-
-    def add(self, *row: int) -> int:
-        """Index of the vector with these fields of `engine.Bank`."""
-        return self.rows.setdefault(row, len(self.rows))
-
-    def arrays(self, n_microbatches: int) -> engine.Bank:
-        """Lay the vectors into the engine's arrays."""
-        step, mb_table, *others, is_global = np.array([*self.rows], np.int32).T.copy()
-        n = n_microbatches if bool((mb_table >= 0).any()) else 0
-        return engine.Bank._make([step[None], mb_table, *others, is_global.astype(np.uint8), n])
+def lay_bank(
+    table: NDArray[np.int32], draw: NDArray[np.int32], stream: Sequence[int],
+    by_replica: Sequence[bool], link: NDArray[np.int32], is_global: NDArray[np.generic],
+) -> engine.Bank:  # fmt: skip
+    """Lay shared-effect vectors, table[factor, row, vector] and draw[factor, vector]."""
+    order = np.argsort(draw, axis=1, kind="stable").astype(np.int32)
+    return engine.Bank(
+        np.ascontiguousarray(table), np.ascontiguousarray(draw), order,
+        np.array(stream, np.int32), np.array(by_replica, np.uint8), link,
+        is_global.astype(np.uint8),
+    )  # fmt: skip
 
 
 def graph_arrays(graph: StepGraph) -> engine.Graph:
@@ -213,7 +209,6 @@ def ideal_program(program: Program) -> Program:
     """Return the same step with every effect at 1, of one replica where all take the same."""
     program = program.shared or program  # pooled means hold slow GPUs and barriers' waits
     low, bank, ranks = program.low, program.bank, program.ranks
-    off = {name: np.full_like(x, -1) for name, x in (bank.tables | {"link": bank.link}).items()}
     mean = low.fixed_mean if program.typical is None else program.typical
     graph, sample = program.graph, program.sample
     if mean.shape[0] == 1:  # all replicas take the same: one stands for them
@@ -221,7 +216,9 @@ def ideal_program(program: Program) -> Program:
     return replace(
         program,
         graph=graph,
-        bank=bank._replace(**off, n_microbatches=0),
+        bank=bank._replace(
+            table=np.full_like(bank.table, -1), link=np.full_like(bank.link, -1)
+        ),
         ranks=ranks._replace(
             tables=np.full_like(ranks.tables, -1), factor=np.ones_like(ranks.factor)
         ),
@@ -259,7 +256,7 @@ def check_finite(step: engine.Step, added: Sequence[Added] = ()) -> None:
 
 def stream_keys(seed: int, others: Mapping[int, int] | None = None) -> NDArray[np.uint32]:
     """Philox keys of every stream: the seed's, but for the streams that take another seed."""
-    seeds = [(others or {}).get(stream, seed) for stream in range(N_STREAMS)]
+    seeds = [(others or {}).get(stream, seed) for stream in range(engine.N_STREAMS)]
     return np.array([seed_key(x) for x in seeds], np.uint32)
 
 
@@ -287,7 +284,7 @@ def thread_bytes(program: Program) -> float:
     step = program.arrays(track=True)
     graph, (n_coefs, n_terms) = step.graph, step.low.call_cv.shape
     rows = graph.n_state * graph.n_slots + graph.n_global_slots
-    lanes = rows + graph.n_state * step.bank.mb.shape[0]
+    lanes = rows + graph.n_state * step.bank.link.size
     simulated = graph.n_replicas if program.sample is None else program.sample.n_rows
     loads = step.ranks.tables.shape[0] * step.ranks.n_gpus
     paths = rows + simulated * step.ops.kind.size  # a bit a lane each

@@ -72,7 +72,7 @@ def _obstacle(program: Program) -> str:
         return "stalls of ranks or nodes hit few replicas, which are not known in advance"
     if np.any(program.low.coef_member >= 0):
         return "at kernel resolution every replica is simulated"
-    if program.bank.step_table.shape[0] > 1:
+    if program.bank.table.shape[1] > 1:
         return "the replicas of a fitted trace differ in their work"
     if int(np.sum(program.graph.phase_global == 0)) > 1:
         return "replicas synchronise in mid-step (gathers of parameters), not only at its end"
@@ -213,16 +213,17 @@ def _microbatches(
 
     All tables of a microbatch rise with the same uniform; the widest stands for them.
     """
-    bank, n = program.bank, program.graph.n_replicas
-    found = np.unique(bank.mb_table[bank.is_global == 0])
+    bank, n, row = program.bank, program.graph.n_replicas, program.factors.index("microbatch")
+    found = np.unique(bank.table[row][:, bank.is_global == 0])
     found = found[found >= 0]
     n_drawn = min(DRAWN * n, MOST_DRAWN) if found.size else 0
     told = np.zeros((*chosen[:, :-1].shape, engine.LANES, 2), np.float32)
     drawn = np.zeros((n_drawn, engine.LANES, 2), np.float32)
     if n_drawn:
+        stream = int(bank.stream[row])
         table = int(found[np.argmax([program.tables[t, :1024, 0].std() for t in found])])
         args = (
-            program.tables[table][None], bank.n_microbatches, keys.stream[engine.MICROBATCH],
+            program.tables[table][None], 1 + int(bank.draw[row].max()), stream, keys.stream[stream],
             np.empty((4, engine.LANES), np.uint32),
         )  # fmt: skip
         for block, who in enumerate(chosen):

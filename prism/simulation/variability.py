@@ -2,31 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from prism.cluster.power import gpu_power
-from prism.distributions.distribution import Distribution, constant
+from prism.distributions.distribution import Distribution
 from prism.distributions.library import Library
 from prism.jobs.job import Job
 from prism.simulation.added import Added
-from prism.simulation.effects import (
-    ADDED,
-    call,
-    congestion,
-    microbatch,
-    rank,
-    residual,
-    run,
-    stall,
-    step,
-)
+from prism.simulation.effects import ADDED, FACTORS, congestion, rank, residual, run, stall
+from prism.simulation.effects.call import Call
 from prism.simulation.effects.effect import Pick
-from prism.simulation.effects.microbatch import MicrobatchSpread
+from prism.simulation.effects.factor import Factor
 from prism.simulation.effects.rank import RankSpread
 from prism.simulation.effects.residual import Residuals, Treatment
 from prism.simulation.effects.run import RunSpread
 from prism.simulation.effects.stall import StallRates
-from prism.simulation.effects.step import StepSpread
+from prism.simulation.effects.step import StepFactor
 from prism.workload.work import Workload
 
 # What the names of classes that are time on links hold, in workloads and in traces.
@@ -34,15 +25,15 @@ LINK_WORDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broad
               "transfer", "send_recv")  # fmt: skip
 
 
+F = TypeVar("F", bound=Factor)
+
+
 @dataclass(frozen=True)
 class Variability:
     """All effects of a job; what one is not given is off."""
 
     rank: RankSpread = RankSpread()
-    step: StepSpread = StepSpread()
-    microbatch: MicrobatchSpread = MicrobatchSpread()
-    expert: Distribution = constant()  # busiest rank of an ep group, over its mean
-    call: Distribution = constant()
+    factors: tuple[Factor, ...] = ()
     residual: Residuals = Residuals()
     regime: congestion.LeafCongestion = congestion.LeafCongestion()
     stall: StallRates = StallRates()
@@ -52,6 +43,20 @@ class Variability:
     library: Library | None = None
     lowered: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """Ops that `Lowerer` has lowered, of this and of what `treat` made of it."""
+
+    def factor(self, kind: type[F]) -> F:
+        """Return one of the factors; one that is not there is off."""
+        return next((x for x in self.factors if isinstance(x, kind)), kind())
+
+    @property
+    def step(self) -> StepFactor:
+        """What all GPUs of a step share."""
+        return self.factor(StepFactor)
+
+    @property
+    def call(self) -> Distribution:
+        """What the kernels of a pass share."""
+        return self.factor(Call).distribution
 
     def treat(self, treatments: Mapping[str, Treatment]) -> "Variability":
         """Return the same with some kernel classes treated."""
@@ -75,15 +80,12 @@ def resolve_variability(
     PrismError
         An effect is set without what it needs.
     """
-    pick = Pick(job, library)
+    pick = Pick(job, library, workload)
     # of what GPUs differ in, as compute follows it
     spread = job.cluster.scale.compute.cv * gpu_power(job).spread
     return Variability(
         rank=rank.resolve(pick, spread),
-        step=step.resolve(pick, workload),
-        microbatch=microbatch.resolve(pick),
-        expert=call.resolve_expert(pick),
-        call=pick.distribution("call"),
+        factors=tuple(kind.resolve(pick) for kind in FACTORS),
         residual=residual.resolve(pick),
         regime=congestion.resolve(pick),
         stall=stall.resolve(pick),

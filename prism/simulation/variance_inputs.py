@@ -91,9 +91,7 @@ def _segment(
     return float(mean), float(var)
 
 
-def partition(
-    program: Program, residuals: Residuals, owner: NDArray[np.int64], call_name: str = "call"
-) -> list[Input]:
+def partition(program: Program, residuals: Residuals, owner: NDArray[np.int64]) -> list[Input]:
     """List the inputs of a step: its kernel classes, then the effects that vary.
 
     Ranks that keep their factors are an input too: one that moves the mean alone. owner[coef] is
@@ -106,7 +104,7 @@ def partition(
     effects = [
         Input(effect.name, "effects", effect.streams)
         for effect in EFFECTS.values()
-        if effect.acts(program) and (engine.CALL not in effect.streams or effect.name == call_name)
+        if effect.acts(program)
     ]
     if has_fixed_ranks(program):
         effects.append(Input("rank", "effects"))

@@ -83,8 +83,8 @@ FAULTS = [
     ),
     (
         "all microbatches of a step share one draw of the experts' load",
-        "called, call = expert(), microbatch",
-        "called, call = expert(), 0",
+        'the same in every layer."""\n        return graph.microbatch',
+        'the same in every layer."""\n        return 0 * graph.microbatch',
     ),
     (
         "without dependence ops forget that gpus differ",

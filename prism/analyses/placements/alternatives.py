@@ -176,7 +176,7 @@ def _drop_trace_replicas(problem: Problem) -> Alternative:
         return Alternative("drop_nodes", label, impossible="every replica holds a slow worker")
     low, bank = program.low, program.bank
     rows = keep if low.fixed_mean.shape[0] > 1 else np.zeros(1, np.int64)
-    bank_rows = keep if bank.step_table.shape[0] > 1 else np.zeros(1, np.int64)
+    bank_rows = keep if bank.table.shape[1] > 1 else np.zeros(1, np.int64)
     program = replace(
         program,
         graph=program.graph._replace(
@@ -185,7 +185,7 @@ def _drop_trace_replicas(problem: Problem) -> Alternative:
         low=low._replace(
             member=low.member[keep], fixed_mean=low.fixed_mean[rows], fixed_var=low.fixed_var[rows]
         ),
-        bank=bank._replace(step_table=bank.step_table[bank_rows]),
+        bank=bank._replace(table=bank.table[:, bank_rows]),
     )
     label += f", {format_count(n - keep.size, 'replica')} fewer, smaller batch"
     return Alternative("drop_nodes", label, program, keep.size / n)

@@ -30,14 +30,12 @@ from prism.simulation.classops import ClassOps
 from prism.simulation.draws import cluster_times
 from prism.simulation.effects import hold_effect
 from prism.simulation.execution.context import RunContext
-from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
 from prism.simulation.steps import Run, run_each
 from prism.simulation.variance_inputs import (
     Input,
     Residuals,
     nominal_seconds,
-    partition,
     stall_bound,
     swap_keys,
 )
@@ -333,13 +331,6 @@ def sample_shares(
         alive[0].first = alive[0].total = Estimate(1.0, 1.0, 1.0)
         alive[0].variances = (sampler.variance.total,) * 2
     return out
-
-
-def list_inputs(step: Prepared, residuals: Residuals, ops: ClassOps) -> list[Input]:
-    """List the inputs of a job, or of a fitted trace."""
-    drawn = "call" if step.workload is not None else "rank_step"
-    name = "expert" if step.job.parallelism.ep > 1 else drawn
-    return partition(step.program, residuals, ops.owner, name)
 
 
 def tracked_variances(program: Program, residuals: Residuals) -> Program:

@@ -210,18 +210,6 @@ class Words(NamedTuple):
     held: str = "Held at its median"  # what a ranking does to see what it brings
 
 
-ADDED_WORDS = {
-    "jitter": Words(
-        "step jitter", "added time", "time added between steps",
-        "look at data loading, logging and synchronisation",
-    ),
-    "loader": Words(
-        "data loading", "batches", "batches that load late", "prefetch more, or load faster",
-        "Held at its mean",
-    ),
-}  # fmt: skip
-"""Of effects that add a time to steps; their order numbers their draws: a new one comes last."""
-
 WORDS = {
     "rank": Words(
         "rank effect", "GPU speed", "GPUs' own speed",
@@ -259,5 +247,13 @@ WORDS = {
         "stalls", "rare stops", "stalling",
         "find what stops ranks: data loading, garbage collection, storage", "Without it",
     ),
-} | ADDED_WORDS  # fmt: skip
+    "jitter": Words(
+        "step jitter", "added time", "time added between steps",
+        "look at data loading, logging and synchronisation",
+    ),
+    "loader": Words(
+        "data loading", "batches", "batches that load late", "prefetch more, or load faster",
+        "Held at its mean",
+    ),
+}  # fmt: skip
 """By name; `rank_step` is an effect of fitted traces alone, `tables` of model.layers."""

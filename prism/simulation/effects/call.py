@@ -1,17 +1,22 @@
 """What all kernels of one call share: a pass of a job, its routing to experts, a rank's step.
 
-A program draws one of the three in its vectors. That of a pass is lowered into the residual of an
-op where ops are whole passes; it is then distinguished by its share of that residual.
+That of a pass is lowered into the residual of an op where ops are whole passes; it is then
+distinguished by its share of that residual.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from prism import engine
-from prism.distributions.distribution import Distribution, constant
-from prism.simulation.effects.effect import HeldTables, Pick, VectorEffect
+from prism.distributions.distribution import constant
+from prism.simulation.effects.effect import FactorEffect, HeldTables, Pick
+from prism.simulation.effects.factor import Factor
 from prism.simulation.program import Program
+from prism.workload.kernels import Kernel, is_compute
+from prism.workload.opgraph import StepGraph
+from prism.workload.work import Collective
 
 EXPERT_CV = 0.05
 """CV of the busiest expert-parallel rank's load between microbatches, where a library is used and
@@ -19,19 +24,8 @@ neither it nor the job says. An assumption: half of what that rank has over its 
 `prism.workload.experts.DEFAULT_IMBALANCE`; measurements of single microbatches are not public."""
 
 
-def resolve_expert(pick: Pick) -> Distribution:
-    """Load of an ep group's busiest rank over its mean; even within one rank."""
-    if pick.job.parallelism.ep == 1:
-        return constant()
-    return pick.distribution("expert", 0.0 if pick.library is None else EXPERT_CV)
-
-
-class CallEffect(VectorEffect):
-    """What the kernels of a pass share."""
-
-    name: str = "call"
-    streams = (engine.CALL,)
-    column = "call_table"
+class CallEffect(FactorEffect):
+    """What the kernels of a pass share, as a ranking sees it."""
 
     def cv(self, program: Program) -> float:
         """Return that of the lowered effect, where it is in the residual."""
@@ -47,15 +41,47 @@ class CallEffect(VectorEffect):
         return replace(super().hold(program, held), low=low)
 
 
-class RankStepEffect(CallEffect):
-    """What a rank's ops of a step share, in a fitted trace."""
+@dataclass(frozen=True)
+class Call(Factor):
+    """What the kernels of a pass share."""
 
-    name = "rank_step"
+    name = "call"
+    stream = 13
+    effect = CallEffect
+
+    @classmethod
+    def resolve(cls, pick: Pick) -> Self:
+        """Return what the job or its library says."""
+        return cls(pick.distribution("call"))
+
+    def loading(self, op_kind: str, part: Kernel | Collective) -> float:
+        """All of the compute on single ranks, but that of experts."""
+        routed = isinstance(part, Kernel) and part.routed
+        return float(is_compute(part.kernel_class) and not part.group and not routed)
+
+    def draws(self, graph: StepGraph) -> NDArray[np.int32]:
+        """One a pass, where that is several ops."""
+        return graph.call
 
 
-class ExpertEffect(VectorEffect):
-    """What routing to experts makes of a microbatch."""
+@dataclass(frozen=True)
+class Expert(Factor):
+    """What routing makes of a microbatch: load of an ep group's busiest rank over its mean."""
 
     name = "expert"
-    streams = (engine.CALL,)
-    column = "call_table"
+    stream = 4
+
+    @classmethod
+    def resolve(cls, pick: Pick) -> Self:
+        """Return what the job or its library says; even within one rank."""
+        if pick.job.parallelism.ep == 1:
+            return cls(constant())
+        return cls(pick.distribution("expert", 0.0 if pick.library is None else EXPERT_CV))
+
+    def loading(self, op_kind: str, part: Kernel | Collective) -> float:
+        """All that is routed."""
+        return float(isinstance(part, Kernel) and part.routed)
+
+    def draws(self, graph: StepGraph) -> NDArray[np.int32]:
+        """One an ep group and microbatch, the same in every layer."""
+        return graph.microbatch

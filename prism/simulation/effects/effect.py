@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from prism.jobs.job import Job
 from prism.simulation.added import Added
 from prism.simulation.draws import spread_values
 from prism.simulation.program import Program
+from prism.workload.work import Workload
 
 Int = NDArray[np.int32]
 
@@ -21,8 +21,9 @@ Int = NDArray[np.int32]
 class Pick:
     """Values and distributions of effects: the job's, else the library's, else a default."""
 
-    def __init__(self, job: Job, library: Library | None) -> None:
+    def __init__(self, job: Job, library: Library | None, workload: Workload | None) -> None:
         self.job, self.effects, self.library = job, job.variability.effects, library
+        self.workload = workload  # of the job; None: to build where it is needed
 
     def value(self, effect: str, name: str, default: float = 0.0) -> float:
         """Return a figure of an effect."""
@@ -96,19 +97,24 @@ class Effect(ABC):
         return max(cvs, default=float("nan"))
 
 
-class VectorEffect(Effect):
-    """A factor on ops, drawn from a table of each of their vectors."""
+class FactorEffect(Effect):
+    """A factor on ops."""
 
-    column: str  # of `engine.Bank`
+    def __init__(self, name: str, stream: int) -> None:
+        self.name, self.streams = name, (stream,)
 
     def tables(self, program: Program) -> Int:
-        """One per vector."""
-        return np.asarray(program.bank.tables[self.column])
+        """Those of its row of the bank."""
+        if self.name not in program.factors:
+            return super().tables(program)
+        return np.asarray(program.bank.table[program.factors.index(self.name)])
 
     def hold(self, program: Program, held: HeldTables) -> Program:
         """Hold it in every vector."""
-        own: dict[str, Any] = {self.column: held(program.bank.tables[self.column])}
-        return replace(program, bank=program.bank._replace(**own))
+        table = program.bank.table.copy()
+        if self.name in program.factors:
+            table[program.factors.index(self.name)] = held(self.tables(program))
+        return replace(program, bank=program.bank._replace(table=table))
 
 
 class AddedEffect(Effect):

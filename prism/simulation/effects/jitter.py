@@ -18,6 +18,7 @@ class Jitter(Added):
     """Time added to a step, which the ideal step is without."""
 
     name = "jitter"
+    stream = 11
     mean_s: float
     shape: Distribution  # of mean 1
 

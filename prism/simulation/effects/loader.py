@@ -21,6 +21,7 @@ class Loader(Added):
     """How fast batches are loaded."""
 
     name = "loader"
+    stream = 12
     load_s: float  # mean time of a batch but for stalls
     sigma: float  # of its logarithm
     prefetch: int  # batches loaded ahead

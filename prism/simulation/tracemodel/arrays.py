@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.distributions.distribution import constant
 from prism.distributions.tables import LEVELS, N_CELLS, table_edges
+from prism.simulation.effects import EFFECTS
 from prism.simulation.placednodes import count_terms, hold_seconds
-from prism.simulation.program import Origin, Program, Tables, graph_arrays
+from prism.simulation.program import Origin, Program, Tables, graph_arrays, lay_bank
 from prism.simulation.tracemodel.graph import COMPUTE, WORLD, Array, TraceNode, ops_of
 from prism.simulation.tracemodel.model import SCORE_STD, Table, TraceModel, profile_table
 from prism.workload.build import Collective
@@ -59,6 +60,9 @@ def build_trace_graph_arrays(model: TraceModel, n_replicas: int) -> StepGraph:
     return build_arrays(builder, final, n_replicas, model.n_stages)
 
 
+FACTORS = "step", "microbatch", "rank_step"
+
+
 def build_trace_program(model: TraceModel, graph: StepGraph, measured_ranks: bool) -> Program:
     """Build the engine's arrays of a fitted trace on a graph from `build_trace_graph_arrays`.
 
@@ -94,7 +98,7 @@ def build_trace_program(model: TraceModel, graph: StepGraph, measured_ranks: boo
     )  # fmt: skip
     return Program(
         ops, graph_arrays(graph), bank, engine.NO_LINKS, ranks, low, stalls, lay.tables.stack(),
-        step_table, shares, classes, graph.n_draws, 1, typical=typical, alike=lay.alike(),
+        FACTORS, step_table, shares, classes, graph.n_draws, 1, typical=typical, alike=lay.alike(),
         origin=origin,
     )  # fmt: skip
 
@@ -206,22 +210,21 @@ class _Layout:
             follows = self.groups[c].content != 0.0 and self.nodes[c].op_kind in COMPUTE
             key = int(self.group[c]), int(graph.microbatch[i]) if follows else -1
             vec[i, 0] = rows.setdefault(key, len(rows))
-        step = np.full((self.rows, len(rows)), -1, np.int32)
-        mb_table, call_table, no_link = np.full((3, len(rows)), -1, np.int32)
-        mb_of, drift = np.zeros((2, len(rows)), np.int32)
-        is_global = np.zeros(len(rows), np.uint8)
+        table = np.full((len(FACTORS), self.rows, len(rows)), -1, np.int32)
+        draw = np.zeros((len(FACTORS), len(rows)), np.int32)
+        is_global, (step, content, rank_step) = np.zeros(len(rows), bool), table
         scope = dict(zip(self.group, (node.is_global for node in self.nodes), strict=True))
         profiles = {g: self._profiles(g) for g in {g for g, _ in rows} - {-1}}
         for (g, mb), v in list(rows.items())[1:]:
             group = m.groups[g]
             step[:, v] = profiles[g]
             if mb >= 0:
-                mb_table[v] = self.tables.optional(m.content, group.content / SCORE_STD)
-                mb_of[v] = mb
-            call_table[v] = self.tables.optional(m.rank_step, group.rank_step / SCORE_STD)
-            drift[v], is_global[v] = group.drift, scope[g]
-        n_mb = graph.n_microbatches if (mb_table >= 0).any() else 0
-        return engine.Bank(step, mb_table, mb_of, call_table, drift, no_link, is_global, n_mb), vec
+                content[:, v] = self.tables.optional(m.content, group.content / SCORE_STD)
+            rank_step[:, v] = self.tables.optional(m.rank_step, group.rank_step / SCORE_STD)
+            draw[:, v], is_global[v] = (0, mb, group.drift), scope[g]
+        streams = [EFFECTS[name].streams[0] for name in FACTORS]
+        no_link = np.full(len(rows), -1, np.int32)
+        return lay_bank(table, draw, streams, (False, True, True), no_link, is_global), vec
 
     def _profiles(self, g: int) -> list[int]:
         """Tables of a group's step factor, one per replica; -1 where it is 1."""
