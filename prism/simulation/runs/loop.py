@@ -400,10 +400,9 @@ class RunLoop:
         detection, restart, nodes, repair = self.kinds[:, np.where(failed, kind, planned)]
         if self.fail.restart_success < 1.0:
             restart = restart * rng.geometric(self.fail.restart_success, runs.size)
-        gap = waiting_times(rng, np.full(runs.size, self.fail.rate_per_s))
         found, gone, wait = at + detection, nodes > 0.0, np.zeros(runs.size)
         wait[gone] = self.stock.take(runs[gone], found[gone], nodes[gone], repair[gone], rng)
-        again, new = self.stock.fails_at(runs, at, gap), failed | (gone & (clock[runs] > at))
+        again, new = self.stock.fails_at(runs, at, rng), failed | (gone & (clock[runs] > at))
         clock[runs] = np.where(new, again, clock[runs])
         until = np.minimum(found + wait + restart, np.maximum(clock[runs], at))
         waited = np.clip(until - found, 0.0, wait)

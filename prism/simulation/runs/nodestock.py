@@ -3,6 +3,7 @@
 import numpy as np
 
 from prism.simulation.runs.parts import Array, Index, Interruptions
+from prism.simulation.runs.rates import waiting_times
 
 TINY = 1e-9  # nodes of a replica may be a fraction
 
@@ -13,7 +14,7 @@ class NodeStock:
     def __init__(self, fail: Interruptions, n_runs: int) -> None:
         self.spares = None if fail.spares is None else np.zeros((fail.spares, n_runs))
         self.away = np.zeros((0, n_runs))
-        self.shrink, self.n_nodes = fail.shrink, fail.n_nodes
+        self.shrink, self.n_nodes, self.rate_per_s = fail.shrink, fail.n_nodes, fail.rate_per_s
 
     def take(
         self, runs: Index, at: Array, nodes: Array, repair_s: Array, rng: np.random.Generator
@@ -37,8 +38,9 @@ class NodeStock:
         )
         return np.maximum(away[-1 - most] - at, 0.0) if most < len(away) else np.zeros(runs.size)
 
-    def fails_at(self, runs: Index, at: Array, gap: Array) -> Array:
-        """When the next node fails, if one of all would after ``gap`` s; who is away can't."""
+    def fails_at(self, runs: Index, at: Array, rng: np.random.Generator) -> Array:
+        """Draw when the next node fails, as those that are away cannot."""
+        gap = waiting_times(rng, np.full(runs.size, self.rate_per_s))  # where all are there
         edges = np.vstack([at, np.maximum(self.away[:, runs], at)])
         there = np.maximum(1.0 - np.arange(len(edges) - 1.0, -1.0, -1.0) / self.n_nodes, 0.0)
         passed = np.zeros(edges.shape)
