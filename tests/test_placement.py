@@ -8,8 +8,8 @@ from prism import NodeSlowdown, PrismError, load_job, slow_node
 from prism.cluster.groups import Ends
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.nodemap import KINDS, Placement
-from prism.simulation.assembly import _relative_speeds
 from prism.simulation.draws import lower
+from prism.simulation.effects.microbatch import _relative_speeds
 from prism.simulation.effects.stall import _entities
 from prism.simulation.execution.context import RunContext
 from prism.simulation.othernodes import relocate
@@ -342,7 +342,7 @@ def test_shard_groups_share_nodes_in_any_order_of_ranks(order, layout, gpus):
     # a data-parallel rank has one node here, and GPUs of a node are alike
     nodes = [group[:: layout["tp"] * layout["cp"]] for group in shard_nodes(job, n, gpus)]
     alike = {tuple(map(group.index, group)) for group in nodes}
-    found = _relative_speeds(Placement(job), prepare(job, 0).effects).tolist()
+    found = _relative_speeds(Placement(job), prepare(job, 0).effects.rank).tolist()
     assert {tuple(map(row.index, row)) for row in found} == alike
 
 

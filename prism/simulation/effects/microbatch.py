@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from prism.cluster.groups import shard_size
+from prism.cluster.nodemap import Placement
 from prism.distributions.distribution import Distribution
 from prism.simulation.effects.effect import Pick
 from prism.simulation.effects.factor import Factor, Laying
+from prism.simulation.effects.rank import RankSpread
 from prism.workload.kernels import Kernel, is_compute
 from prism.workload.opgraph import StepGraph
 from prism.workload.work import Collective
@@ -56,22 +58,24 @@ class Microbatch(Factor):
 
         Its ranks have one each, and all wait for the slowest.
         """
-        placement, rank = laying.placement, laying.rank
-        n, relative = shard_size(placement.job), np.ones((1, 1))
-        if n > 1 and rank.distribution.std == 0.0:
-            relative = np.ones((1, n))
-        elif n > 1:
-            nodes = (placement.ranks() // placement.gpus_per_node).astype(np.int64)
-            members = nodes.shape[2]  # of every group
-            relative = _draw_speeds(rank.distribution, rank.node_share, n, members, nodes.tobytes())
+        relative = _relative_speeds(laying.placement, laying.rank)
         return laying.tables.largest(self.distribution, loading, relative)
+
+
+def _relative_speeds(placement: Placement, rank: RankSpread) -> NDArray[np.float64]:
+    """Slowdown of each data-parallel rank of a shard group over its slowest's [draw, rank]."""
+    n = shard_size(placement.job)
+    if n == 1 or rank.distribution.std == 0.0:
+        return np.ones((1, n))
+    nodes = (placement.ranks() // placement.gpus_per_node).astype(np.int64)
+    members = nodes.shape[2]  # of every group
+    return _draw_speeds(rank.distribution, rank.node_share, n, members, nodes.tobytes())
 
 
 @lru_cache(maxsize=4)  # programs of one job have the same
 def _draw_speeds(
     distribution: Distribution, node_share: float, n: int, members: int, nodes_of_groups: bytes
 ) -> NDArray[np.float64]:
-    """Slowdown of each data-parallel rank of a shard group over its slowest's [draw, rank]."""
     nodes = np.frombuffer(nodes_of_groups, np.int64).reshape(-1, members)
     rng = np.random.Generator(np.random.Philox(0))
     draws = max(16, SPEED_DRAWS // members)
