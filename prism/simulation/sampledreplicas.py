@@ -213,14 +213,15 @@ def _microbatches(
 
     All tables of a microbatch rise with the same uniform; the widest stands for them.
     """
-    bank, n, row = program.bank, program.graph.n_replicas, program.factors.index("microbatch")
-    found = np.unique(bank.table[row][:, bank.is_global == 0])
+    bank, n = program.bank, program.graph.n_replicas
+    row = [i for i, name in enumerate(program.factors) if name == "microbatch"]
+    found = np.unique(bank.table[row][..., bank.is_global == 0])
     found = found[found >= 0]
     n_drawn = min(DRAWN * n, MOST_DRAWN) if found.size else 0
     told = np.zeros((*chosen[:, :-1].shape, engine.LANES, 2), np.float32)
     drawn = np.zeros((n_drawn, engine.LANES, 2), np.float32)
     if n_drawn:
-        stream = int(bank.stream[row])
+        stream = bank.stream[row].item()
         table = int(found[np.argmax([program.tables[t, :1024, 0].std() for t in found])])
         args = (
             program.tables[table][None], 1 + int(bank.draw[row].max()), stream, keys.stream[stream],
