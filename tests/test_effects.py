@@ -11,8 +11,6 @@ import xarray as xr
 from scipy import stats
 
 import prism
-from prism import engine
-from prism.simulation.effects import EFFECTS
 
 LANES = 64  # steps that share their GPUs
 N = 12_800
@@ -573,11 +571,3 @@ def test_a_result_holds_what_gives_it_again():
     job.pop("source", None), job.pop("name", None)
     again = prism.simulate(prism.load_job(job), replicates=128, seed=int(found.attrs["seed"]))
     assert np.array_equal(found.step_time, again.step_time)
-
-
-def test_effects_draw_apart():
-    """But for what is of fitted traces alone: no job has experts and that."""
-    kinds = [effect for name, effect in EFFECTS.items() if name != "rank_step"]
-    streams = [stream for effect in kinds for stream in effect.streams]
-    own = {engine.RESIDUAL, engine.GLOBAL, engine.POOL}
-    assert len(streams) == len(set(streams) - own) and max(streams) < engine.N_STREAMS

@@ -14,6 +14,7 @@ import prism
 from prism import engine
 from prism.distributions import distribution as distributions
 from prism.distributions.tables import sample_table
+from prism.simulation.effects import EFFECTS
 from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks
@@ -93,6 +94,14 @@ def test_group_max_against_fine_quadrature(mean, cv):
     expected, expected_var = naive.maximum_moments(mean, cv, ndtr)
     assert m == pytest.approx(expected, abs=2e-5 * max(mean))
     assert var**0.5 == pytest.approx(expected_var**0.5, rel=2e-3)
+
+
+def test_effects_draw_apart():
+    """But for what is of fitted traces alone: no job has experts and that."""
+    kinds = [effect for name, effect in EFFECTS.items() if name != "rank_step"]
+    streams = [stream for effect in kinds for stream in effect.streams]
+    own = {engine.RESIDUAL, engine.GLOBAL, engine.POOL}
+    assert len(streams) == len(set(streams) - own) and max(streams) < engine.N_STREAMS
 
 
 # ---------------------------------------------------------------------------------- the oracle

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from prism import engine
@@ -141,36 +142,27 @@ def _bank(
     n, width = len(v.factors), max(len(op.terms) for op in lowered)
     draws = np.array([factor.draws(graph) for factor in v.factors], np.int32).reshape(n, -1)
     drawn = [bool((own >= 0).any()) for own in draws]
-    table = cache(lambda f, loading: v.factors[f].table(loading, laying))
-    tables = [
-        [[table(f, x) if x and drawn[f] else -1 for f, x in enumerate(term.loadings)]
-         for term in op.terms] for op in lowered
-    ]  # fmt: skip
-    found: dict[tuple[int, ...], int] = {(-1,) * (2 * n + 1) + (0,): 0}
-
-    @cache
-    def vectors(c: int, alone: bool, *draw: int) -> list[int]:
-        out = [0] * width
-        for t, wanted in enumerate(tables[c]):
-            own = [index if d >= 0 else -1 for index, d in zip(wanted, draw, strict=True)]
-            number = [d if index >= 0 else -1 for index, d in zip(own, draw, strict=True)]
-            key = (*own, *number, links[c][t] if v.regime.acts else -1, int(alone))
-            out[t] = found.setdefault(key, len(found))
-        return out
-
-    used = [[any(term[f] >= 0 for term in op) for f in range(n)] for op in tables]
-    uses: NDArray[np.bool_] = np.array(used, bool).reshape(-1, n)
-    number = np.where(uses[graph.op_type], draws.T, np.minimum(draws.T, 0)).tolist()
-    columns = graph.op_type.tolist(), global_ops(graph).tolist(), number
-    vec = [
-        [0] * width if c < 0 else vectors(c, alone, *draw)
-        for c, alone, draw in zip(*columns, strict=True)
-    ]
-    rows = np.array([*found], np.int32).T
+    index = cache(lambda f, loading: v.factors[f].table(loading, laying))
+    laid = np.full((len(lowered) + 1, width, n + 1), -1, np.int32)  # tables, and the link
+    for c, op in enumerate(lowered):
+        for t, term in enumerate(op.terms):
+            own = [index(f, x) if x and drawn[f] else -1 for f, x in enumerate(term.loadings)]
+            laid[c, t] = *own, links[c][t] if v.regime.acts else -1
+    n_terms = np.array([*(len(op.terms) for op in lowered), 0])[graph.op_type, None]
+    alone = global_ops(graph)[:, None, None] & (np.arange(width) < n_terms)[..., None]
+    number = np.broadcast_to(draws.T[:, None], (graph.kind.size, width, n))
+    table, link = np.split(laid[graph.op_type], [n], axis=2)
+    table = np.where(number < 0, -1, table)
+    number = np.where(table < 0, -1, number)
+    each = np.concatenate([table, number, link, alone], axis=2).reshape(-1, 2 * n + 2)
+    none = [*[-1] * (2 * n + 1), 0]
+    rows = pd.DataFrame(np.concatenate([[none], each]))
+    vec = rows.groupby([*rows], sort=False).ngroup().to_numpy(np.int32)[1:].reshape(-1, width)
+    rows = rows.drop_duplicates().to_numpy(np.int32).T
     streams, by_replica = [x.stream for x in v.factors], [x.by_replica for x in v.factors]
-    link, is_global = rows[-2].copy(), rows[-1]
-    bank = lay_bank(rows[:n, None], rows[n : 2 * n], streams, by_replica, link, is_global)
-    return bank, np.array(vec, np.int32)
+    return lay_bank(
+        rows[:n, None], rows[n : 2 * n], streams, by_replica, rows[-2].copy(), rows[-1]
+    ), vec  # fmt: skip
 
 
 def _links(

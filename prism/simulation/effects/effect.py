@@ -113,7 +113,8 @@ class FactorEffect(Effect):
         """Hold it in every vector."""
         table = program.bank.table.copy()
         if self.name in program.factors:
-            table[program.factors.index(self.name)] = held(self.tables(program))
+            own = program.factors.index(self.name)
+            table[own] = held(table[own])
         return replace(program, bank=program.bank._replace(table=table))
 
 
