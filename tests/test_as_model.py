@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import profile_made
 import pytest
 import yaml
@@ -180,12 +181,12 @@ def test_a_measured_profile_predicts_its_own_period_and_other_devices(tmp_path, 
             for x in (prism.load_job(job, changes), prism.load_job(known).replace(*changes))
         )
         assert own == pytest.approx(built_in, rel=0.10)
-    with gzip.open(TRACE, "rt") as file:
-        trace = json.load(file)
+    with gzip.open(TRACE) as file:
+        trace = msgspec.json.decode(file.read())
     for event in trace["traceEvents"]:
         for key in ("Input Dims", "Input type", "Concrete Inputs"):
             event.get("args", {}).pop(key, None)
-    bare.write_text(json.dumps(trace))
+    bare.write_bytes(msgspec.json.encode(trace))
     assert run("import", bare, "--as-model", "-o", job, "-q")[0] == 0
     nominal = float(prism.simulate(job, 64, seed=1).ideal_step_time)
     assert nominal == pytest.approx(period["measured"], rel=0.03)

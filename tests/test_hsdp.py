@@ -4,6 +4,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from drawn_steps import draw_steps
 from played_ops import of_kind, play
 from test_lowering import distribution_of
 from test_stepgraph import sized
@@ -28,7 +29,7 @@ def make_job(data_parallel="hsdp", effects=None, cluster=None, **parallelism):
 @cache
 def steps(job, clusters=1):
     """Step times [cluster, draw]."""
-    return prism.simulate(job, 64 * clusters, seed=1).step_time.values.reshape(clusters, 64)
+    return draw_steps(job, 64 * clusters, 1).step_time.values.reshape(clusters, 64)
 
 
 def seconds(job):

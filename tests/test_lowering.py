@@ -4,6 +4,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from drawn_steps import draw_steps
 from played_ops import of_kind, play
 from scipy import stats
 from test_stepgraph import given, sized
@@ -35,7 +36,7 @@ def group(n, effects, backward=0.0, slow=None, gpus_per_node=1, **variability):
 @cache
 def steps(job, clusters, seed=17):
     """Step times [cluster, draw]."""
-    return prism.simulate(job, 64 * clusters, seed=seed).step_time.values.reshape(clusters, 64)
+    return draw_steps(job, 64 * clusters, seed).step_time.values.reshape(clusters, 64)
 
 
 def check_quantiles(x, expected):

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 import xarray as xr
+from drawn_steps import draw_steps
 from files_made import same_result
 
 import prism
@@ -118,6 +119,20 @@ def test_loading_what_is_no_result(tmp_path):
 
 
 # -- provenance: a result says how it is made again --------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [("pipeline-8x32", "auto"), ("llama3-70b-fsdp-512", "exact"),
+     ("llama3-70b-fsdp-512", "exchangeable")],
+)  # fmt: skip
+def test_steps_are_the_same_without_their_parts(name, engine):
+    """Most tests look at nothing but steps, and draw them so."""
+    whole = prism.simulate(name, 100, seed=3, engine=engine).to_xarray()
+    alone = draw_steps(name, 100, 3, engine=engine)
+    assert {"time_loss_mean_share", "idle_fraction"} <= set(whole) - set(alone)
+    for variable in alone:
+        xr.testing.assert_identical(alone[variable].variable, whole[variable].variable)
 
 
 def test_provenance(result):

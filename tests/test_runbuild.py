@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from drawn_steps import draw_steps
 
 import prism
 from prism.plots import plot_progress
@@ -91,9 +92,9 @@ def test_stalls_of_the_job_have_their_rate_and_lengths(cv):
 @pytest.mark.parametrize("kind", ["compute", "network"])
 def test_a_slow_node_of_a_run_costs_what_it_costs_in_a_job(kind):
     """A fail-slow node all the time is `cluster.node_slowdowns`, over all nodes in turn."""
-    calm = float(prism.simulate(small(QUIET), 1024, 1).step_time.mean())
+    calm = float(draw_steps(small(QUIET), 1024, 1).step_time.mean())
     ratios = [
-        float(prism.simulate(small(QUIET, node_slowdowns={n: {kind: 3.0}}), 1024, 1)
+        float(draw_steps(small(QUIET, node_slowdowns={n: {kind: 3.0}}), 1024, 1)
               .step_time.mean()) / calm
         for n in (0, 7)
     ]  # fmt: skip

@@ -51,8 +51,8 @@ FAULTS = [
     ),
     (
         "a failed node is a spare at once",
-        "*[repaired[own]] * n]",
-        "*[at[own]] * n]",
+        "np.broadcast_to(repaired[own][:, None]",
+        "np.broadcast_to(at[own][:, None]",
     ),
     (
         "clusters differ by the noise of their few simulated steps too",

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,15 +149,16 @@ def _read(event: Event) -> _Op:
     args = arguments(event)
     dims = tuple(
         tuple(n for n in d if isinstance(n, int)) if isinstance(d, list) else ()
-        for d in _listed(args.input_dims)
+        for d in _listed(bytes(args.input_dims))
     )
-    types, inputs = (tuple(map(str, _listed(raw))) for raw in (args.input_type, args.inputs))
+    types, inputs = (tuple(map(str, _listed(bytes(raw)))) for raw in (args.input_type, args.inputs))
     return _Op(str(event.name), dims, types, inputs)
 
 
-def _listed(raw: Any) -> list[Any]:
+@lru_cache(maxsize=4096)  # few shapes, of many launches
+def _listed(raw: bytes) -> list[Any]:
     try:
-        found = json.loads(bytes(raw)) if raw else []
+        found = json.loads(raw) if raw else []
     except ValueError:
         return []
     return found if isinstance(found, list) else []

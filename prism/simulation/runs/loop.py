@@ -5,8 +5,7 @@ fail-slow episode, a step count to record. How many steps that is follows from t
 expected; what they take is drawn from the distributions of their sums: n mu + the drift +
 the noise of n steps + compound-Poisson stalls + the checkpoints and evaluations among them. A stop
 loses what is since the last checkpoint. A replaced node renews the whole cluster with probability
-1 / nodes, which keeps the clusters' spread and gives the memory that an average over nodes would
-have.
+1 / nodes, which keeps the clusters' spread and gives the memory of an average over nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -94,7 +93,8 @@ class RunLoop:
         # the work of the first s steps; steps alike where there is no profile
         profile = model.profile
         self.work = None if profile is None else np.concatenate([[0.0], np.cumsum(profile)])
-        self.least = 1.0 if profile is None else float(profile.min(initial=1.0))
+        ends = 1.0 if profile is None else np.append(profile, 1.0)
+        self.least, self.most = float(np.min(ends)), float(np.max(ends))
         self.pauses = model.pauses
         # seconds by term: on a checkpoint, and since the last [term, run]
         parts = {"congestion": model.regime, "stalls": model.stalls, "evaluations": None,
@@ -208,8 +208,7 @@ class RunLoop:
             self.time += np.where(stop, np.maximum(over, 0.0), 0.0)
             self._stop(np.flatnonzero(stop), failed[stop])
         ended = np.flatnonzero(happens & (event >= ENDS))
-        self.clock[event[ended], ended] = _NEVER
-        self.ratio[slot[ended], ended] = 1.0
+        self.clock[event[ended], ended], self.ratio[slot[ended], ended] = _NEVER, 1.0
         for kind, happen in ((SWITCH, self._switch), (BEGIN, self._begin), (WHOLE, self._grow)):
             here = np.flatnonzero(happens & (event == kind))
             if here.size:
@@ -235,11 +234,12 @@ class RunLoop:
 
     def _steps_within(self, gap: Array, pace: Array) -> Array:
         """Find the largest number of steps that are expected to end within `gap` seconds."""
-        pauses = self.pauses.items()
-        begun = sum(s * (self.done / every - self.passed[name]) for name, (every, s) in pauses)
-        smooth = sum(seconds / every for every, seconds in self.pauses.values()) / self.least
-        low = self._steps_of(np.maximum(gap - begun, 0.0) / (pace + smooth))
-        high = self._steps_of(np.maximum(gap, 0.0) / pace)
+        pauses = self.pauses
+        rest = gap - sum(s * (self.done / n - self.passed[k]) for k, (n, s) in pauses.items())
+        smooth, each = sum(s / n for n, s in pauses.values()), sum(s for _, s in pauses.values())
+        low = self._steps_of(np.maximum(rest, 0.0) / (pace + smooth / self.least))
+        high = self._steps_of(np.maximum(rest + each, 0.0) / (pace + smooth / self.most)) + 1.0
+        high = np.minimum(high, self._steps_of(np.maximum(gap, 0.0) / pace))
         while (high > low).any():
             middle = np.ceil(0.5 * (low + high))
             fits = pace * self._work_of(middle) + sum(self._pauses(middle).values()) <= gap
@@ -268,9 +268,8 @@ class RunLoop:
         if self.work is None:
             return n
         at = self.done.astype(np.int64)
-        return np.asarray(
-            self.work[np.minimum(at + n.astype(np.int64), self.n_steps)] - self.work[at]
-        )
+        end = np.minimum(at + n.astype(np.int64), self.n_steps)
+        return np.asarray(self.work[end] - self.work[at])
 
     def _pauses(self, n: Array) -> dict[str, Array]:
         """Seconds of checkpoints and of evaluations within the next n steps."""

@@ -9,10 +9,10 @@ TINY = 1e-9  # nodes of a replica may be a fraction
 
 
 class NodeStock:
-    """When spares, and nodes that are missing, are there [node, run], ascending."""
+    """When spares [run, node], and nodes that are missing [node, run], are there, ascending."""
 
     def __init__(self, fail: Interruptions, n_runs: int) -> None:
-        self.spares = None if fail.spares is None else np.zeros((fail.spares, n_runs))
+        self.spares = None if fail.spares is None else np.zeros((n_runs, fail.spares))
         self.away = np.zeros((0, n_runs))
         self.shrink, self.n_nodes, self.rate_per_s = fail.shrink, fail.n_nodes, fail.rate_per_s
 
@@ -23,12 +23,14 @@ class NodeStock:
         if self.spares is None:
             return np.zeros(runs.size)
         repaired = at + rng.standard_exponential(runs.size) * repair_s
-        for n in np.unique(nodes).astype(int):
+        for n in sorted({*map(int, nodes)}):
             own = np.flatnonzero(nodes == n)
-            held = np.sort([*self.spares[:, runs[own]], *[repaired[own]] * n], axis=0)
-            self.spares[:, runs[own]] = held[n:]
+            back = np.broadcast_to(repaired[own][:, None], (own.size, n))
+            held = np.concatenate([self.spares[runs[own]], back], axis=1)
+            held.sort(axis=1)
+            self.spares[runs[own]] = held[:, n:]
             self.away = np.vstack([np.full((n, self.away.shape[1]), -np.inf), self.away])
-            self.away[:n, runs[own]] = held[:n]
+            self.away[:n, runs[own]] = held[:, :n].T
         away = np.sort(np.where(self.away[:, runs] > at, self.away[:, runs], -np.inf), axis=0)
         self.away[:, runs] = away
         self.away = self.away[np.isfinite(self.away).any(axis=1)]
