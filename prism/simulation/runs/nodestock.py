@@ -39,6 +39,8 @@ class NodeStock:
 
     def fails_at(self, runs: Index, at: Array, gap: Array) -> Array:
         """When the next node fails, if one of all would after ``gap`` s; who is away can't."""
+        if not len(self.away):
+            return at + gap
         edges = np.vstack([at, np.maximum(self.away[:, runs], at)])
         there = np.maximum(1.0 - np.arange(len(edges) - 1.0, -1.0, -1.0) / self.n_nodes, 0.0)
         passed = np.zeros(edges.shape)
