@@ -44,12 +44,15 @@ class Host(NamedTuple):
         spans = [[0.0, 0.0]]  # host over device, by pass, between two waits of the host [s]
         passes = work.forward, work.backward
         for i, kernels in enumerate(passes):
+            here, launch_s = 0.0, self.launch_s[i]
             for k in kernels:
-                if blocks(k):
+                if k.kernel_class == GAPS and blocks(k):
+                    spans[-1][i], here = here, 0.0
                     spans.append([0.0, 0.0])
                     continue
                 between = 0.0 if k.group else self.gap_s * k.launches  # gaps of the device
-                spans[-1][i] += k.launches * self.launch_s[i] - k.duration - between
+                here += k.launches * launch_s - k.duration - between
+            spans[-1][i] = here
         if len(spans) > 1:  # what follows the last wait goes on in the next microbatch
             first = spans.pop(0)
             spans[-1] = [sum(pair) for pair in zip(spans[-1], first, strict=True)]
@@ -66,7 +69,7 @@ class Host(NamedTuple):
         out: list[Kernel] = []
         gap_s = behind_s = 0.0
         for k in kernels:
-            if blocks(k):
+            if k.kernel_class == GAPS and blocks(k):
                 gap_s += self.wait_s
                 continue
             between, late = self.gap_s * k.launches, k.launches * late_s
