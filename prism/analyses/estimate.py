@@ -44,11 +44,12 @@ from prism.simulation.steps import (
     REPLICATES,
     simulate_step,
 )
-from prism.traces.growing import Reading, read_log
 from prism.workload.described import framework_figures
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from prism.traces.growing import Reading
 
 Simulated = tuple[Prepared, "xr.Dataset"]
 """A job that was prepared, and its simulated steps."""
@@ -70,7 +71,7 @@ def estimate(
     probability: float | None = None,
     price: float | None = None,
     gpus: int | None = None,
-    completed: str | Path | Reading | None = None,
+    completed: "str | Path | Reading | None" = None,
     column: str | None = None,
     unit: str | None = None,
     pattern: str | None = None,
@@ -183,6 +184,8 @@ def estimate_job(
     """
     begin, reading = time.perf_counter(), None
     if past:
+        from prism.traces.growing import read_log
+
         choice = {name: past[name] for name in _CHOICE}
         reading = read_log(past["completed"], **choice, per_step=job.work_per_step)
         known = job.n_steps if job.has_run else None
@@ -267,7 +270,7 @@ def estimate_whole(
     )
 
 
-def _settle(job: Job, options: dict[str, Any], reading: Reading | None = None) -> dict[str, Any]:
+def _settle(job: Job, options: dict[str, Any], reading: "Reading | None" = None) -> dict[str, Any]:
     """Take from a job's `run` block what was not asked for; no steps where no run is drawn."""
     run = job.run
     usual: dict[str, Any] = {
@@ -291,6 +294,8 @@ def _from_step_times(path: str | Path, options: dict[str, Any]) -> "xr.Dataset":
         )
     given = {"run_replicates": RUN_REPLICATES} | {k: v for k, v in options.items() if v is not None}
     if given.get("completed") is not None:
+        from prism.traces.growing import read_log
+
         choice = {name: given.pop(name, None) for name in _CHOICE}
         given["completed"] = read_log(given["completed"], **choice)
     given["deadline"] = seconds_until(
@@ -325,7 +330,7 @@ def parse_deadline(value: float | str | datetime.datetime) -> float | datetime.d
 
 
 def seconds_until(
-    deadline: float | datetime.datetime | None, start: str | None, reading: Reading | None = None
+    deadline: float | datetime.datetime | None, start: str | None, reading: "Reading | None" = None
 ) -> float | None:
     """Return the time from the start of a run to its deadline [s].
 

@@ -215,7 +215,7 @@ def _points(
     min_p_fits: float, context: RunContext,
 ) -> tuple[list[Point], list[dict[str, Any]]]:  # fmt: skip
     """Build every setting; those that break a rule or do not fit are refused, with the reason."""
-    values = given_values(job)
+    values, as_it_is = given_values(job), _as_it_is(job)
     points: list[Point] = []
     refused: list[dict[str, Any]] = []
 
@@ -223,7 +223,7 @@ def _points(
         context.report(BUILT * (len(points) + len(refused)) // asked, 1000)
         try:
             made = job_at(values, setting, follows, job.name)
-            is_job = _as_it_is(made) == _as_it_is(job)
+            is_job = _as_it_is(made) == as_it_is
             memory = memory_figures(made, every=False)
             fits = memory is None or memory["p_fits"] >= min_p_fits
             if memory is not None and all_layouts and not (own or fits):

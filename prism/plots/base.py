@@ -162,7 +162,7 @@ class StyledFigure(Figure):
 
     def __init__(self, width: float, height: float) -> None:
         super().__init__(figsize=(width, height), layout="constrained")
-        self._style: Any = rcParams.copy()
+        self._style: Any = {key: rcParams[key] for key in rcParams if key != "backend"}
 
     def draw(self, renderer: Any) -> None:
         """Draw names in any script and of any length, control characters made visible."""

@@ -14,7 +14,7 @@ from prism.workload.build import build_workload, make_expander, nominal_library
 from prism.workload.costs import attention_backend
 from prism.workload.modelsize import count_parameters, weigh
 from prism.workload.ownlayers import own_halves
-from prism.workload.stepgraph import job_graph
+from prism.workload.stepgraph import job_seconds
 from prism.workload.work import Workload, busiest_s
 
 if TYPE_CHECKING:
@@ -136,13 +136,13 @@ def step_figures(job: Job) -> dict[str, Any] | None:
 def nominal_seconds(job: Job, workload: Workload | None = None) -> float:
     """Step with every effect at 1 [s]; beyond two turns of a pipeline microbatches add alike."""
     workload, p = workload or build_workload(job, _library(job)), job.parallelism
-    turns = job_graph(job, workload, min(p.microbatches, 2 * p.pp)).nominal_s
+    turns = job_seconds(job, workload, min(p.microbatches, 2 * p.pp))
     more = p.microbatches - 2 * p.pp
     if more <= 0:
         return turns
     each = busiest_s(workload)
     if p.data_parallel in ("fsdp", "hsdp"):  # parameters are gathered in each microbatch
-        each = max(each, (job_graph(job, workload, 3 * p.pp).nominal_s - turns) / p.pp)
+        each = max(each, (job_seconds(job, workload, 3 * p.pp) - turns) / p.pp)
     return turns + more * each
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from prism.cluster.power import (
     Mix,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from prism.jobs.job import Job
     from prism.workload.work import Workload
 
+T = TypeVar("T")
 Chunks = tuple[tuple[ChunkWork, ...], ...]
 """[stage][chunk]"""
 
@@ -50,7 +51,7 @@ def under_power(
     state = power_state(job, *_step(job, replace(workload, chunks=spaced)), memory_time)
     slowdowns = {"gemm": state.gemm_slowdown, "attention": state.attention_slowdown}
 
-    @cache
+    @_once
     def slowed(kernel: Kernel) -> Kernel:
         factor = (
             slowdowns.get(kind_of(kernel, memory_time)) if is_compute(kernel.kernel_class) else None
@@ -68,9 +69,20 @@ def under_power(
 
 def _each(chunks: Chunks, change: Callable[[ChunkWork], ChunkWork]) -> Chunks:
     """Change chunks; those that are one stay one."""
-    alike = {id(chunk): chunk for row in chunks for chunk in row}
-    made = {i: change(chunk) for i, chunk in alike.items()}
-    return tuple(tuple(made[id(chunk)] for chunk in row) for row in chunks)
+    once = _once(change)
+    return tuple(tuple(map(once, row)) for row in chunks)
+
+
+def _once(change: Callable[[T], T]) -> Callable[[T], T]:
+    """Change what is one object once: to hash a chunk, or a kernel, takes longer."""
+    made: dict[int, tuple[T, T]] = {}
+
+    def changed(item: T) -> T:
+        if id(item) not in made:
+            made[id(item)] = item, change(item)
+        return made[id(item)][1]
+
+    return changed
 
 
 def mean_power(job: Job, workload: Workload | None, step_s: float) -> float | None:

@@ -6,7 +6,7 @@ replicas. `build_arrays` orders them and gives their ends to slots that are reus
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
@@ -109,16 +109,19 @@ class Builder:
     ) -> int:
         """Add an op of a type (-1: a join); joins of more than two become binary joins."""
         preds, nodes = _unique(preds), self.nodes
-        # local ends are joined inside the replica first: one export instead of many
-        local = [p for p in preds if not nodes[p].is_global]
-        other = [p for p in preds if nodes[p].is_global] if len(local) < len(preds) else []
-        if is_global:
-            local = self._at_most(1, local, False, stage)
-        pair = tuple(self._at_most(2, local + other, is_global, stage))
-        return self._append(Node(pair, is_global, op_type, stage, microbatch, call, chunk))
+        if len(preds) > 1 or is_global:
+            # local ends are joined inside the replica first: one export instead of many
+            local = [p for p in preds if not nodes[p].is_global]
+            other = [p for p in preds if nodes[p].is_global] if len(local) < len(preds) else []
+            if is_global:
+                local = self._at_most(1, local, False, stage)
+            preds = self._at_most(2, local + other, is_global, stage)
+        return self._append(Node(tuple(preds), is_global, op_type, stage, microbatch, call, chunk))
 
     def join(self, preds: list[int], *, is_global: bool = False, stage: int = 0) -> int:
         """Return a node that ends when all predecessors have."""
+        if len(preds) == 1 and not is_global:
+            return preds[0]
         unique = _unique(preds)
         if not unique:
             return START
@@ -161,13 +164,14 @@ def _execution_order(
     for before, own, duration in zip(preds[1:], is_global[1:], durations[1:], strict=True):
         at, since = (-1 if before or own else 0), 0.0
         for p in before:
-            at = max(at, phase[p] + (own != is_global[p]))
-            since = max(since, end[p])
+            here = phase[p] + (own != is_global[p])
+            at = here if here > at else at
+            since = end[p] if end[p] > since else since
         phase.append(at)
         start.append(since)
         end.append(since + duration)
-    order = sorted(range(1, len(preds)), key=list(zip(phase, start, strict=True)).__getitem__)
-    return order, phase, max(end)
+    order = np.lexsort((start[1:], phase[1:])) + 1  # of those alike the first comes first
+    return order.tolist(), phase, max(end)
 
 
 def retime(graph: StepGraph, op_types: tuple[OpType, ...]) -> StepGraph:
@@ -198,10 +202,16 @@ class _Slots:
         self.n_local += 1
         return self.n_local - 1
 
-    def give_back(self, slots: Iterable[int]) -> None:
-        for slot in slots:
-            if slot > 0:
-                heapq.heappush(self.free, slot)
+    def give_back(self, slot: int) -> None:
+        if slot > 0:
+            heapq.heappush(self.free, slot)
+
+
+def nominal_step(builder: Builder) -> float:
+    """Seconds of the step that `build_arrays` lays, without laying it."""
+    nominal = [*map(nominal_duration, builder.types), 0.0]
+    preds, is_global, type_of, *_ = zip(*builder.nodes, strict=True)
+    return _execution_order(preds, is_global, [nominal[t] for t in type_of])[2]
 
 
 def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -> StepGraph:
@@ -218,7 +228,11 @@ def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -
         for own, s, t in zip(is_global, stage_of, type_of, strict=True)
     ]
     seen = {p for own, before in zip(is_global, preds, strict=True) if own for p in before}
-    last_reader = {p: i for i in order for p in preds[i] if is_global[i] == is_global[p]}
+    last_reader = [0] * len(preds)  # 0: none
+    for i in order:
+        for p in preds[i]:
+            if is_global[i] == is_global[p]:
+                last_reader[p] = i
     slots, slot = _Slots(), [0] * len(preds)
     export: dict[int, int] = {}  # slots of the latest end over the replicas
     rows: list[tuple[int, ...]] = []  # slots of predecessors and end, node (of an export: ~node)
@@ -227,15 +241,19 @@ def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -
         own = is_global[i]
         if not phases or phases[-1][0] != phase[i]:
             phases.append([phase[i], len(rows), 0])
-        before = [export.get(p, slot[p]) if own else slot[p] for p in preds[i]]
+        before = [slot[p] for p in preds[i]]
+        if own:
+            before = [export.get(p, slot[p]) for p in preds[i]]
         out = slot[i] = slots.take(own)
         rows.append((*before, *(0,) * (2 - len(before)), out, i))
         if not own and i in seen:
             export[i] = slots.take(True)
             rows.append((out, 0, export[i], ~i))
-        slots.give_back(slot[p] for p in preds[i] if last_reader.get(p) == i)
-        if i not in last_reader:
-            slots.give_back([out])
+        for p in preds[i]:
+            if last_reader[p] == i:
+                slots.give_back(slot[p])
+        if not last_reader[i]:
+            slots.give_back(out)
         phases[-1][2] = len(rows)
     table = np.array(rows, np.int64).reshape(len(rows), 4)
     ends, node = table[:, :3], table[:, 3]

@@ -16,7 +16,7 @@ from prism.common.errors import PrismError
 from prism.jobs.pipelineshape import Action, Schedule, VirtualStages, play_rows
 from prism.jobs.schedule import make_schedule
 from prism.workload.build import Collective, Workload
-from prism.workload.opgraph import START, Builder, OpType, StepGraph, build_arrays
+from prism.workload.opgraph import START, Builder, OpType, StepGraph, build_arrays, nominal_step
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job
@@ -346,6 +346,17 @@ def blocking_items(schedule: Schedule) -> list[list[Action | Meeting]]:
 
 def job_graph(job: Job, workload: Workload, microbatches: int, resolution: str = "op") -> StepGraph:
     """Build the arrays of a job's step, with a given number of microbatches."""
+    return build_step_graph(workload, *_laid_out(job, workload, microbatches, resolution))
+
+
+def job_seconds(job: Job, workload: Workload, microbatches: int) -> float:
+    """Nominal seconds of a job's step, with a given number of microbatches."""
+    return nominal_step(_StepBuilder(workload, *_laid_out(job, workload, microbatches)).build()[0])
+
+
+def _laid_out(
+    job: Job, workload: Workload, microbatches: int, resolution: str = "op"
+) -> tuple[Schedule, GraphOptions]:
     p, chunks = job.parallelism, len(workload.chunks[0])
     sharded = p.data_parallel in ("fsdp", "hsdp")
     options = GraphOptions(
@@ -354,8 +365,7 @@ def job_graph(job: Job, workload: Workload, microbatches: int, resolution: str =
         prefetch=p.prefetch if sharded else chunks,  # zero1 has room for all of its parameters
         reshard_after_forward=sharded and p.reshard_after_forward,
     )  # fmt: skip
-    schedule = make_schedule(p.schedule, p.pp, microbatches, chunks)
-    return build_step_graph(workload, schedule, options)
+    return make_schedule(p.schedule, p.pp, microbatches, chunks), options
 
 
 def build_step_graph(workload: Workload, schedule: Schedule, options: GraphOptions) -> StepGraph:

@@ -29,7 +29,6 @@ from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import RunModel, Runs
 from prism.simulation.runs.ramp import step_work
 from prism.simulation.tracemodel.model import TraceModel
-from prism.traces.growing import Reading
 from prism.workload.carbon import footprint
 from prism.workload.energy import mean_power
 
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from prism.models.steptimes.runs import ProgressPosterior
+    from prism.traces.growing import Reading
 
 CLUSTERS_IN_PROGRESS = 1024  # draws of how fast a run in progress is, given its completed steps
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time of progress
@@ -57,7 +57,7 @@ def draw_run(
     dataset: "xr.Dataset",
     call: dict[str, Any],
     context: RunContext,
-    reading: Reading | None = None,
+    reading: "Reading | None" = None,
 ) -> DrawnRun:
     """Draw runs over the simulated steps; their rest, given the steps that were read."""
     job = step.job
@@ -182,7 +182,7 @@ def _assumed(job: Job) -> list[str]:
 
 
 def _past(
-    job: Job, model: RunModel, reading: Reading, call: dict[str, Any], share: float
+    job: Job, model: RunModel, reading: "Reading", call: dict[str, Any], share: float
 ) -> "ProgressPosterior":
     """Return the rest of a run in progress, given its completed steps."""
     from prism.models.steptimes.runs import NOMINAL_ERROR, update_on_progress

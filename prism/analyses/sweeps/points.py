@@ -134,9 +134,11 @@ def least_seconds(job: Job) -> float:
     """
     library = job.variability.library
     workload = build_workload(job, None if library is None else load_library(library))
+    chunks = {id(chunk): chunk for row in workload.chunks for chunk in row}  # most are alike
+    whole = {i: sum(k.duration for k in (*c.forward, *c.backward)) for i, c in chunks.items()}
     before, found = 0.0, 0.0
     for stage, row in enumerate(workload.chunks):
-        each = [sum(k.duration for k in (*chunk.forward, *chunk.backward)) for chunk in row]
+        each = [whole[id(chunk)] for chunk in row]
         after = workload.optimizer[stage].duration if workload.optimizer else 0.0
         found = max(found, before + sum(each) * job.parallelism.microbatches + after)
         before += sum(k.duration for k in row[0].forward) if job.parallelism.splits else each[0]

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from prism.cluster.nodemap import LEAST, MOST
 from prism.cluster.nodes.hosts import Measured
@@ -158,7 +158,7 @@ def _since_change(
     if not found:
         return frame, []
     common = float(np.median([shift for _, shift, *_ in found]))
-    bound = float(norm.isf(0.5 * _FALSE_ALARMS / n_units))
+    bound = -float(ndtri(0.5 * _FALSE_ALARMS / n_units))
     changed, gone, cost = [], list[int](), frame["cost"].copy()
     for (node, gpu), shift, sd, before in found:
         by = shift - common

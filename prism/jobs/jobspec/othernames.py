@@ -7,6 +7,7 @@ spellings without case, dashes, underscores and the dots between sections.
 import re
 from collections.abc import Iterable
 from fnmatch import translate
+from functools import cache
 
 from prism.jobs.dimensions import DIMENSIONS, GPUS
 
@@ -324,7 +325,6 @@ calculate_per_token_loss nccl_nvls_enable gpt_j_residual use_bias_in_* mlp_multi
 n_samples_per_prompt num_steps_per_rollout rollout_function* rollout_max* rollout_temp* rollout_num*
 rollout_shuffle rollout_stop* rollout_batch_size
 """
-_NO_EFFECT_OF = re.compile("|".join(map(translate, _NO_EFFECT.lower().split())))
 _SECTIONS = frozenset(
     """logger logging log exp_manager wandb tensorboard metrics profiling profiler tokenizer data
     dataset datasets dataloader lr_scheduler learning_rate_scheduler scheduler rng
@@ -338,13 +338,18 @@ _SECTIONS = frozenset(
 """Sections without any setting that changes the step time, but for names in `KEYS`."""
 
 
+@cache
+def _without_effect() -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, _NO_EFFECT.lower().split())))
+
+
 def no_effect(path: tuple[str, ...]) -> bool:
     """Tell a setting that does not change the step time as prism models it, by its whole name."""
     words = [part.lower().lstrip("-").replace("-", "_") for part in path]
     if plain(words[-1]) in _KEY_OF or words[-1] in UNMODELLED:
         return False
     quiet = not _SECTIONS.isdisjoint(words[:-1]) or words[-1] in (*_SECTIONS, *FUSED)
-    return quiet or _NO_EFFECT_OF.match(words[-1]) is not None
+    return quiet or _without_effect().match(words[-1]) is not None
 
 
 NOTES = {

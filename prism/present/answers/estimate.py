@@ -19,7 +19,13 @@ from prism.common.text import (
 from prism.jobs.dimensions import COMMUNICATING
 from prism.present.answer import Answer, Errors, Picture
 from prism.present.answers.memory import fit_table, memory_table, memory_text
-from prism.present.answers.runs import DEPARTURE, FAILURES, framework_text, library_text
+from prism.present.answers.runs import (
+    DEPARTURE,
+    FAILURES,
+    completed_texts,
+    framework_text,
+    library_text,
+)
 from prism.present.answers.times import (
     READING,
     TITLES,
@@ -50,7 +56,6 @@ from prism.simulation.labels import short_label
 from prism.simulation.results import job_of
 from prism.simulation.steps import EXPOSED_BLOCKS
 from prism.simulation.summary import spread
-from prism.traces import say_taken
 from prism.workload.fitting import ways_to_fit
 from prism.workload.memory import WARNED_P_FITS
 
@@ -85,16 +90,10 @@ def estimate_answer(result: Estimate) -> Answer:
         tables=tuple(table for table in _tables(numbers, result) if table.rows),
         figures=numbers,
         warnings=tuple(numbers.get("warnings") or ()),
-        assumptions=_completed(numbers),
+        assumptions=completed_texts(numbers),
         facts=tuple(_facts(numbers)),
         pictures=tuple(_pictures(numbers, result)),
     )
-
-
-def _completed(numbers: Json) -> tuple[str, ...]:
-    """Say what was read as the step times of a run in progress."""
-    taken = (numbers.get("completed") or {}).get("taken")
-    return () if taken is None else (say_taken(taken),)
 
 
 def _head(numbers: Json) -> str:

@@ -23,6 +23,16 @@ NO_FAILURES = {
 ASSUMED = "run.failures and run.checkpoint set them, run.failures=none leaves failures out"
 
 
+def completed_texts(numbers: Json) -> tuple[str, ...]:
+    """Say what was read as the step times of a run in progress."""
+    taken = (numbers.get("completed") or {}).get("taken")
+    if taken is None:
+        return ()
+    from prism.traces import say_taken  # slow to import
+
+    return (say_taken(taken),)
+
+
 def _outcome(numbers: Json) -> str:
     """Say what looking for a change of the step time came to; empty where none was looked for."""
     found = numbers.get("departure") or {"kind": ""}

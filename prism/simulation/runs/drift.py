@@ -42,15 +42,22 @@ def rate_of(seconds: Array, tau_s: float | Array) -> Array:
     return np.asarray(np.minimum(rate, _NONE))
 
 
-def decay_sum(n: Array, rate: Array) -> Array:
-    """Sum of r^i for i = 0 ... n - 1, r = exp(-rate) [run]: what a start value adds to n steps."""
-    found = np.array(n, float)
-    np.divide(-np.expm1(-rate * n), -np.expm1(-rate), out=found, where=rate > 0.0)
-    return found
+class Decay:
+    """How a start value fades: by r = exp(-rate) a step, `rate` one over the correlation time."""
+
+    def __init__(self, rate: Array) -> None:
+        self.rate, self.back, self.fades = rate, -rate, rate > 0.0
+        self.less = np.expm1(self.back)  # r - 1
+
+    def sum(self, n: Array) -> Array:
+        """Sum of r^i for i = 0 ... n - 1 [run]: what a start value adds to n steps."""
+        found = np.array(n, float)
+        np.divide(np.expm1(self.back * n), self.less, out=found, where=self.fades)
+        return found
 
 
-def drift_moments(n: Array, rate: Array) -> Moments:
-    """Return the moments of n values; `rate` is a step over the correlation time [run].
+def drift_moments(n: Array, decay: Decay) -> Moments:
+    """Return the moments of n values [run].
 
     Notes
     -----
@@ -59,21 +66,21 @@ def drift_moments(n: Array, rate: Array) -> Moments:
     over k = 1 ... m: Var(sum) = (1 + r)/(1 - r) (m - 2 A_1 + A_2), Cov(sum, d_n) = (1 + r)
     (A_1 - A_2), Var(d_n) = 1 - r^(2n).
     """
-    m, r = np.maximum(n - 1.0, 0.0), np.exp(-rate)
-    one, two = r * decay_sum(m, rate), r**2 * decay_sum(m, 2.0 * rate)
+    m, r, rate = np.maximum(n - 1.0, 0.0), np.exp(decay.back), decay.rate
+    one, two = r * decay.sum(m), r**2 * Decay(2.0 * rate).sum(m)
     std = np.sqrt(-np.expm1(-2.0 * rate * n))
     known = rate * n > _CONSTANT
     var, along = np.zeros((2, *np.shape(n)))
-    np.divide((1.0 + r) * (m - 2.0 * one + two), -np.expm1(-rate), out=var, where=known)
+    np.divide((1.0 + r) * (m - 2.0 * one + two), -decay.less, out=var, where=known)
     np.divide((1.0 + r) * (one - two), std, out=along, where=known)
     across = np.sqrt(np.maximum(0.0, var - along**2))
-    return Moments(decay_sum(n, rate), along, across, np.exp(-rate * n), std)
+    return Moments(decay.sum(n), along, across, np.exp(decay.back * n), std)
 
 
 def drift_variance(n_steps: int, step_s: float, tau_s: float) -> float:
     """Variance of the sum of n values of an AR(1) series of unit variance [1]."""
     n, seconds = np.array([float(n_steps)]), np.array([step_s])
-    return float(drift_moments(n, rate_of(seconds, tau_s)).variance[0])
+    return float(drift_moments(n, Decay(rate_of(seconds, tau_s))).variance[0])
 
 
 def ar1(times: Array, n_series: int, rng: np.random.Generator) -> Array:

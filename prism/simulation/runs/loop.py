@@ -10,16 +10,24 @@ loses what is since the last checkpoint. A replaced node renews the whole cluste
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.text import format_count
-from prism.simulation.runs.drift import decay_sum, drift_moments, rate_of, wave_sum
+from prism.simulation.runs.drift import Decay, drift_moments, rate_of, wave_sum
 from prism.simulation.runs.nodestock import NodeStock
-from prism.simulation.runs.parts import STOPS, Array, Cause, Index, Interruptions, RunModel
+from prism.simulation.runs.parts import (
+    STOPS,
+    Array,
+    Cause,
+    Index,
+    Interruptions,
+    RunChunk,
+    RunModel,
+    term_names,
+)
 from prism.simulation.runs.rates import step_shares, waiting_times
 
 CHUNK = 1024  # runs that draw together; the first n runs do not change with their number
@@ -30,28 +38,9 @@ BLOCK = 128  # steps drawn one by one at once: arrays of [128, 1024] stay in the
 AHEAD = 1.5, 8  # of those, the ones expected until the next event by this, and more
 CHECKED = 1000  # segments after each of which it is seen whether there will be more
 FAILURE, SWITCH, BEGIN, WHOLE, ENDS = range(5)  # rows of the clocks; episodes' from ENDS on
-_PLAIN = ("ideal_steps", "slow_steps", "step_noise", "run_effect", "model_error", "congestion")
-_NEVER = np.inf
-_FAR = 1e15  # seconds that no run takes
+_NEVER, _FAR = np.inf, 1e15  # seconds that no run takes
+_RUNS = np.arange(CHUNK)
 _NONE = Interruptions(0.0, 1)  # nothing fails, and a planned replacement takes no time
-
-
-class RunChunk(NamedTuple):
-    """What the runs of one chunk come to; arrays as in `prism.simulation.runs.parts.Runs`."""
-
-    total: Array
-    cluster: Index
-    terms: Array  # [term, run]
-    marks: Array
-    failures: Index
-
-
-def term_names(model: RunModel) -> tuple[str, ...]:
-    """Names of the terms a run of this model consists of."""
-    slow = () if model.episodes is None else ("fail_slow",)
-    fail = model.interruptions
-    fewer = () if fail is None or fail.shrink is None else ("fewer_replicas",)
-    return (*_PLAIN, *slow, *fewer, "drift", "stalls", "evaluations", "checkpoints", *STOPS)
 
 
 def generator(seed: int, first: int, stream: int) -> np.random.Generator:
@@ -70,7 +59,7 @@ class RunLoop:
         self.one_by_one = one_by_one
         self.rng = rng = generator(seed, first, 12)
         n, n_clusters = CHUNK, model.mean.shape[0]
-        self.cluster = (first + np.arange(n)) % n_clusters
+        self.cluster = (first + _RUNS) % n_clusters
         self.began = self.cluster.copy()
         self.time, self.done, self.saved = np.zeros((3, n))  # seconds; steps, those not to be lost
         self.marks = np.append(np.asarray(marks, float), _NEVER)
@@ -84,21 +73,20 @@ class RunLoop:
         if drift.initial is not None:
             self.drift = drift.initial[self.cluster]
         self.drifts = bool(np.any(np.asarray(drift.cv) > 0.0))
-        self.drift_cv = np.broadcast_to(np.asarray(drift.cv, float), n_clusters)
-        self.drift_s = np.broadcast_to(np.asarray(drift.tau_s, float), n_clusters)
         stall_rate = 0.0 if model.stalls is None else model.stalls.rate_per_s
-        self.stall_rate = np.broadcast_to(np.asarray(stall_rate, float), n_clusters)
         self.stall_s = 0.0 if model.stalls is None else float(model.stalls.lengths.mean())
-        self.mean = model.mean @ step_shares(model)  # [cluster] over the states of its regime
+        # [cluster]: drift, stalls, and the mean step over the states of its regime
+        of_steps = drift.cv, drift.tau_s, stall_rate, model.mean @ step_shares(model)
+        self.of_clusters = [np.broadcast_to(np.asarray(x, float), n_clusters) for x in of_steps]
         # the work of the first s steps; steps alike where there is no profile
         profile = model.profile
         self.work = None if profile is None else np.concatenate([[0.0], np.cumsum(profile)])
         ends = 1.0 if profile is None else np.append(profile, 1.0)
         self.least, self.most = float(np.min(ends)), float(np.max(ends))
-        self.pauses = model.pauses
+        self.pauses = pauses = model.pauses
         # seconds by term: on a checkpoint, and since the last [term, run]
         parts = {"congestion": model.regime, "stalls": model.stalls, "evaluations": None,
-                 "checkpoints": None, **self.pauses}  # fmt: skip
+                 "checkpoints": None, **pauses}  # fmt: skip
         steps = [x for x in term_names(model) if x not in STOPS]
         self.names = [x for x in steps if parts.get(x, x) is not None]
         self.kept, self.open = np.zeros((2, len(self.names), n))
@@ -131,6 +119,15 @@ class RunLoop:
             self.clock[BEGIN] = waiting_times(rng, np.full(n, model.episodes.rate_per_s))
         self.ratio = np.ones((1, n))  # [slot, run] of the episodes in progress
         self.found = np.zeros((1, n), bool)  # the node is replaced when it ends
+        self._look_up()
+
+    def _look_up(self) -> None:
+        """Look up what the clusters of the runs are like, in their states [run]."""
+        at, mean = self.cluster, self.model.mean
+        self.drift_cv, self.drift_s, self.stall_rate, self.mean = (x[at] for x in self.of_clusters)
+        self.wider = np.sqrt(1.0 + self.drift_cv**2)  # noise drifts, too
+        self.std, self.regime = self.model.std[at, self.state], mean[at, self.state] / mean[at, 0]
+        self.unit = mean[at, 0] * self.effect * self.regime
 
     def run(self, progress: Callable[[float], None] | None = None) -> RunChunk:
         """Advance until all runs are done; tell ``progress`` what share is."""
@@ -138,8 +135,10 @@ class RunLoop:
         while (self.done < self.n_steps).any():
             self._advance()
             rounds += 1
+            if rounds % 20:
+                continue
             share = float(self.done.mean()) / self.n_steps
-            if progress is not None and rounds % 20 == 0:
+            if progress is not None:
                 progress(share)
             if rounds % CHECKED == 0 and rounds > share * MAX_EVENTS:
                 raise PrismError(
@@ -171,26 +170,26 @@ class RunLoop:
     def _advance(self) -> None:
         """Take all runs to their next event, and let it happen."""
         left = self.n_steps - self.done
-        self.passed = {
-            name: np.floor(self.done / every) for name, (every, _) in self.pauses.items()
-        }
-        event, runs = self.clock.argmin(axis=0), np.arange(CHUNK)
+        self.passed = {k: np.floor(self.done / every) for k, (every, _) in self.pauses.items()}
+        event = self.clock.argmin(axis=0)
         slot = np.maximum(event - ENDS, 0)
         failed = event == FAILURE
-        stops = failed | ((event >= ENDS) & self.found[slot, runs])
-        gap = np.minimum(self.clock[event, runs] - self.time, _FAR)
-        base, regime, slow = self._base()
+        stops = failed | ((event >= ENDS) & self.found[slot, _RUNS])
+        gap = np.minimum(self.clock.min(axis=0) - self.time, _FAR)
+        slow = self.ratio.max(axis=0) * self.fewer
+        base = self.unit * slow  # seconds of a unit of work now
         at = np.searchsorted(self.marks, self.done, side="right")
         mark = self.marks[at]
         most = np.minimum(left, mark - self.done)
+        self.decay = Decay(rate_of(base, self.drift_s)) if self.drifts else None
         pace, sums = self._expect(gap, left, base), None
-        lasting = pace * (1.0 + self.stall_rate[self.cluster] * self.stall_s)
+        lasting = pace * (1.0 + self.stall_rate * self.stall_s)
         if self.one_by_one:
             ahead = AHEAD[0] * max(0.0, float(np.median((gap / pace)[left > 0.0]))) + AHEAD[1]
             most = np.minimum(most, min(BLOCK, ahead) // 1)
             ends, *sums = self._look_ahead(int(most.max()), pace)
             n = (ends[1:] <= gap).sum(axis=0).astype(float)
-            over = gap - ends[n.astype(np.int64), runs]
+            over = gap - ends[n.astype(np.int64), _RUNS]
         else:
             n = self._steps_within(gap, lasting)
             over = gap - lasting * self._work_of(n) - sum(self._pauses(n).values())
@@ -199,26 +198,23 @@ class RunLoop:
         happens = (n < most) & (left > 0.0)
         n = np.minimum(n, most)
         if sums is not None:
-            sums = [x[n.astype(np.int64), runs] for x in sums]
-        self._keep(n, self._safe(lasting), self._draw(n, base, regime, slow, sums))
+            sums = [x[n.astype(np.int64), _RUNS] for x in sums]
+        self._keep(n, self._safe(lasting), self._draw(n, base, slow, sums))
         hit = np.flatnonzero(self.done == mark)  # again where a run had lost what it did
         self.at_mark[hit, at[hit]] = self.time[hit]
         stop = happens & stops
         if stop.any():
             self.time += np.where(stop, np.maximum(over, 0.0), 0.0)
             self._stop(np.flatnonzero(stop), failed[stop])
+        happens &= ~failed
+        if not happens.any():  # most often
+            return
         ended = np.flatnonzero(happens & (event >= ENDS))
         self.clock[event[ended], ended], self.ratio[slot[ended], ended] = _NEVER, 1.0
         for kind, happen in ((SWITCH, self._switch), (BEGIN, self._begin), (WHOLE, self._grow)):
             here = np.flatnonzero(happens & (event == kind))
             if here.size:
                 happen(here)
-
-    def _base(self) -> tuple[Array, Array, Array]:
-        """Seconds of a unit of work now; its factors by regime, by episodes and replicas [run]."""
-        mean, slow = self.model.mean, self.ratio.max(axis=0) * self.fewer
-        regime = mean[self.cluster, self.state] / mean[self.cluster, 0]
-        return mean[self.cluster, 0] * self.effect * regime * slow, regime, slow
 
     def _expect(self, gap: Array, left: Array, base: Array) -> Array:
         """Return the seconds that a unit of work is expected to take until the next event.
@@ -227,9 +223,9 @@ class RunLoop:
         """
         about = np.minimum(np.maximum(gap / base, 1.0), np.maximum(left, 1.0))
         relative = 1.0 + self._wave(about, base) / about
-        if self.drifts:
-            fade = decay_sum(about, rate_of(base, self.drift_s[self.cluster])) / about
-            relative = relative + self.drift_cv[self.cluster] * self.drift * fade
+        if self.decay is not None:
+            fade = self.decay.sum(about) / about
+            relative = relative + self.drift_cv * self.drift * fade
         return np.asarray(base * np.maximum(relative, LEAST))
 
     def _steps_within(self, gap: Array, pace: Array) -> Array:
@@ -302,40 +298,41 @@ class RunLoop:
         wave = wave_sum(self.time + self.start_s, n, base, drift.diurnal_peak_s)
         return np.asarray(np.sqrt(2.0) * drift.diurnal_cv * wave)
 
-    def _draw(
-        self, n: Array, base: Array, regime: Array, slow: Array, sums: Sequence[Array] | None
-    ) -> Array:
+    def _draw(self, n: Array, base: Array, slow: Array, sums: Sequence[Array] | None) -> Array:
         """Draw what the next n steps take [term, run]; noise and stalls may be there already."""
         model, work = self.model, self._work_of(n)
         each = np.divide(work, n, out=np.ones(CHUNK), where=n > 0.0)
-        moved = base * work * (self._drifted(n, base) - 1.0) + base * each * self._wave(n, base)
+        known = base * work
+        moved = known * (self._drifted(n) - 1.0) + base * each * self._wave(n, base)
         # what the factor on all steps adds to the noise belongs to what that is made of
         if sums is None:
-            std = model.std[self.cluster, self.state]
-            noise = std * np.sqrt(n) * self.rng.standard_normal(CHUNK) * each
+            noise = self.std * np.sqrt(n) * self.rng.standard_normal(CHUNK) * each
         else:
-            noise = sums[0] * regime
-        noise = noise * slow * np.sqrt(1.0 + self.drift_cv[self.cluster] ** 2)  # it drifts, too
-        noise = np.maximum(noise, -(base * work + moved) / self.effect)  # no less than nothing
-        stalls = self._stalls(base * work + moved) if sums is None else sums[1]
-        mean = self.mean[self.cluster]
-        ideal = mean if model.ideal_s is None else model.ideal_s
+            noise = sums[0] * self.regime
+        steps = known + moved
+        noise = np.maximum(noise * slow * self.wider, -steps / self.effect)  # no less than nothing
+        mean, own = work * self.mean, self.own
+        ideal = self.mean if model.ideal_s is None else model.ideal_s
         terms = {
             "ideal_steps": work * ideal,
-            "slow_steps": work * (mean - ideal),
+            "slow_steps": work * (self.mean - ideal),
             "step_noise": noise,
-            "run_effect": (work * mean + noise) * (self.own - 1.0),
-            "model_error": (work * mean + noise) * (self.effect - self.own),
-            "congestion": work * (base / slow - self.effect * mean),
-            "fail_slow": base * work * (1.0 / self.fewer - 1.0 / slow),
-            "fewer_replicas": base * work * (1.0 - 1.0 / self.fewer),
+            "run_effect": (mean + noise) * (own - 1.0),
+            "model_error": (mean + noise) * (self.effect - own),
             "drift": moved,
-            "stalls": stalls,
             **self._pauses(n),
         }
+        if model.regime is not None:
+            terms["congestion"] = work * (base / slow - self.effect * self.mean)
+        if model.episodes is not None:
+            terms["fail_slow"] = known * (1.0 / self.fewer - 1.0 / slow)
+        if self.fail.shrink is not None:
+            terms["fewer_replicas"] = known * (1.0 - 1.0 / self.fewer)
+        if model.stalls is not None:
+            terms["stalls"] = self._stalls(steps) if sums is None else sums[1]
         return np.array([terms[name] for name in self.names])
 
-    def _drifted(self, n: Array, base: Array) -> Array | float:
+    def _drifted(self, n: Array) -> Array | float:
         """Draw the mean factor of n steps by the drift, and how it goes on.
 
         Notes
@@ -343,16 +340,15 @@ class RunLoop:
         Steps' factors are lognormal with mean 1, and so is their mean, nearly: with its variance
         (Fenton and Wilkinson), and the exponent the mean of theirs.
         """
-        if not self.drifts:
+        if self.decay is None:
             return 1.0
         z, y = self.rng.standard_normal((2, CHUNK))
-        m = drift_moments(n, rate_of(base, self.drift_s[self.cluster]))
+        m = drift_moments(n, self.decay)
         std = np.sqrt(m.variance)
         total = m.decay * self.drift + m.along * z + m.across * y
         self.drift = m.left * self.drift + m.std * z
         total = np.divide(total, std, out=np.zeros(CHUNK), where=std > 0.0)
-        cv = self.drift_cv[self.cluster]
-        sigma = np.sqrt(np.log1p((cv * std / np.maximum(n, 1.0)) ** 2))
+        sigma = np.sqrt(np.log1p((self.drift_cv * std / np.maximum(n, 1.0)) ** 2))
         return np.asarray(np.exp(sigma * total - 0.5 * sigma**2))
 
     def _stalls(self, exposure: Array) -> Array:
@@ -360,7 +356,7 @@ class RunLoop:
         if self.model.stalls is None:
             return np.zeros(exposure.shape)
         rng, lengths = self.rng, self.model.stalls.lengths
-        count = rng.poisson(self.stall_rate[self.cluster] * np.maximum(exposure, 0.0))
+        count = rng.poisson(self.stall_rate * np.maximum(exposure, 0.0))
         few = np.where(count <= MANY, count, 0).ravel()
         at, drawn = np.repeat(np.arange(few.size), few), rng.choice(lengths, int(few.sum()))
         out = np.bincount(at, drawn, few.size).reshape(count.shape)
@@ -411,11 +407,13 @@ class RunLoop:
         if self.fail.shrink is not None:
             self.fewer[runs], self.clock[WHOLE, runs] = self.stock.fewer(runs, until)
         # the drift goes on; a node replaced makes it another cluster with probability 1 / nodes
-        left = np.exp(-rate_of(until - at, self.drift_s[self.cluster[runs]]))
+        left = np.exp(-rate_of(until - at, self.drift_s[runs]))
         z = rng.standard_normal(runs.size)
         self.drift[runs] = left * self.drift[runs] + np.sqrt(1.0 - left**2) * z
         renewed = runs[gone][rng.random(int(gone.sum())) * self.model.n_nodes < nodes[gone]]
-        self.cluster[renewed] = rng.integers(0, self.model.mean.shape[0], renewed.size)
+        if renewed.size:
+            self.cluster[renewed] = rng.integers(0, self.model.mean.shape[0], renewed.size)
+            self._look_up()
 
     def _grow(self, runs: Index) -> None:
         """Restart with one replica more, after a checkpoint."""
@@ -429,6 +427,7 @@ class RunLoop:
         to = (u[:, None] >= self.choice[self.state[runs]]).sum(axis=1)
         self.state[runs] = np.minimum(to, len(self.choice) - 1)
         self.clock[SWITCH, runs] += waiting_times(self.rng, self.leave[self.state[runs]])
+        self._look_up()
 
     def _begin(self, runs: Index) -> None:
         """Start an episode in a free slot."""

@@ -14,8 +14,8 @@ import numpy as np
 from prism.common.errors import PrismError, option
 from prism.simulation.execution.context import RunContext
 from prism.simulation.execution.tasks import Arrays, Shared, Task, run_tasks
-from prism.simulation.runs.loop import CHUNK, RunChunk, RunLoop, term_names
-from prism.simulation.runs.parts import RunModel, Runs
+from prism.simulation.runs.loop import CHUNK, RunLoop
+from prism.simulation.runs.parts import RunChunk, RunModel, Runs, term_names
 from prism.simulation.runs.rates import expected_events, stationary, step_shares
 
 # Steps of a run up to which the noise of each is drawn, so that a few rare ones show; beyond, the

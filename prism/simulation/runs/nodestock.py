@@ -43,6 +43,8 @@ class NodeStock:
     def fails_at(self, runs: Index, at: Array, rng: np.random.Generator) -> Array:
         """Draw when the next node fails, as those that are away cannot."""
         gap = waiting_times(rng, np.full(runs.size, self.rate_per_s))  # where all are there
+        if not len(self.away):
+            return at + gap
         edges = np.vstack([at, np.maximum(self.away[:, runs], at)])
         there = np.maximum(1.0 - np.arange(len(edges) - 1.0, -1.0, -1.0) / self.n_nodes, 0.0)
         passed = np.zeros(edges.shape)

@@ -16,6 +16,7 @@ DAY_S = 86_400.0
 HOUR_S = 3_600.0
 OF_STEPS = ("ideal_steps", "slow_steps", "step_noise", "congestion", "drift", "stalls")
 """Terms that a run's steps consist of, but for what multiplies all of them."""
+_PLAIN = ("ideal_steps", "slow_steps", "step_noise", "run_effect", "model_error", "congestion")
 STOPS = ("lost_work", "restarts", "spares")
 PER_TIME = ("fail_slow", "fewer_replicas", *STOPS)
 """Terms as many of which come as a run is long."""
@@ -174,3 +175,21 @@ class Runs:
     terms: dict[str, Array]  # [run] seconds by term, which add up to the total
     marks: Array  # [run, mark] when that many steps were done for good [s]; of the first runs
     failures: Index  # [run]
+
+
+class RunChunk(NamedTuple):
+    """What the runs of one chunk come to; arrays as in `Runs`."""
+
+    total: Array
+    cluster: Index
+    terms: Array  # [term, run]
+    marks: Array
+    failures: Index
+
+
+def term_names(model: RunModel) -> tuple[str, ...]:
+    """Names of the terms a run of this model consists of."""
+    slow = () if model.episodes is None else ("fail_slow",)
+    fail = model.interruptions
+    fewer = () if fail is None or fail.shrink is None else ("fewer_replicas",)
+    return (*_PLAIN, *slow, *fewer, "drift", "stalls", "evaluations", "checkpoints", *STOPS)
