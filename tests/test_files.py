@@ -145,30 +145,6 @@ def test_a_file_that_another_program_wrote_needs_no_hash(tmp_path):
     assert prism.load(tmp_path / "theirs.nc").attrs["note"] == "kept"
 
 
-def test_another_program_reads_ours_as_it_reads_xarray_s_own(tmp_path):
-    whole = xr.Dataset(
-        {
-            "flat": ("x", [1.0, np.nan, 3.0], {"units": "s", "steps": 3, "edges": [1.0, 2.0]}),
-            "grid": (("x", "y"), np.arange(6).reshape(3, 2)), "one": ((), 2.5),
-            "text": ("y", ["a", "\u00e9\u2082"]), "word": ((), ""),
-            "yes": ("x", [True, False, True]), "none": ("z", np.zeros(0)),
-            "no_text": ("z", np.array([], "U1")),
-            "letter": ("y", np.array(list("ab"), "S1")), "single": ("y", np.ones(2, np.float32)),
-            "cube": (("x", "y", "label"), np.zeros((3, 2, 1), np.int32)),
-        },
-        coords={"x": [0.5, 1.0, 2.0], "label": ["k"], "name": ("x", ["p", "q", "r"])},
-        attrs={"kind": "sweep", "n": 1, "share": 2.5, "empty": "", "list": [1, 2]},
-    )  # fmt: skip
-    prism.save(whole, tmp_path / "ours.nc")
-    whole.to_netcdf(tmp_path / "theirs.nc", engine="h5netcdf")
-    ours, theirs = (
-        xr.load_dataset(tmp_path / f"{name}.nc", engine="h5netcdf") for name in ("ours", "theirs")
-    )
-    xr.testing.assert_identical(ours, theirs)
-    assert [*ours.variables] == [*theirs.variables] and ours.sizes == theirs.sizes
-    assert all(ours[name].dtype == theirs[name].dtype for name in theirs.variables)
-
-
 def test_texts_of_a_fixed_length_are_read_as_the_others(tmp_path):
     """The netCDF C library writes attributes so, and may write variables of characters."""
     import h5py

@@ -174,7 +174,7 @@ def load() -> None:
     for name in prism.__all__:
         getattr(prism, name)
     commands = [f"prism.cli.commands.{p.stem}" for p in ROOT.glob("prism/cli/commands/[a-z]*.py")]
-    for module in ("prism.cli.app", *commands, "matplotlib.pyplot", "h5py", "dask.distributed"):
+    for module in ("prism.cli.app", *commands, "matplotlib.pyplot", "h5netcdf", "dask.distributed"):
         importlib.import_module(module)
 
 
