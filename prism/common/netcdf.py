@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import warnings
 from collections.abc import Iterator
@@ -48,7 +49,13 @@ def wrap_corrupt_file(path: str | os.PathLike[str], expected: str) -> Iterator[N
 
 def write_netcdf(dataset: xr.Dataset, path: str | os.PathLike[str]) -> None:
     """Write a dataset with the hash of the file behind it, whole or not at all."""
-    content = bytes(dataset.to_netcdf(engine="h5netcdf"))  # in memory: HDF5 dies of a full disk
+    import h5netcdf
+    from xarray.backends import H5NetCDFStore
+
+    buffer = io.BytesIO()  # in memory: HDF5 dies of a full disk
+    with h5netcdf.File(buffer, "w") as file:  # to_netcdf loads dask.distributed where it can
+        dataset.dump_to_store(H5NetCDFStore(file))
+    content = buffer.getvalue()
     with atomic_write(path) as temporary:
         # HDF5 passes over what is behind its end, and drops it from a file that it changes
         temporary.write_bytes(content + SEAL + hashlib.sha256(content).hexdigest().encode())
