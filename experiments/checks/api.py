@@ -120,7 +120,7 @@ def page():
         parts.append(f"## {title}")
         for name in (name for of, name in names if of == room):
             parts += describe(f"prism.{name}", getattr(prism, name))
-    parts.append("## Plots\n\nEach takes a result and, where `ax` is given, draws there.")
+    parts.append("## Plots\n\nEach draws a result, on `ax` or in a new figure, and returns axes.")
     for _, name in public(prism.plots):
         parts += describe(f"prism.plots.{name}", getattr(prism.plots, name))
     return "\n\n".join(parts) + "\n"

@@ -23,12 +23,7 @@ class LaunchGaps(NamedTuple):
 def launch_gaps(start: Floats, end: Floats, issued: Floats) -> LaunchGaps:
     """Find the idle stretches of a device that end with an activity issued after they began.
 
-    Parameters
-    ----------
-    start, end : array
-        [activity] on any of the device's streams.
-    issued : array
-        [activity] when the host had issued it; not a number where that is unknown.
+    Activities on any of its streams; not a number where it is unknown when the host issued one.
 
     Examples
     --------

@@ -60,21 +60,10 @@ ACTION = Cost(450.0, 30e-6)
 
 
 def check_size(source: str, counts: Mapping[str, tuple[float, Cost]], lower: str) -> None:
-    """Refuse work that takes more memory or time than there is.
+    """Refuse work that takes more memory or time than there is, and say how to reduce it.
 
-    Parameters
-    ----------
-    source : str
-        What asks for it, for the message.
-    counts : dict of str to (float, Cost)
-        How many of each thing, by what they are called.
-    lower : str
-        The numbers that make it less.
-
-    Raises
-    ------
-    PrismError
-        With the estimate, the bound and how to reduce it.
+    `counts` are how many of each thing, by what they are called; `lower` the numbers that make it
+    less.
     """
     n_bytes = sum(n * cost.n_bytes for n, cost in counts.values())
     seconds = sum(n * cost.seconds for n, cost in counts.values())

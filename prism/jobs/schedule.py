@@ -46,12 +46,8 @@ def play_schedule(
 ) -> list[list[float]]:
     """Start time of every action when stages run as early as they can, per stage in program order.
 
-    Durations are those of `Slots`; transfers take no time.
-
-    Raises
-    ------
-    PrismError
-        If the schedule deadlocks; the message names what every stuck stage waits for.
+    Durations are those of `Slots`; transfers take no time. A deadlock is an error that names what
+    every stuck stage waits for.
     """
     virtual_stages = schedule.virtual_stages
     lengths = action_times(schedule, Slots(forward, backward, weight))

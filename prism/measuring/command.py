@@ -306,17 +306,9 @@ def _flush(torch: Any) -> Callable[[], Any]:
 
 
 def check_time(cases: Sequence[MeasuredCase], seconds: Sequence[float], plan: Plan) -> str:
-    """Say how long a measurement will take where that is long, empty where it is not.
+    """Say how long a measurement will take where that is long; refuse one beyond its limit.
 
-    Parameters
-    ----------
-    seconds : sequence of float
-        What one call of each may take [s].
-
-    Raises
-    ------
-    PrismError
-        One call of each takes longer than the limit.
+    `seconds` are what one call of each case may take.
     """
     once, longest = sum(seconds), max(range(len(cases)), key=lambda i: seconds[i])
     sizes = f"{format_count(len(cases), 'size')}"

@@ -49,11 +49,8 @@ class Block(NamedTuple):
 class CpuTimer:
     """Times calls by the processor's monotonic clock.
 
-    Attributes
-    ----------
-    overhead_s : float
-        What reading the clock twice around an empty call costs, the median of many [s]; it is
-        subtracted from every duration.
+    From every duration `overhead_s` is subtracted: reading the clock twice around an empty call,
+    the median of many.
     """
 
     def __init__(self, before: Call | None = None) -> None:

@@ -39,31 +39,15 @@ class Cdf(NamedTuple):
 def empirical_cdf(
     sample: ArrayLike, cluster_idx: ArrayLike | None = None, n_points: int = 400
 ) -> Cdf:
-    """Empirical distribution function with a pointwise standard error.
+    """Empirical distribution function of a sample [replicate] with a pointwise standard error.
 
-    Parameters
-    ----------
-    sample : array_like
-        [replicate] values; not-a-number is refused.
-    cluster_idx : array_like, optional
-        [replicate] cluster of each value; None where all are independent.
-    n_points : int
-        Points of the grid; all of the sample where it is smaller.
+    Between the smallest and the largest value, at n_points equally spaced ranks, or all of them
+    where they are fewer; values are independent without `cluster_idx` [replicate].
 
-    Returns
-    -------
-    Cdf
-        Between the smallest and the largest value, at equally spaced ranks.
-
-    Notes
-    -----
     With K clusters of n_k values, c_k of which are at or below x, p = sum c_k / sum n_k and its
-    variance is that of a ratio estimator, ``K/(K-1) sum (c_k - p n_k)^2 / (sum n_k)^2``. With
-    one value per cluster this is p (1 - p) / (n - 1).
-
-    References
-    ----------
-    Cochran, Sampling Techniques, 3rd ed. (1977), section 3.12.
+    variance is that of a ratio estimator, ``K/(K-1) sum (c_k - p n_k)^2 / (sum n_k)^2``. With one
+    value per cluster this is p (1 - p) / (n - 1). Cochran, Sampling Techniques, 3rd ed. (1977),
+    section 3.12.
     """
     values = np.asarray(sample, dtype=np.float64).ravel()
     n = values.size

@@ -27,17 +27,8 @@ _AXES = {"m": "m, rows", "seq": "sequence length", "bytes": "bytes"}
 def plot_kernel(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     """Rate of a kernel along its main size, a line a backend, dashed where nothing was measured.
 
-    Parameters
-    ----------
-    result : xarray.Dataset
-        Of kind ``kernel``, as ``prism kernel -o DIR`` writes it.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        What was measured of the first backend is shaded, the size asked for marked.
+    Of what ``prism kernel -o DIR`` writes. What was measured of the first backend is shaded, the
+    size asked for marked.
 
     Examples
     --------

@@ -27,20 +27,9 @@ _TOKENS = 32_768.0  # of all sequences together
 def plot_library(library: Library, kind: str = "gemm", ax: Axes | None = None) -> Axes:
     """Throughput of matrix products over their work, or of attention over the sequence.
 
-    Parameters
-    ----------
-    library : Library
-        As `prism.load_library` returns it.
-    kind : str
-        ``gemm`` or ``attention``.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Of products a point for each measured one, and a line for square ones; of causal attention
-        in bfloat16 a line for each backend and pass (32 heads, 8 of keys, of 128; 32,768 tokens).
+    `kind` is ``gemm`` or ``attention``, of what ``load_library`` returns. Of products a point for
+    each measured one, and a line for square ones; of causal attention in bfloat16 a line for each
+    backend and pass (32 heads, 8 of keys, of 128; 32,768 tokens).
 
     Examples
     --------

@@ -42,19 +42,9 @@ COST = "increase of the step, all else at its mean [%]"
 
 @styled
 def plot_slots(data: Placing | xr.Dataset, ax: Axes | None = None) -> Axes:
-    """Cost of one slow node by where it is, and the slack of each stage.
+    """Cost of one slow node by where it is, and the slack of each stage, of what ``place`` returns.
 
-    Parameters
-    ----------
-    data : Placing or xarray.Dataset
-        What ``place`` returns.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Where all replicas are alike, a bar per stage; else a map of stage x replica.
+    Where all replicas are alike, a bar per stage; else a map of stage x replica.
 
     Examples
     --------
@@ -140,19 +130,9 @@ def _draw_map(numbers: Json, cost: Array, ax: Axes | None) -> Axes:
 def plot_alternatives(data: Placing | xr.Dataset, ax: Axes | None = None) -> Axes:
     """Median and p95 of the step as is, at best, at worst and under the alternatives.
 
-    Parameters
-    ----------
-    data : Placing or xarray.Dataset
-        What ``place`` returns.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Points at p50 and p95, for the work of one step as is. Where p50 or p95 is the objective,
-        lines are 95 % intervals of its difference from as is, and where nodes are placed at
-        random the spread between 90 % of placements.
+    Of what ``place`` returns: points at p50 and p95, for the work of one step as is. Where p50 or
+    p95 is the objective, lines are 95 % intervals of its difference from as is, and where nodes are
+    placed at random the spread between 90 % of placements.
 
     Examples
     --------

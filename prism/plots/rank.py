@@ -33,20 +33,10 @@ _INTERVENED = {"freeze": ("", "held at its median"), "speed": ("_faster", "made 
 
 @styled
 def plot_ranking(result: xr.Dataset, ax: Axes | None = None) -> Axes:
-    """Shares of the variance by cause, the largest on top.
+    """Shares of the variance by cause, the largest on top, of what ``rank`` returns.
 
-    Parameters
-    ----------
-    result : Ranking
-        What ``rank`` returns.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Bars are total-order shares, diamonds first-order shares, lines 95 % intervals of the
-        total order.
+    Bars are total-order shares, diamonds first-order shares, lines 95 % intervals of the total
+    order.
 
     Examples
     --------
@@ -84,21 +74,10 @@ def plot_ranking(result: xr.Dataset, ax: Axes | None = None) -> Axes:
 def plot_interventions(
     result: xr.Dataset, ax: Axes | None = None, intervention: str | None = None
 ) -> Axes:
-    """Change of standard deviation and p95 where one cause is fixed.
+    """Change of standard deviation and p95 where one cause is fixed, of what ``rank`` returns.
 
-    Parameters
-    ----------
-    result : Ranking
-        What ``rank`` returns.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-    intervention : str, optional
-        ``freeze``, at its median, or ``speed``, made faster; the first where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Ordered as in `plot_ranking`; lines are 95 % intervals.
+    `intervention` is ``freeze``, at its median, or ``speed``, made faster; the first where None.
+    Ordered as in `plot_ranking`; lines are 95 % intervals.
 
     Examples
     --------
@@ -130,17 +109,7 @@ def plot_interventions(
 def plot_path(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     """Where the time of a step is, and where its spread and its tail pass through.
 
-    Parameters
-    ----------
-    result : Ranking
-        What ``rank`` returns.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Each of the three sums to one over the kernel classes.
+    Of what ``rank`` returns; each of the three sums to one over the kernel classes.
 
     Examples
     --------

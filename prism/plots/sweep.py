@@ -31,20 +31,10 @@ FARTHEST = 1.25
 
 @styled
 def plot_sweep(data: Sweep | xr.Dataset, ax: Axes | None = None) -> Axes:
-    """p50 against p95 of the settings of a sweep.
+    """p50 against p95 of the settings of a sweep, of what ``sweep`` returns.
 
-    Parameters
-    ----------
-    data : Sweep or xarray.Dataset
-        What ``sweep`` returns.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Bars are two standard errors, by cluster draw; open points were screened on a few of them.
-        Times are for the tokens of one step of the job where settings differ in them.
+    Bars are two standard errors, by cluster draw; open points were screened on a few of them. Times
+    are for the tokens of one step of the job where settings differ in them.
 
     Examples
     --------

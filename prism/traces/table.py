@@ -79,13 +79,9 @@ def make_trace(
     notes: Sequence[str] = (),
     meta: Mapping[str, Any] | None = None,
 ) -> Trace:
-    """Build a trace from columns, sorted by step, rank and start.
+    """Build a trace from columns, at least ``duration`` [s], sorted by step, rank and start.
 
-    Parameters
-    ----------
-    columns : mapping of str to array_like
-        [row] values by column name; at least ``duration`` [s]. Those left out take their defaults;
-        names beyond `COLUMNS` follow them in the order given.
+    Those left out take their defaults; names beyond `COLUMNS` follow them in the order given.
     """
     n = len(columns["duration"])
     made: dict[str, Any] = {}

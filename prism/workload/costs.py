@@ -182,13 +182,7 @@ def attention_backend(job: Job) -> str:
 
 
 def build_costs(job: Job, library: Library, tables: Library) -> Costs:
-    """Costs of a job's device, figures from a library and kernels from the tables of one.
-
-    Raises
-    ------
-    PrismError
-        The device has no such arithmetic.
-    """
+    """Costs of a job's device, figures from a library and kernels from the tables of one."""
     device, layout, value = DEVICES[job.cluster.device], job.parallelism, library.value
     precision = layout.precision
     if not device.flop_per_s(precision):

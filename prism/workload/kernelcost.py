@@ -164,33 +164,11 @@ def kernel_cost(
 ) -> KernelCost:  # fmt: skip
     """Duration, work and traffic of one kernel of a library's device.
 
-    Parameters
-    ----------
-    library : Library
-        Of the device, with its kernels' tables.
-    kind : str
-        One of `KINDS`; its sizes are keyword arguments. ``kv_heads`` is ``heads``, ``v_head_dim``
-        is ``head_dim`` and ``seq`` of a recurrent layer is ``tokens`` where not given. ``m`` of
-        ``grouped_gemm`` is the tokens of each expert.
-    backend : str
-        One of `BACKENDS`, the first where empty.
-    dtype : str
-        One of `NUMBER_BYTES`.
-    backward : bool
-        Of matrix products both gradients together, the input's and the weight's.
-    mask : str
-        Of attention, "causal" or "full"; with ``window`` > 0 that many keys behind each query.
-    deterministic : bool
-        Of attention's backward.
-
-    Returns
-    -------
-    KernelCost
-
-    Raises
-    ------
-    PrismError
-        Unknown kind, backend, dtype, mask or size, or no table.
+    Its sizes are keyword arguments. ``kv_heads`` is ``heads``, ``v_head_dim`` is ``head_dim`` and
+    ``seq`` of a recurrent layer is ``tokens`` where not given. ``m`` of ``grouped_gemm`` is the
+    tokens of each expert. The backward of a matrix product is both gradients together; a `window` >
+    0 is as many keys behind each query. `backend` is the first of `BACKENDS` where empty, `dtype`
+    one of `NUMBER_BYTES`.
     """
     about = KINDS.get(kind)
     if about is None:

@@ -183,19 +183,11 @@ class Placing(Result):
         return pd.DataFrame(rows, columns=list(COLUMNS)).set_index(COLUMNS[0])
 
     def host_files(self, placement: str | None = None) -> dict[str, str]:
-        """Write a placement as files, text by name, as ``prism place -o`` does.
+        """Write a placement, by default the best, as ``prism place -o`` does: text by file's name.
 
-        Parameters
-        ----------
-        placement : str, optional
-            Its name, as in ``placements``; the best where None.
-
-        Returns
-        -------
-        dict of str to str
-            ``hosts.csv``, which a job takes as ``cluster.hosts``, ``hostfile.txt``, and where hosts
-            have names those of launchers: ``slurm_hostfile.txt``, ``openmpi_hostfile.txt``,
-            ``mpich_hostfile.txt``, ``rankfile.txt``.
+        ``hosts.csv``, which a job takes as ``cluster.hosts``, ``hostfile.txt``, and where hosts
+        have names those of launchers: ``slurm_hostfile.txt``, ``openmpi_hostfile.txt``,
+        ``mpich_hostfile.txt``, ``rankfile.txt``.
         """
         hosts, groups, per_node, names = self._slots(placement)
         csv = placement_csv(hosts, groups, per_node, names)

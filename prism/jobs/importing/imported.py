@@ -81,30 +81,12 @@ def import_job(
     device: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Imported:
-    """Make a job of another tool's configuration.
+    """Make a job of another tool's configuration, checked as a file is.
 
-    Parameters
-    ----------
-    file : str or pathlib.Path, or sequence of them
-        A launch script, a log, or a configuration, and a model's config.json beside it; ``-`` is
-        standard input.
-    format : str, optional
-        One of `FORMATS`; found by content where it is not given.
-    gpus : int, optional
-        GPUs of the job, where the file does not say or is to be read for another number.
-    device : str, optional
-        The GPU.
-    overrides : sequence of str
-        "key=value" as given to ``--set``, over what the file says.
-
-    Returns
-    -------
-    Imported
-
-    Raises
-    ------
-    PrismError
-        With every reason why it makes no job, each with the line of the file it comes from.
+    `file` is a launch script, a log, or a configuration, and a model's config.json beside it; ``-``
+    is standard input. `format` is found by content, `gpus` and `device` are the file's own, where
+    they are not given. `overrides` are "key=value" as of ``--set``. Every reason why it makes no
+    job is an error with the line of the file that it comes from.
     """
     source = read_sources([file] if isinstance(file, str | Path) else file, format)
     draft = Draft(source, frozenset(_keys(overrides)))

@@ -301,11 +301,8 @@ def _of_blocks(blocks: Mapping[str, list[str]], sizes: Sequence[int], source: st
 def place_job(job: Job, topology: Topology, hosts: Sequence[str], source: str) -> Placed:
     """Give a job's hosts, in rank order, the positions that their units make.
 
-    Raises
-    ------
-    PrismError
-        A host is not in the topology, there are not as many as the job has nodes, or a unit is
-        under two others.
+    A host that is not in the topology, fewer or more than the job has nodes, and a unit under two
+    others are refused.
     """
     per_node = job.cluster.gpus_per_node
     n = -(-job.world_size // per_node)

@@ -42,13 +42,7 @@ def integral(value: Any) -> Any:
 
 
 def parse_duration(value: Any) -> float:
-    """Return seconds from a number of seconds or a text such as "60d", "12h", "90min".
-
-    Raises
-    ------
-    ValueError
-        If it is neither, or not positive.
-    """
+    """Return seconds from a positive number, or a text such as "60d", "12h", "90min"."""
     found = re.fullmatch(_LENGTH, str(value).lower())
     seconds = float(found[1]) * _SECONDS[found[2] or "s"] if found else 0.0
     if not 0 < seconds <= MAX_NUMBER:

@@ -45,26 +45,10 @@ def fit_step_times(
     seed: int = 0,
     repeats: int = N_REPEATS,
 ) -> StepModel:
-    """Learn body, stalls, drift and run effect from step times.
+    """Learn body, stalls, drift and run effect from step times of one job on one system.
 
-    Parameters
-    ----------
-    times : StepTimes
-        Of one job on one system, of one or several runs.
-    totals : mapping of str to float, optional
-        Measured total of each run [s].
-    first : int, optional
-        Learn the variation from this many first steps of each run alone; work by step comes
-        from all.
-    seed : int
-        Of the repetitions behind the intervals.
-    repeats : int, optional
-        Their number; 0 leaves the intervals out.
-
-    Raises
-    ------
-    PrismError
-        There are too few steps.
+    `totals` are measured totals of runs [s]. From the `first` steps of each run alone variation is
+    learnt, work by step from all. `repeats` are behind the intervals; 0 leaves these out.
     """
     _check_enough(times)
     series = decompose(times, seed)

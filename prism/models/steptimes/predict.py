@@ -111,16 +111,9 @@ def draw_runs(
     model: StepModel, n_steps: int, n_runs: int, seed: int, past: "ProgressPosterior | None" = None,
     gpus: int | None = None,
 ) -> Drawn:  # fmt: skip
-    """Draw totals of whole runs.
+    """Draw totals of whole runs of n_steps, less what totals leave out at the start.
 
-    Parameters
-    ----------
-    n_steps : int
-        Steps of a run; what totals leave out at the start is left out.
-    past : ProgressPosterior, optional
-        A run in progress (`prism.models.steptimes.progress`).
-    gpus : int, optional
-        Whose failures stop it; none where they are not known.
+    A run in progress has a `past`; `gpus`, where known, are those whose failures stop it.
     """
     done = 0 if past is None else past.done
     first = min(max(done, model.offset_skips * model.mean_over), n_steps)
@@ -147,15 +140,9 @@ def draw_steps(
     model: StepModel, positions: NDArray[np.int64], n_runs: int, seed: int,
     elapsed: Array | None = None,
 ) -> Array:  # fmt: skip
-    """Draw steps of runs, [run, position] s.
+    """Draw steps of runs, [run, position] s, at ascending places in a run, counted from 0.
 
-    Parameters
-    ----------
-    positions : int64 [position]
-        Places of the steps in a run, ascending, counted from 0.
-    elapsed : float64 [position], optional
-        Steps since the start, where the places leave some out; all steps follow each other where
-        None.
+    `elapsed` [position] are steps since the start, where the places leave some out.
     """
     rng = [generator(seed, 10 + k) for k in range(6)]
     shape = (n_runs, positions.size)

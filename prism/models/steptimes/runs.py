@@ -99,32 +99,16 @@ def update_on_progress(
     model: RunModel, times: StepTimes, n_draws: int, seed: int,
     nominal_error: float = NOMINAL_ERROR, fitted: Fitted | None = None,
 ) -> ProgressPosterior:  # fmt: skip
-    """Condition a run model on the completed steps of one run.
+    """Condition a run model on the completed steps of one run; those that lack took as long.
 
-    Parameters
-    ----------
-    model : RunModel
-        Before anything was measured.
-    times : StepTimes
-        Completed steps; those that lack, by number, took as long as the others.
-    n_draws, seed : int
-        Draws of level and drift; each becomes a cluster.
-    nominal_error : float
-        What the model's mean step may be wrong by before anything is measured [1].
-    fitted : Fitted, optional
-        Of a model of step times; without it steps follow each other, and their own noise is theirs.
+    Each draw of level and drift becomes a cluster. `nominal_error` is what the model's mean step
+    may be wrong by before anything is measured [1]. Without `fitted`, of a model of step times,
+    steps follow each other, and their own noise is theirs.
 
-    Raises
-    ------
-    PrismError
-        Steps of several runs.
-
-    Notes
-    -----
     The level's prior is as wide as clusters and runs differ, and as a job's nominal mean may err.
     Where the steps lie far from it, or change, they are believed, and all spreads go with them: the
-    level is that of the steps after a change was found (`departure`). A stall rate has the
-    model's as its prior (gamma), worth the stalls it is based on. A long run is looked at in blocks
+    level is that of the steps after a change was found (`departure`). A stall rate has the model's
+    as its prior (gamma), worth the stalls it is based on. A long run is looked at in blocks
     (`blocks`).
     """
     check_one_run(times)

@@ -116,14 +116,8 @@ def style() -> str:
 class Page:
     """The page of one browser window.
 
-    Parameters
-    ----------
-    kept : mapping
-        What outlives a connection of the window: its job, what was changed and what is pinned.
-    base : Job
-        Whose values stand in the controls at first.
-    seed, threads
-        As in `prism.simulate`.
+    `kept` outlives a connection of the window: its job, what was changed and what is pinned. The
+    values of `base` stand in the controls at first.
     """
 
     def __init__(
