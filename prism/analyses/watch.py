@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 import prism
 from prism.analyses.estimate import (
@@ -51,7 +50,6 @@ from prism.simulation.results import make_dataset
 from prism.simulation.summary import failure_model, run_end, run_progress
 from prism.traces.growing import GrowingLog, Reading, count_done
 
-Array = NDArray[np.float64]
 KIND = "watch"
 SCHEMA = 2
 PROBABILITY = 0.9

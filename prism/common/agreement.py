@@ -16,6 +16,7 @@ from scipy.signal import correlate
 from scipy.special import betainc, ndtri
 from scipy.stats import kstwo, t, wasserstein_distance
 
+from prism.common.arrays import Array, Index
 from prism.common.resampling import (
     FIGURES,
     LEAST_STEPS,
@@ -24,9 +25,6 @@ from prism.common.resampling import (
     ks_distance,
     resample,
 )
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 N_BOOTSTRAP = 1_000
 """Resamples behind the errors of measured figures: known to 1/sqrt(2000) = 2 % of themselves."""

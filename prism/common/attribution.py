@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 
-Array = NDArray[np.float64]
+from prism.common.arrays import Array, Index
+
 RESAMPLES = 1000
 LEVEL = 0.95
 TAIL = 0.95  # quantile beyond which the tail lies
@@ -91,7 +91,7 @@ def recurrence(runs: PickFreeze) -> tuple[float, float]:
     return twice / (n - 1) / whole, float(few.sum()) / whole
 
 
-def draw_counts(rng: np.random.Generator, draws: int, n: int) -> NDArray[np.int64]:
+def draw_counts(rng: np.random.Generator, draws: int, n: int) -> Index:
     """How often each of n units is drawn by n draws with replacement, int64 [draw, unit]."""
     drawn = rng.integers(n, size=(draws, n)) + n * np.arange(draws)[:, None]
     return np.bincount(drawn.ravel(), minlength=drawn.size).reshape(draws, n)

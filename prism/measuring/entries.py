@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from prism.cluster.nccl import bus_factor, solve_link
+from prism.common.arrays import Array
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.distributions.distribution import Distribution
@@ -28,7 +29,7 @@ from prism.distributions.library import Entry, Library, library_names, load_libr
 from prism.distributions.ranges import TABLE_AXES
 from prism.distributions.samples import sample_distribution
 from prism.jobs.devices import DEVICES, device_key
-from prism.measuring.samples import Array, MeasuredCase, Samples
+from prism.measuring.samples import MeasuredCase, Samples
 from prism.workload.kernelcost import GEMM_LARGE_S, KINDS, NUMBER_BYTES
 from prism.workload.kernels import MESSAGE_BYTES
 

@@ -15,15 +15,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError
 from prism.common.netcdf import read_netcdf, wrap_corrupt_file, write_netcdf
 
 if TYPE_CHECKING:
     import xarray as xr
 
-Array = NDArray[np.float64]
 KIND = "measurement"
 
 
@@ -58,7 +57,7 @@ class Samples:
     cases: tuple[MeasuredCase, ...]
     seconds: list[Array]
     at: list[Array]
-    block: list[NDArray[np.int64]]
+    block: list[Index]
     slowest: list[Array]  # equal to `seconds` where no ranks meet
     attrs: dict[str, Any] = field(default_factory=dict)
 

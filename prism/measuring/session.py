@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from prism.common.arrays import Array
 from prism.measuring.machine import read_state
-from prism.measuring.samples import Array, Samples
+from prism.measuring.samples import Samples
 
 Call = Callable[[], Any]
 Progress = Callable[[int, int], None]

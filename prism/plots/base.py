@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, MaxNLocator, PercentFormatter
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError
 from prism.common.results import Result
 from prism.common.text import format_duration, time_unit, visible
@@ -28,11 +29,11 @@ from prism.common.text import format_duration, time_unit, visible
 class Cdf(NamedTuple):
     """An empirical distribution function on a grid."""
 
-    x: NDArray[np.float64]
+    x: Array
     """[point] values, ascending, in the unit of the sample."""
-    p: NDArray[np.float64]
+    p: Array
     """[point] share of the sample at or below x."""
-    se: NDArray[np.float64]
+    se: Array
     """[point] standard error of p."""
 
 
@@ -65,9 +66,7 @@ def empirical_cdf(
     return Cdf(x, p, _cluster_se(count, p, cluster[order]))
 
 
-def _cluster_se(
-    count: NDArray[np.int64], p: NDArray[np.float64], cluster: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def _cluster_se(count: Index, p: Array, cluster: Index) -> Array:
     """Take the standard error of p [point] from the clusters of the sorted values [replicate]."""
     n_per_cluster = np.bincount(cluster)
     n_clusters = n_per_cluster.size
@@ -84,7 +83,7 @@ def _cluster_se(
     return se
 
 
-Array = NDArray[np.float64]
+Json = Mapping[str, Any]
 
 STYLES = ("light", "dark")
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, OLIVE, GREY = (f"C{i}" for i in range(8))

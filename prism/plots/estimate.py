@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from prism.common.arrays import Array
 from prism.common.text import format_count, format_duration, format_share, time_unit
 from prism.plots.base import (
     BLUE,
@@ -18,7 +19,6 @@ from prism.plots.base import (
     NAMES,
     PERCENTILES,
     RED,
-    Array,
     Mark,
     draw_cdf,
     finish_cdf,

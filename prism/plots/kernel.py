@@ -9,8 +9,9 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
+from prism.common.arrays import Array
 from prism.common.text import format_duration
-from prism.plots.base import COLOURS, GREY, Array, ink, legend_above, new_axes, styled
+from prism.plots.base import COLOURS, GREY, ink, legend_above, new_axes, styled
 
 _RATES = {
     "tflops": (1.0, "rate [TFLOP/s]"), "bus_bytes_per_s": (1e-9, "bus bandwidth [GB/s]"),

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from prism.plots.base import RED, ink, new_axes, styled
+from prism.plots.base import RED, Json, ink, new_axes, styled
 from prism.workload.memory import PARTS
-
-Json = Mapping[str, Any]
 
 SHADES = {
     "Blues": ("parameters", "gradients", "optimizer", "gathered"),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -16,13 +13,14 @@ from prism.analyses.placements.placing import (
     Placing,
     same_work,
 )
+from prism.common.arrays import Array
 from prism.common.text import format_share, percent_change, time_unit
 from prism.plots.base import (
     BLUE,
     GREY,
     ORANGE,
     RED,
-    Array,
+    Json,
     ink,
     legend_above,
     name_rows,
@@ -30,8 +28,6 @@ from prism.plots.base import (
     shorten,
     styled,
 )
-
-Json = Mapping[str, Any]
 
 ALIKE = 1e-3
 """Replicas whose costs differ by less than this share of the largest are drawn as one [1]."""

@@ -9,8 +9,8 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
-from numpy.typing import NDArray
 
+from prism.common.arrays import Index
 from prism.common.text import format_share
 from prism.plots.base import (
     BLUE,
@@ -134,7 +134,7 @@ def plot_path(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _order(result: xr.Dataset, changed: bool = True) -> NDArray[np.int64]:
+def _order(result: xr.Dataset, changed: bool = True) -> Index:
     """Find the inputs to draw, the largest total order first, with those whose fixing changes."""
     total = result["total_order"].to_numpy()
     matter = total
@@ -153,7 +153,7 @@ def _call(result: xr.Dataset) -> dict[str, Any]:
     return dict(json.loads(result.attrs.get("call", "{}")))
 
 
-def _finish(ax: Axes, result: xr.Dataset, order: NDArray[np.int64]) -> None:
+def _finish(ax: Axes, result: xr.Dataset, order: Index) -> None:
     """Name causes and shares."""
     names, kinds = (result[key].to_numpy()[order] for key in ("cause", "kind"))
     name_rows(ax, [label(str(n), f"{k}s") for n, k in zip(names, kinds, strict=True)])

@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.ticker import PercentFormatter
 
+from prism.common.arrays import Array
 from prism.common.text import format_count, time_unit
-from prism.plots.base import GREEN, GREY, RED, Array, legend_above, new_axes, styled, title_of
+from prism.plots.base import GREEN, GREY, RED, legend_above, new_axes, styled, title_of
 from prism.plots.estimate import deadline_text
 
 FAR = 1.5  # times the length of the run from which a deadline is off the axis

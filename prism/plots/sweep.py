@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -17,13 +14,12 @@ from prism.plots.base import (
     GREY,
     ORANGE,
     RED,
+    Json,
     legend_above,
     new_axes,
     shorten,
     styled,
 )
-
-Json = Mapping[str, Any]
 
 FARTHEST = 1.25
 """Settings whose p95 is beyond this times the least are counted in a corner [1]."""

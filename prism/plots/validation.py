@@ -9,13 +9,13 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from prism.common.arrays import Array
 from prism.common.text import format_count, time_unit
 from prism.plots.base import (
     BLUE,
     GREY,
     NAMES,
     ORANGE,
-    Array,
     Mark,
     draw_cdf,
     finish_cdf,

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from prism.analyses.differences import FIRST_BLOCKS, Array, Candidate, Sampler, select
+from prism.analyses.differences import FIRST_BLOCKS, Candidate, Sampler, select
 from prism.analyses.placements.screen import Screen
+from prism.common.arrays import Array
 from prism.common.errors import PrismError
 from prism.distributions.library import load_library
 from prism.jobs.devices import DEVICES

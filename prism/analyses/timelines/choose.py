@@ -10,9 +10,9 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism.analyses.timelines.played import PlayedStep, Row, Stream, durations
+from prism.common.arrays import Array
 from prism.common.errors import PrismError, option
 
 MOST_ROWS = 64
@@ -95,7 +95,7 @@ def find_roles(step: PlayedStep) -> dict[int, str]:
     return roles
 
 
-def _busiest(step: PlayedStep) -> NDArray[np.float64]:
+def _busiest(step: PlayedStep) -> Array:
     """Seconds that the busiest stage of each replica computes, [replica]."""
     total, seconds = np.zeros((step.n_replicas, step.n_stages)), durations(step.ops, step.end)
     for i, op in enumerate(step.ops):

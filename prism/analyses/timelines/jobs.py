@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.analyses.timelines.played import PlayedOp, PlayedStep, Row, Stream, durations
+from prism.common.arrays import Array
 from prism.common.errors import PrismError
 from prism.common.launchgaps import LaunchGaps
 from prism.common.text import format_count
@@ -185,7 +186,7 @@ def _node_of(graph: StepGraph, i: int) -> int:
 
 
 def gaps_by_row(
-    nodes: Sequence[TraceNode], start: NDArray[np.float64], end: NDArray[np.float64]
+    nodes: Sequence[TraceNode], start: Array, end: Array
 ) -> Callable[[Row], LaunchGaps]:
     """Launch gaps of any row, from starts and ends [node, replica] s."""
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from prism.analyses.validation.against_measured import Array, Call, Repetitions, ValidationCase
+from prism.analyses.validation.against_measured import Call, Repetitions, ValidationCase
+from prism.common.arrays import Array, Flags, Index
 from prism.common.errors import PrismError, option
 from prism.common.text import format_count, format_duration
 from prism.models.changes.find import find_changes
@@ -69,7 +69,7 @@ def split_case(times: StepTimes, source: str, train: str, call: Call) -> Validat
     return replace(made, training=find_changes(first).settled().without_warm_up.seconds)
 
 
-def split_steps(n: int, train: str, source: str, least: int = MIN_TRAIN) -> NDArray[np.int64]:
+def split_steps(n: int, train: str, source: str, least: int = MIN_TRAIN) -> Index:
     """Positions of the steps that train."""
     if train == "first-half":
         part = np.arange(n // 2)
@@ -90,7 +90,7 @@ def split_steps(n: int, train: str, source: str, least: int = MIN_TRAIN) -> NDAr
     return part
 
 
-def _part(times: StepTimes, rows: NDArray[np.bool_]) -> StepTimes:
+def _part(times: StepTimes, rows: Flags) -> StepTimes:
     return replace(times, seconds=times.seconds[rows], step=times.step[rows], run=times.run[rows])
 
 
@@ -162,10 +162,10 @@ def _totals(
 class _Steps:
     """Steps at the places of the measured ones."""
 
-    at: NDArray[np.int64]  # [place] position in a run of the model, ascending
+    at: Index  # [place] position in a run of the model, ascending
     elapsed: Array  # [place] steps since the first, gaps in the log included
-    run: NDArray[np.int64]  # [value]
-    place: NDArray[np.int64]  # [value]
+    run: Index  # [value]
+    place: Index  # [value]
 
     @classmethod
     def of(cls, model: StepModel, times: StepTimes) -> "_Steps":
@@ -208,7 +208,7 @@ class _Totals:
         return self.predicted(model, self.measured.size, seed)
 
 
-def _redraw_split(fitted: StepModel, times: StepTimes, early: NDArray[np.bool_]) -> _Redraw:
+def _redraw_split(fitted: StepModel, times: StepTimes, early: Flags) -> _Redraw:
     """Draw both parts of a file anew: runs go on from the fitted steps to the measured ones."""
     places = _Steps.of(fitted, times)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, StrictBool, WithJsonSchema, model_serializer
 
+from prism.common.arrays import Array
 from prism.jobs.jobspec.expressions import LONGEST, Size, parse_size
 from prism.jobs.jobspec.values import Block, key
 from prism.jobs.ops import (
@@ -36,7 +36,6 @@ from prism.jobs.ops import (
 if TYPE_CHECKING:
     from prism.jobs.jobspec.blocks import ModelBlock
 
-Array = NDArray[np.float64]
 Half = tuple[Op, ...]
 SAVES = {"swiglu": 4.0, "gelu": 2.0, "routing": 4.0, "convolution": 2.0, "gated_norm": 2.0}
 """Bytes a value that backward keeps, by kind, as in `prism.workload.layers`."""

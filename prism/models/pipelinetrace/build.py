@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prism.common.arrays import Index
 from prism.common.errors import PrismError
 from prism.common.means import median
 from prism.common.text import format_share
@@ -28,7 +29,7 @@ from prism.models.pipelinetrace.meetings import (
     nobody_leaves_before,
     pair_transfers,
 )
-from prism.models.pipelinetrace.times import CLOCK_S, Index, Times, ordered, read_times
+from prism.models.pipelinetrace.times import CLOCK_S, Times, ordered, read_times
 from prism.simulation.tracemodel.graph import (
     COMPUTE,
     REPLICA,

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import prism
+from prism.common.arrays import Array
 from prism.common.errors import PrismError, option
 from prism.common.results import pack_texts, read_texts
 from prism.common.text import format_count
@@ -41,7 +41,6 @@ from prism.traces.growing import Reading, count_done, read_log
 if TYPE_CHECKING:
     import xarray as xr
 
-Array = NDArray[np.float64]
 KIND = "steps_estimate"
 DRAWS = 4096  # of level and drift of a run in progress at most
 LANES = 64  # step replicates of one run, as those of one cluster elsewhere

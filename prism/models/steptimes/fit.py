@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism.common.agreement import effective_n
+from prism.common.arrays import Array
 from prism.common.errors import PrismError
 from prism.common.means import poisson_interval
 from prism.common.text import format_count, format_duration
@@ -29,7 +29,6 @@ from prism.models.steptimes.series import Series, decompose, first_steps
 from prism.models.steptimes.spread import Spread, mean_variance
 from prism.traces import StepTimes
 
-Array = NDArray[np.float64]
 MIN_STEPS = 4  # of a run, to separate its own spread from that between runs
 MIN_VALUES = 8  # step times a fit can start from
 _SAMPLES = 4096  # residuals kept: quantiles to 1/4096

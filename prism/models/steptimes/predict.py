@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Index
 from prism.models.steptimes.model import StepModel
 from prism.models.steptimes.spread import Spread, mean_variance
 from prism.simulation.execution.context import RunContext
@@ -22,7 +22,6 @@ from prism.traces.table import SHORTEST_S
 if TYPE_CHECKING:
     from prism.models.steptimes.runs import ProgressPosterior
 
-Array = NDArray[np.float64]
 MAX_WORK = 1_000_000  # steps whose work is held one by one
 _AHEAD = 0.2  # last share of the steps seen whose mean stands for all that come after
 
@@ -38,7 +37,7 @@ class Drawn:
     total: Array  # [run] seconds, the offset between steps and measured totals included
     terms: dict[str, Array]  # [run] seconds by term; they add up to the total
     model: RunModel  # what was drawn
-    failures: NDArray[np.int64]  # [run]
+    failures: Index  # [run]
 
 
 def work_of(model: StepModel, first: int, n_steps: int) -> tuple[float, Array | None]:
@@ -137,7 +136,7 @@ def draw_runs(
 
 
 def draw_steps(
-    model: StepModel, positions: NDArray[np.int64], n_runs: int, seed: int,
+    model: StepModel, positions: Index, n_runs: int, seed: int,
     elapsed: Array | None = None,
 ) -> Array:  # fmt: skip
     """Draw steps of runs, [run, position] s, at ascending places in a run, counted from 0.

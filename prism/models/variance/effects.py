@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array
 from prism.models.variance.factors import explained_share, leading_signs
-
-Array = NDArray[np.float64]
 
 
 class Column(NamedTuple):

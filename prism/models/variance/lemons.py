@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from prism.common.arrays import Array, Flags
 from prism.common.means import finite_mean, median
 from prism.models.variance.effects import Column
-
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 LEMON_PROBABILITY = 1e-5
 """Chance of a healthy worker beyond the limit, where its body is normal."""
@@ -34,7 +31,7 @@ class Lemon(NamedTuple):
     """op_kind to duration over the body's mean."""
 
 
-def find_lemons(table: Array, columns: Sequence[Column]) -> tuple[tuple[Lemon, ...], Mask]:
+def find_lemons(table: Array, columns: Sequence[Column]) -> tuple[tuple[Lemon, ...], Flags]:
     """Find workers far slower than their peers of the same stage.
 
     `table` [column, replica, step, microbatch] log durations; nan where missing.

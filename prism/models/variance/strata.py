@@ -11,16 +11,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
+from prism.common.arrays import Array, Flags
 
 
 class Strata(NamedTuple):
     """Least-squares effects and mean products; the expectations are on the scale of one cell."""
 
-    seen: Mask
+    seen: Flags
     """[replica, step, microbatch] cells of which all columns have data."""
     position: Array
     """[column, microbatch] effect of the position, of mean zero."""
@@ -46,7 +44,7 @@ class Strata(NamedTuple):
     per_step: float
 
 
-def decompose(table: Array, seen: Mask) -> Strata:
+def decompose(table: Array, seen: Flags) -> Strata:
     """Take a table apart.
 
     `table` [column, replica, step, microbatch] log durations. `seen` [replica, step, microbatch]
@@ -81,7 +79,7 @@ def _mean_products(values: Array, df: float) -> Array:
     return np.asarray(flat @ flat.T / max(df, 1.0))
 
 
-def _two_way(cell: Array, used: Mask) -> tuple[Array, Array, float, float]:
+def _two_way(cell: Array, used: Flags) -> tuple[Array, Array, float, float]:
     """Fit worker + step to cells [column, replica, step], each of weight one.
 
     Returns `step`, `rest` [column, step], and [column, replica, step]. `df`, `per_step`: degrees of

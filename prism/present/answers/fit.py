@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from prism.common.text import format_count
 from prism.models.fitted import Model
@@ -20,6 +19,7 @@ from prism.present.cells import (
     Cell,
     Column,
     Figure,
+    Json,
     Table,
     change,
     count,
@@ -30,8 +30,6 @@ from prism.present.cells import (
     words,
 )
 from prism.present.tables import Rule, find
-
-Json = Mapping[str, Any]
 
 MOST_KERNELS, MOST_IN_DETAILS = 10, 200
 """Kernels shown by default and in detail, those with the largest share of the time first."""

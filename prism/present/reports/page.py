@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path, PurePath
@@ -25,7 +25,7 @@ from prism.jobs.job import flatten
 from prism.plots.base import style
 from prism.present.answer import Answer, Picture
 from prism.present.answers.job import job_table, value_text
-from prism.present.cells import Column, Table
+from prism.present.cells import Column, Json, Table
 from prism.present.reports.estimates import overlays, summary_table
 from prism.present.reports.html import template
 from prism.present.show import describe
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 # ------------------------------------------------------------------------------------ inputs
-Json = Mapping[str, Any]
 
 LONGEST_VALUE = 200  # of a key, in characters
 MOST_DIFFERENCES = 16

@@ -19,16 +19,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.traces.columns import PER_SECOND
 from prism.traces.file import RawTable, RecordedFile, read_csv
 from prism.traces.kernelnames import is_communication_kernel
 from prism.traces.table import LONGEST_S
-
-Floats = NDArray[np.float64]
 
 OTHERS = "others"
 """Name of the rows in which HTA sums up the kernels that take least."""
@@ -58,13 +56,13 @@ class KernelMoments:
     name: list[str]
     kernel_type: list[str]
     """HTA's: COMPUTATION, COMMUNICATION or MEMORY."""
-    rank: NDArray[np.int64]
-    n: NDArray[np.int64]
+    rank: Index
+    n: Index
     """Kernels, from sum and mean where the table does not count them."""
-    total: Floats
-    mean: Floats
-    std: Floats
-    most: Floats
+    total: Array
+    mean: Array
+    std: Array
+    most: Array
     notes: tuple[str, ...]
 
 
@@ -151,7 +149,7 @@ def _read(table: RawTable, way: str, shortest_ns: float) -> KernelMoments:
     )  # fmt: skip
 
 
-def _check(table: RawTable, values: dict[str, Floats], scale: float) -> None:
+def _check(table: RawTable, values: dict[str, Array], scale: float) -> None:
     """Refuse moments that no durations have."""
     low, mean, high = values["min"], values["mean"], values["max"]
     near = 1.0 + 1e-6
