@@ -113,11 +113,6 @@ def compare(
     Comparison or ClassComparison
         `prism.summary` gives the figures.
 
-    Raises
-    ------
-    PrismError
-        Bad input.
-
     Examples
     --------
     >>> import prism

@@ -64,8 +64,7 @@ from prism.simulation.results import job_of, provenance
 from prism.simulation.summary import spread
 from prism.workload.memory import LEAST_P_FITS, memory_figures
 
-REPLICATES = 4096
-"""Steps of a setting that goes on to the end: 64 clusters."""
+REPLICATES = 4096  # steps of a setting that goes on to the end: 64 clusters
 
 
 def sweep(

@@ -80,11 +80,6 @@ class Watch:
         Others of `prism.estimate`, such as `deadline`; without a job `deadline`, `probability`,
         `run_replicates` and `gpus`.
 
-    Raises
-    ------
-    PrismError
-        Bad input.
-
     Examples
     --------
     >>> import prism
@@ -131,18 +126,10 @@ class Watch:
         return self._log.path.exists()
 
     def look(self) -> "Forecast":
-        """Read the log and forecast the rest of the run.
+        """Read the log and draw the time that is left of the run, ``time_left`` [run] s.
 
-        Returns
-        -------
-        Forecast
-            Draws of the time that is left, ``time_left`` [run] s.
-
-        Raises
-        ------
-        PrismError
-            The log holds no step times, or none that the model knows, or the run's length is not
-            known.
+        Raises PrismError: the log holds no step times, or none that the model knows, or the run's
+        length is not known.
         """
         reading = self._log.read()
         options = self._options | {"steps": reading.length(self._options["steps"], self._usual)}

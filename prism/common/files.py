@@ -26,8 +26,7 @@ OWN, PART = ".prism-", ".part"
 GZIP = b"\x1f\x8b"
 MOST_TRACE = 2 << 30
 """Bytes of a profiler's file, unpacked, at most: reading takes three times as much memory."""
-MOST_TEXT = 256 << 20
-"""The same of a table or log: a million steps with 250 characters each."""
+MOST_TEXT = 256 << 20  # the same of a table or log: a million steps with 250 characters each
 DENSEST = 100
 """Bytes that a packed one may stand for beyond `SMALL` ones: measured traces have 13 to 23."""
 SMALL = 64 << 20

@@ -61,8 +61,7 @@ class Field(NamedTuple):
         return {name: text for name, text in found.items() if text}
 
 
-BOUND = "bound"
-"""Dimension of intervals: low, high."""
+BOUND = "bound"  # dimension of intervals: low, high
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-NO_CHANGE = 5e-5
-"""Relative changes below this are none [1]."""
+NO_CHANGE = 5e-5  # relative changes below this are none [1]
 _AGES = 1e6 * 86_400.0  # beyond, digits are no longer read
 _UNITS = {"d": 86_400.0, "h": 3_600.0, "min": 60.0, "s": 1.0}
 

@@ -29,8 +29,7 @@ class Slots(NamedTuple):
     """Durations of a chunk's actions, in any one unit."""
 
     forward: float = 1.0
-    backward: float = 2.0
-    """A whole backward; its input half takes what the weight half leaves."""
+    backward: float = 2.0  # a whole backward; its input half takes what the weight half leaves
     weight: float = 1.0
 
 

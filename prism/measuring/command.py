@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["gemm", "attention", "memory", "collective"]
 
-SAMPLES = ".samples.nc"
-"""Ending of the file with every call's duration, beside the library."""
+SAMPLES = ".samples.nc"  # ending of the file with every call's duration, beside the library
 
 _LONG_S = 600.0  # of a measurement without a limit, above which it says so before it begins
 

@@ -41,8 +41,7 @@ _HALF = ("bfloat16", "float16")  # the data sheet's rate is that of 16-bit numbe
 _SHORT = {"bfloat16": "bf16", "float16": "bf16", "float32": "fp32", "float64": "fp64"}
 _LONG = {"dim": "head_dim"}  # sizes of tables, where they have another name
 ATTENTION_AXES = ("batch", "heads", "seq", "dim")
-FEWEST = 20
-"""Calls below which a case gives no distribution."""
+FEWEST = 20  # calls below which a case gives no distribution
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from prism.common.arrays import Array, Index
 from prism.common.text import percent_change
 from prism.measuring.samples import MeasuredCase, Samples
 
-ENOUGH = 1_000
-"""Calls from which a p99 is based on ten values or more."""
+ENOUGH = 1_000  # calls from which a p99 is based on ten values or more
 
 DRIFT = 0.03
 """Drift of the median over a session worth a word, where it is beyond three standard errors."""

@@ -28,24 +28,13 @@ KIND = "measurement"
 
 @dataclass(frozen=True)
 class MeasuredCase:
-    """One thing to measure.
+    """One thing to measure."""
 
-    Attributes
-    ----------
-    label : str
-        Its name, unique in a measurement, such as ``gemm/512x512x512/float32``.
-    family : str
-        ``gemm``, ``attention``, ``memory``, or the collective's op_kind.
-    flop, bytes : float
-        Work [flop] and memory traffic or message [byte] of one call.
-    settings : mapping
-        What it is made from: sizes, number format, pass.
-    """
-
-    label: str
-    family: str
-    flop: float = 0.0
-    bytes: float = 0.0
+    label: str  # unique in a measurement, such as ``gemm/512x512x512/float32``
+    family: str  # ``gemm``, ``attention``, ``memory``, or the collective's op_kind
+    flop: float = 0.0  # of one call
+    bytes: float = 0.0  # memory traffic or message of one call
+    # what it is made from: sizes, number format, pass
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 

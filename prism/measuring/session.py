@@ -128,32 +128,15 @@ class Bench:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a measurement is made.
+    """How a measurement is made."""
 
-    Attributes
-    ----------
-    repetitions : int
-        Calls of each case that count.
-    warm_up : int
-        Most calls of each case before these.
-    block : int
-        Calls of one case one after another.
-    limit_s : float or None
-        Stop after this long [s], with what there is.
-    seed : int
-        Of the order.
-    device : str
-        ``cpu`` or ``cuda``: whose state is recorded.
-    sustained : bool
-        Case by case, back to back until the rate settles; `warm_up` and `block` say nothing then.
-    """
-
-    repetitions: int = 2_000
-    warm_up: int = 200
-    block: int = 50
-    limit_s: float | None = None
-    seed: int = 0
-    device: str = "cpu"
+    repetitions: int = 2_000  # calls of each case that count
+    warm_up: int = 200  # most calls of each case before these
+    block: int = 50  # calls of one case one after another
+    limit_s: float | None = None  # stop after this long, with what there is
+    seed: int = 0  # of the order
+    device: str = "cpu"  # ``cpu`` or ``cuda``: whose state is recorded
+    # case by case, back to back until the rate settles: `warm_up` and `block` say nothing
     sustained: bool = False
 
 

@@ -179,11 +179,6 @@ def fit_calibrated(
         A model of kind ``calibrated``, which stands wherever a job does, and as
         ``variability.model`` of any job over the same library.
 
-    Raises
-    ------
-    PrismError
-        Bad input.
-
     Examples
     --------
     >>> import prism

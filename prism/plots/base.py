@@ -29,12 +29,9 @@ from prism.common.text import format_duration, time_unit, visible
 class Cdf(NamedTuple):
     """An empirical distribution function on a grid."""
 
-    x: Array
-    """[point] values, ascending, in the unit of the sample."""
-    p: Array
-    """[point] share of the sample at or below x."""
-    se: Array
-    """[point] standard error of p."""
+    x: Array  # [point] values, ascending, in the unit of the sample
+    p: Array  # [point] share of the sample at or below x
+    se: Array  # [point] standard error of p
 
 
 def empirical_cdf(

@@ -31,8 +31,7 @@ from prism.plots.base import (
 
 ALIKE = 1e-3
 """Replicas whose costs differ by less than this share of the largest are drawn as one [1]."""
-MOST_COLUMNS = 64
-"""More replicas are drawn several to a column."""
+MOST_COLUMNS = 64  # more replicas are drawn several to a column
 COST = "increase of the step, all else at its mean [%]"
 
 

@@ -21,8 +21,7 @@ from prism.plots.base import (
     styled,
 )
 
-FARTHEST = 1.25
-"""Settings whose p95 is beyond this times the least are counted in a corner [1]."""
+FARTHEST = 1.25  # settings whose p95 is beyond this times the least are counted in a corner [1]
 
 
 @styled

@@ -24,8 +24,7 @@ class Figure(NamedTuple):
     text: str  # with its unit
 
 
-Cell = str | Figure | None
-"""What stands in a table: words, a number, or nothing."""
+Cell = str | Figure | None  # what stands in a table: words, a number, or nothing
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,9 @@ from prism.common.errors import PrismError
 from prism.traces.columns import Taken, counts_among
 from prism.traces.file import RawTable
 
-RUN_COLUMNS = ("run", "run_id")
-"""Names of the column that tells runs apart."""
+RUN_COLUMNS = ("run", "run_id")  # names of the column that tells runs apart
 
-ALL = "*"
-"""Value of --where that takes all rows: the column is known not to matter."""
+ALL = "*"  # value of --where that takes all rows: the column is known not to matter
 
 _SHOWN = 8
 

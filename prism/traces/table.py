@@ -32,14 +32,12 @@ DEFAULTS: dict[str, Any] = {
     "stream": -1, "bytes": np.nan,
 }  # fmt: skip
 
-COLUMNS = tuple(DEFAULTS)
-"""Columns of the tidy table, in order."""
+COLUMNS = tuple(DEFAULTS)  # columns of the tidy table, in order
 
 KERNEL_FORMATS = ("kineto", "nsys", "chakra")
 """Formats whose rows are device activities: kernels, copies and fills, by stream."""
 
-LEFT_OUT = -2
-"""Step of activities whose step the user left out: they still occupy the device."""
+LEFT_OUT = -2  # step of activities whose step the user left out: they still occupy the device
 
 FEW = 0.01
 """Share of wrong rows below which they are dropped and counted; more of them are an error."""

@@ -54,8 +54,7 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T")
-NORM_BYTES = 4.0
-"""The gradients' norm: one number in float32."""
+NORM_BYTES = 4.0  # the gradients' norm: one number in float32
 
 _DEFAULT_LIBRARY = "h100-healthy"
 

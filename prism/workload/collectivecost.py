@@ -40,10 +40,8 @@ class Hosts(NamedTuple):
 
     ranks: int
     nodes: int
-    nvlink_domain_gpus: int
-    """GPUs of an NVLink domain, those included that take no part."""
-    network_gbit: float
-    """Of a GPU, one direction [Gbit/s]."""
+    nvlink_domain_gpus: int  # GPUs of an NVLink domain, those included that take no part
+    network_gbit: float  # of a GPU, one direction [Gbit/s]
 
 
 def lay_hosts(

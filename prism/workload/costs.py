@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from prism.distributions.library import Library
     from prism.jobs.job import Job
 
-SUM_BYTES = 8.0
-"""Traffic of a weight gradient that its product adds to a float32 buffer."""
+SUM_BYTES = 8.0  # traffic of a weight gradient that its product adds to a float32 buffer
 
 
 @dataclass(frozen=True)

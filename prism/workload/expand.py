@@ -52,8 +52,7 @@ DEFAULT_IMBALANCE = 1.1
 the figures of [2]_: a microbatch's counts vary more than a validation set's, and a rank that holds
 several experts averages over them."""
 
-LOSS_REDUCE_BYTES = 12.0
-"""Of a token: maximum, target logit and sum of exponentials, in float32."""
+LOSS_REDUCE_BYTES = 12.0  # of a token: maximum, target logit and sum of exponentials, in float32
 
 ACCUMULATE_BYTES = {"bf16": 6.0, "fp32": 10.0}
 """Traffic of adding a weight's gradient in bf16 to a sum in `parallelism.gradient_dtype`."""

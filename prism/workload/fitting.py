@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from prism.jobs.job import Job
 
 Changes = dict[str, Any]
-MOST = 6
-"""Ways that are listed."""
+MOST = 6  # ways that are listed
 
 
 def ways_to_fit(job: Job) -> list[dict[str, Any]]:

@@ -50,8 +50,7 @@ STANDS_IN = {
 }
 """What is taken, in this order, where a library has no table of a backend or dtype."""
 
-CARRIED = "assumption"
-"""Begins the source of a table that is not the device's own."""
+CARRIED = "assumption"  # begins the source of a table that is not the device's own
 
 DETERMINISTIC = 1.16
 """How many times longer a deterministic backward takes where nothing was measured: an assumption,

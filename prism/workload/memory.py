@@ -64,10 +64,8 @@ SPREAD = 0.13
 """Of an estimate, as a standard deviation of its logarithm: calibrated on which of nanotron's
 layouts ran (``experiments/validation/layout-sweep/layout_sweep.py``)."""
 NORMAL_95 = 1.645
-LEAST_P_FITS = 0.9
-"""Probability of fitting below which a layout is not recommended."""
-WARNED_P_FITS = 0.5
-"""The same below which a job is warned of: it less likely fits than not."""
+LEAST_P_FITS = 0.9  # probability of fitting below which a layout is not recommended
+WARNED_P_FITS = 0.5  # the same below which a job is warned of: it less likely fits than not
 STEADY_ROUNDS = 4
 """Rounds of pp microbatches after which no schedule but GPipe holds more than before."""
 PARTS = {

@@ -36,16 +36,14 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-MOST_NUMBERS = 5
-"""Commas between numbers; where there are more, how many numbers there are is said."""
+MOST_NUMBERS = 5  # commas between numbers; where there are more, how many numbers there are is said
 NO_SLACK, MOST_SLACK = 5e-4, 1.0
 """Slack below which there is none, and up to which it is looked for [1]."""
 SAME_NODES = {"all_in_one_replica": "all in one replica", "random": "placed at random, mean"}
 """Alternatives that place the same nodes elsewhere, and what they are called."""
 HEALTHY = "if the slow nodes were as fast as the others"
 OBJECTIVES = {"time_to_train": "time-to-train"}
-STEPS = ("mean", "p50", "p95", "p99", "objective")
-"""Times of a row that are of its own work."""
+STEPS = ("mean", "p50", "p95", "p99", "objective")  # times of a row that are of its own work
 
 _TIMES = (
     Field("mean", "s", "mean step"),

@@ -27,8 +27,7 @@ MOST_POINTS = 20_000
 
 _RANGE = re.compile(r"\s*(-?\d+):(-?\d+)(?::(-?\d+))?\s*")
 
-Setting = dict[str, str]
-"""Values, as they would be written after ``--set``, by key."""
+Setting = dict[str, str]  # values, as they would be written after ``--set``, by key
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:

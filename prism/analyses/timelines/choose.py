@@ -15,10 +15,8 @@ from prism.analyses.timelines.played import PlayedStep, Row, Stream, durations
 from prism.common.arrays import Array
 from prism.common.errors import PrismError, option
 
-MOST_ROWS = 64
-"""Rows that are all shown; of more, those of some replicas."""
-MOST_OPS = 40_000
-"""Ops of a step that are shown unless more is asked for; one replica always is."""
+MOST_ROWS = 64  # rows that are all shown; of more, those of some replicas
+MOST_OPS = 40_000  # ops of a step that are shown unless more is asked for; one replica always is
 
 
 class Wanted(NamedTuple):

@@ -33,8 +33,7 @@ from prism.simulation.variability import is_communication
 from prism.workload.kernels import is_compute
 from prism.workload.opgraph import StepGraph
 
-MOST_ENDS = 500_000_000
-"""Ends of ops that are kept of one step, 4 bytes each."""
+MOST_ENDS = 500_000_000  # ends of ops that are kept of one step, 4 bytes each
 
 
 def check_size(step: Prepared) -> None:

@@ -17,7 +17,7 @@ from prism.analyses.validation.against_measured import Call, Repetitions, Valida
 from prism.common.arrays import Array, Flags, Index
 from prism.common.errors import PrismError, option
 from prism.common.text import format_count, format_duration
-from prism.models.changes.find import find_changes
+from prism.models.changes.find import find_changes, select_steps
 from prism.models.changes.fit import fit_steps
 from prism.models.steptimes.fit import MIN_VALUES, fit_step_times
 from prism.models.steptimes.model import StepModel, load_step_model
@@ -59,7 +59,7 @@ def split_case(times: StepTimes, source: str, train: str, call: Call) -> Validat
         )
     part = split_steps(steps.size, train, source, MIN_VALUES)
     early = times.step < steps[part.size]
-    first, rest = (_part(times, rows) for rows in (early, ~early))
+    first, rest = (select_steps(times, rows) for rows in (early, ~early))
     model = fit_steps(first) if call.bootstrap else fit_steps(first, repeats=0)
     facts = {
         "trace": source, "train": train, "n_train": model.n_runs * model.n_steps,
@@ -88,10 +88,6 @@ def split_steps(n: int, train: str, source: str, least: int = MIN_TRAIN) -> Inde
             "are needed to fit, and 1 to predict"
         )
     return part
-
-
-def _part(times: StepTimes, rows: Flags) -> StepTimes:
-    return replace(times, seconds=times.seconds[rows], step=times.step[rows], run=times.run[rows])
 
 
 def _case(
@@ -214,7 +210,7 @@ def _redraw_split(fitted: StepModel, times: StepTimes, early: Flags) -> _Redraw:
 
     def redraw(model: StepModel, seed: int) -> tuple[StepTimes, None, Array]:
         seconds = places.anew(model, seed)
-        return _part(replace(times, seconds=seconds), early), None, seconds[~early]
+        return select_steps(replace(times, seconds=seconds), early), None, seconds[~early]
 
     return redraw
 

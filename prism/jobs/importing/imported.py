@@ -46,32 +46,17 @@ _WORDS = ("model.name", "model.layer_pattern", "cluster.device")
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import gives.
-
-    Attributes
-    ----------
-    job : Job
-        Checked; its values know their lines.
-    values : dict
-        What the job file says, by dotted key.
-    given, assumed : tuple
-        Keys that the configuration says, and keys that it does not.
-    unmodelled : tuple
-        Settings that change the step time and are not in the job, with the reason.
-    unknown : tuple of Setting
-        Settings that are not understood.
-    n_ignored : int
-        Settings without an effect on the step time.
-    """
+    """What an import gives."""
 
     source: Source
-    job: Job
-    values: dict[str, Any]
-    given: tuple[Given, ...]
-    assumed: tuple[Assumed, ...]
+    job: Job  # checked; its values know their lines
+    values: dict[str, Any]  # what the job file says, by dotted key
+    given: tuple[Given, ...]  # keys that the configuration says, and
+    assumed: tuple[Assumed, ...]  # keys that it does not
+    # settings that change the step time and are not in the job, with the reason
     unmodelled: tuple[tuple[Setting, str], ...]
-    unknown: tuple[Setting, ...]
-    n_ignored: int
+    unknown: tuple[Setting, ...]  # settings that are not understood
+    n_ignored: int  # settings without an effect on the step time
 
 
 def import_job(

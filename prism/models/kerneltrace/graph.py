@@ -101,8 +101,7 @@ class _Row:
     continues: int = -1  # of a source: the row whose end it is, a step earlier
 
 
-_QUEUE_EDGES = 64
-"""Edges that bound the host by the device's queue, in one depth of it."""
+_QUEUE_EDGES = 64  # edges that bound the host by the device's queue, in one depth of it
 
 
 class _Builder:

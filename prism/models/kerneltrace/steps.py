@@ -28,14 +28,12 @@ _LONG = 20_000
 """Events from which sequences that differ are aligned by count of occurrence instead of by the
 longest common subsequence, whose cost grows with the square of the length."""
 
-_SHORTEST_S = 1e-9
-"""A step whose device time is shorter [s] holds none: no clock tells less."""
+_SHORTEST_S = 1e-9  # a step whose device time is shorter [s] holds none: no clock tells less
 
 QUEUE_DEPTH = 1024
 """Launches that CUDA queues before the next one blocks; 1,021 in the trace of an H100 at hand."""
 
-END = "end of step"
-"""Kind of the event with which the host's next step begins."""
+END = "end of step"  # kind of the event with which the host's next step begins
 
 
 class KernelKey(NamedTuple):
@@ -47,8 +45,7 @@ class KernelKey(NamedTuple):
     shape: str
 
 
-HOST = KernelKey("host", "host", "host issue", "")
-"""The host's time between two calls."""
+HOST = KernelKey("host", "host", "host issue", "")  # the host's time between two calls
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ with 3 to 10 us. Of 52 waits of a made-up job 10 us miss one, and what-ifs of it
 _SIGNALLED_S = 30e-6
 """The same [s] where a call made the stream wait for an event: 14 to 19 us on an A100."""
 
-RESOLUTION_S = 1e-6
-"""Times may be off by this much [s]: older profilers write whole microseconds."""
+RESOLUTION_S = 1e-6  # times may be off by this much [s]: older profilers write whole microseconds
 
 
 @dataclass(frozen=True)

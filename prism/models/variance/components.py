@@ -22,8 +22,7 @@ from prism.models.variance.estimates import Estimates, Parts
 from prism.models.variance.lemons import Lemon, find_lemons
 from prism.models.variance.strata import decompose, pool_negative_step, separable
 
-EXPLAINED_ENOUGH = 0.8
-"""Share of a stratum that one shared draw should carry."""
+EXPLAINED_ENOUGH = 0.8  # share of a stratum that one shared draw should carry
 __all__ = ["Column", "Component", "Components", "Lemon", "EffectSpread", "fit_components"]
 
 
@@ -47,12 +46,10 @@ class Components:
     lemons: tuple[Lemon, ...]
     step: Component
     rank_step: Component
-    rank_step_apart: bool
-    """Whether rank_step is drawn by stage, not once for a replica."""
+    rank_step_apart: bool  # whether rank_step is drawn by stage, not once for a replica
     content: Component
     residual_std: Array
-    residual: Array
-    """[column, replica, step, microbatch] standardised; nan where missing."""
+    residual: Array  # [column, replica, step, microbatch] standardised; nan where missing
     by_op_kind: dict[str, dict[str, EffectSpread]]
     step_correlation_steps: float | None
     step_correlation_share: float

@@ -32,8 +32,7 @@ class EffectSpread(NamedTuple):
     std: float
     lo: float
     hi: float
-    share: float
-    """Share of the variance of the op_kind, lemons apart."""
+    share: float  # share of the variance of the op_kind, lemons apart
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,7 @@ from prism.models.variance.strata import Strata
 NOT_WHITE = 3.84
 """5 % point of chi-square with 1 degree of freedom. The length means nothing without the share,
 so no chi-square is exact; white scores pass in 1 to 6 % of simulated tables (six layouts)."""
-FEW = 8
-"""Steps below which no memory is looked for."""
+FEW = 8  # steps below which no memory is looked for
 LONGEST = 0.5
 """Of the steps' span: a longer memory looks like a drift. With a third, intervals hold a true
 variance in 65 % of the cases where the memory is that long; with all of it estimates are 26 % high
@@ -52,10 +51,8 @@ class Memory(NamedTuple):
 
     steps: float
     share: float
-    variance: float
-    """Marginal variance of the scores over their sample variance."""
-    draws: Array
-    """[draw] of it: lengths and shares as likely as they are, a chi-square each."""
+    variance: float  # marginal variance of the scores over their sample variance
+    draws: Array  # [draw] of it: lengths and shares as likely as they are, a chi-square each
 
 
 def step_memory(

@@ -13,10 +13,8 @@ from prism.common.arrays import Array, Flags
 from prism.common.means import finite_mean, median
 from prism.models.variance.effects import Column
 
-LEMON_PROBABILITY = 1e-5
-"""Chance of a healthy worker beyond the limit, where its body is normal."""
-LEMON_SLOWER = 0.035
-"""Smallest slowdown worth a name: 112 burnt-in GPUs were all within it."""
+LEMON_PROBABILITY = 1e-5  # chance of a healthy worker beyond the limit, where its body is normal
+LEMON_SLOWER = 0.035  # smallest slowdown worth a name: 112 burnt-in GPUs were all within it
 PRIOR_SCALE, PRIOR_DF = 0.01, 4.0
 """CV of a healthy body, worth four workers, so that two that agree by chance do not make a lemon
 of the third (false alarms and power: experiments/checks/components.py)."""
@@ -27,8 +25,7 @@ class Lemon(NamedTuple):
 
     stage: int
     replica: int
-    slowdown: dict[str, float]
-    """op_kind to duration over the body's mean."""
+    slowdown: dict[str, float]  # op_kind to duration over the body's mean
 
 
 def find_lemons(table: Array, columns: Sequence[Column]) -> tuple[tuple[Lemon, ...], Flags]:

@@ -30,18 +30,14 @@ from prism.present.cells import (
 )
 from prism.present.tables import Rule, find
 
-MOST_ROWS = 12
-"""Settings in the first table, where not more of them are marked."""
+MOST_ROWS = 12  # settings in the first table, where not more of them are marked
 MOST_NAMED = 3
 MOST_REASONS = 5
 SIGNIFICANT = 1.96
-LEAST_SURE = 0.9
-"""Probability of a right choice below which there is a warning [1]."""
-KEY = "varied"
-"""Group of the columns of varied keys, until they stand in a table."""
+LEAST_SURE = 0.9  # probability of a right choice below which there is a warning [1]
+KEY = "varied"  # group of the columns of varied keys, until they stand in a table
 STEP = "step time"
-TOLERANCE = 0.001
-"""Share of a figure that does not matter."""
+TOLERANCE = 0.001  # share of a figure that does not matter
 POWER_KEYS = {
     f"cluster.{key}"
     for key in ("power_limit_w", "clock_mhz", "throttled_share", "throttled_power_w")

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-MOST_CURVES = 8
-"""Curves in one picture of several estimates."""
+MOST_CURVES = 8  # curves in one picture of several estimates
 
 
 def summary_table(estimates: Mapping[str, Json]) -> Table:

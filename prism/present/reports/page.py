@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------------ inputs
 
 LONGEST_VALUE = 200  # of a key, in characters
-MOST_DIFFERENCES = 16
-"""Values listed in which a job differs from another of its name."""
+MOST_DIFFERENCES = 16  # values listed in which a job differs from another of its name
 
 
 @dataclass(frozen=True)
@@ -170,10 +169,8 @@ def _loaded(text: Any) -> dict[str, Any]:
 ESTIMATES = ("estimate", "steps_estimate")
 MOST_BYTES = 2_000_000
 """A page larger than this is reported: it no longer goes through every mail [bytes]."""
-WIDE = 7.8
-"""Width from which a picture has a row of its own [inch]."""
-SHORT_ANSWERS = 2
-"""Sentences of each result in the answer of a page of several."""
+WIDE = 7.8  # width from which a picture has a row of its own [inch]
+SHORT_ANSWERS = 2  # sentences of each result in the answer of a page of several
 
 
 @dataclass

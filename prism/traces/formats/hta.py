@@ -28,8 +28,7 @@ from prism.traces.file import RawTable, RecordedFile, read_csv
 from prism.traces.kernelnames import is_communication_kernel
 from prism.traces.table import LONGEST_S
 
-OTHERS = "others"
-"""Name of the rows in which HTA sums up the kernels that take least."""
+OTHERS = "others"  # name of the rows in which HTA sums up the kernels that take least
 
 _MOMENT = re.compile(
     r"(sum|mean|max|min|std|stddev|count)(?:\s*[(_\[]\s*(ns|us|ms|s)[)\]]?)?$", re.I
@@ -54,11 +53,9 @@ class KernelMoments:
 
     source: str
     name: list[str]
-    kernel_type: list[str]
-    """HTA's: COMPUTATION, COMMUNICATION or MEMORY."""
+    kernel_type: list[str]  # HTA's: COMPUTATION, COMMUNICATION or MEMORY
     rank: Index
-    n: Index
-    """Kernels, from sum and mean where the table does not count them."""
+    n: Index  # kernels, from sum and mean where the table does not count them
     total: Array
     mean: Array
     std: Array

@@ -46,10 +46,8 @@ _CALLS = {
     "stream_wait": "StreamWaitEvent|Stream Wait Event",
 }  # fmt: skip
 
-Steps = list[tuple[int, float, float]]
-"""Number, start and end [us] of each step, in order of time."""
-_FAR_US = 1e12
-"""No recording lasts as long, 12 days [us]: those are errors."""
+Steps = list[tuple[int, float, float]]  # number, start and end [us] of each step, in order of time
+_FAR_US = 1e12  # no recording lasts as long, 12 days [us]: those are errors
 
 
 @dataclass
