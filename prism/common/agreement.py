@@ -43,35 +43,21 @@ def compare(
     steps: ArrayLike | None = None,
     runs: Sequence[Hashable] | NDArray[Any] | None = None,
 ) -> dict[str, Any]:
-    """Compare a predicted distribution with measured values.
+    """Compare a predicted distribution [N] s with measured values [n] s.
 
-    Parameters
-    ----------
-    measured : array_like
-        [n] measured times [s].
-    predicted : array_like
-        [N] predicted times [s].
-    steps : array_like of int, optional
-        [n] step numbers of the measured values, with gaps or without; in the order given where
-        None. Only the effective n and the error of p95 depend on them.
-    runs : sequence, optional
-        [n] run of each measured value; values of different runs count as independent.
+    `steps` number the measured values, with gaps or without, in the order given where None: the
+    effective n and the error of p95 depend on them alone. Values of different `runs` count as
+    independent.
 
-    Returns
-    -------
-    dict
-        ``n_measured``; ``n_effective`` (see `effective_n`); ``ks``, two-sample;
-        ``ks_critical_5pct``, exact for one sample of n independent values against a known
-        distribution; ``ks_aligned``, both divided by their median first; ``wasserstein`` [s];
-        ``mean_error``, ``p50_error``, ``p95_error``, ``p99_error`` (predicted / measured - 1);
-        ``p95_error_same_n``, with the p95 that n values of the prediction would show on average;
-        ``p95_measured_se``, relative; ``cv_ratio`` (predicted / measured). None where there is no
-        answer: a ratio to the CV of a constant sample, the error of a single value.
+    Gives ``n_measured``; ``n_effective`` (see `effective_n`); ``ks``, two-sample;
+    ``ks_critical_5pct``, exact for one sample of n independent values against a known distribution;
+    ``ks_aligned``, both divided by their median first; ``wasserstein`` [s]; ``mean_error``,
+    ``p50_error``, ``p95_error``, ``p99_error`` (predicted / measured - 1); ``p95_error_same_n``,
+    with the p95 that n values of the prediction would show on average; ``p95_measured_se``,
+    relative; ``cv_ratio`` (predicted / measured). None where there is no answer: a ratio to the CV
+    of a constant sample, the error of a single value.
 
-    Raises
-    ------
-    ValueError
-        If a sample is empty or not finite, or the lengths differ.
+    Raises ValueError: a sample is empty or not finite, or the lengths differ.
     """
     errors = measured_errors(measured, steps, runs)
     return compare_to(measured, predicted, errors)

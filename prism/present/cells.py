@@ -80,6 +80,11 @@ def share(value: float | None, half: float | None = None) -> Cell:
     return Figure(value, format_share(value, half=half or 0.0))
 
 
+def number(value: float | None, form: str) -> Cell:
+    """Write a number as a format has it; nothing where it is None."""
+    return None if value is None else Figure(value, f"{value:{form}}")
+
+
 def spread(figures: Mapping[str, float]) -> Cell:
     """Write the CV of step times with half of its 95 % interval; nothing of a single step."""
     if figures.get("n") == 1:

@@ -286,7 +286,7 @@ def _find(
     names = _candidates(library, kind, backend, dtype, mask, backward)
     device = DEVICES.get(device_key(library.device))
     for name, d in names.items():
-        table, factor, note = _table(library, name), 1.0, ""
+        table, factor, note = library.tables.get(name) or library.kernels.get(name), 1.0, ""
         if table is None:
             continue
         if kind == "attention":
@@ -343,11 +343,6 @@ def _measured(library: Library, kind: str, backend: str) -> bool:
     """Whether a library has a table of a backend."""
     start = f"{kind}/{backend}/"
     return any(name.startswith(start) for name in (*library.kernels, *library.tables))
-
-
-def _table(library: Library, name: str) -> Table | None:
-    """Return a table by name, from either of the two places of a library."""
-    return library.tables.get(name) or library.kernels.get(name)
 
 
 def _fixed_s(library: Library) -> float:

@@ -227,7 +227,10 @@ class Placing(Result):
 
     @property
     def _alternatives(self) -> list[dict[str, Any]]:
-        rows = [_known(row) for row in ALTERNATIVES.rows(self.dataset)]
+        rows = [
+            {key: value for key, value in row.items() if value is not None}
+            for row in ALTERNATIVES.rows(self.dataset)
+        ]
         for row in rows:
             work = row.get("work", 1.0)
             if work != 1.0:
@@ -362,10 +365,6 @@ def _words(numbers: Iterable[int]) -> str:
 
 def _numbers(text: str | None) -> list[int]:
     return [int(word) for word in (text or "").split()]
-
-
-def _known(row: Row) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if value is not None}
 
 
 def with_place(text: str, row: Row) -> str:

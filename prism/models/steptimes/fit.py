@@ -60,7 +60,8 @@ def fit_step_times(
     p_value = no_drift_p_value(observed, of_values)
     n_runs = len(series.runs)
     counts, exposure = _exposure(seen)
-    own = mean_variance(of_values, seen.steps.size, _gap(elapsed_s))
+    gap_s = float(elapsed_s[-1]) / max(elapsed_s.size - 1, 1)
+    own = mean_variance(of_values, seen.steps.size, gap_s)
     model = StepModel(
         series.steps, series.work, series.has_profile, series.mean_over,
         _per_step(of_values, series), _rows([_per_step(s, series) for s in again]),
@@ -116,11 +117,6 @@ def _exposure(series: Series) -> tuple[Array, Array]:
     known = np.isfinite(series.body[series.beginning :])
     seconds = (known * series.work[series.beginning :, None]).sum(axis=0) * series.mean_over
     return counts, seconds
-
-
-def _gap(elapsed_s: Array) -> float:
-    """Usual time from one value to the next [s]."""
-    return float(elapsed_s[-1]) / max(elapsed_s.size - 1, 1)
 
 
 def _residuals(values: Array) -> Array:

@@ -25,6 +25,7 @@ from prism.present.cells import (
     count,
     duration,
     lines_table,
+    number,
     share,
     spread,
     words,
@@ -207,13 +208,12 @@ def _kernels(kernels: Sequence[Json]) -> list[Table]:
 
 
 def _kernel(kernel: Json) -> tuple[Cell, ...]:
-    ratio = kernel["p99_p50"]
     return (
         shorten(str(kernel["name"])),
         count(kernel["n"]),
         duration(kernel["mean"], 1e-3 * kernel["mean"]),
         share(kernel["cv"]),
-        None if ratio is None else Figure(ratio, f"{ratio:.3f}"),
+        number(kernel["p99_p50"], ".3f"),
         kernel["distribution"],
         share(kernel.get("step_share")),
     )

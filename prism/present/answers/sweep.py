@@ -59,11 +59,12 @@ def sweep_answer(result: Sweep) -> Answer:
         _why(numbers, [*shown, *rest]),
     )
     asked = _varied(json.loads(result.attrs["call"]), keys)
+    aim = "run in the mean" if by_run(numbers) else "step, in the median and at p95"
     return Answer(
         title="Settings side by side",
         subject=str(numbers["job"]),
         head=_head(numbers),
-        question=f"Which setting of {numbers['job']} has the shortest {_aim(numbers)}? "
+        question=f"Which setting of {numbers['job']} has the shortest {aim}? "
         f"Varied: {asked}.",
         findings=find(numbers, (*RUN_RULES, *RULES)),
         tables=tuple(table for table in made if table.rows),
@@ -82,10 +83,6 @@ def sweep_answer(result: Sweep) -> Answer:
             Errors(f"p95 of the first row ± {words(_error(rows[0]))} (95 %)", NOT_INCLUDED),
         ),),
     )  # fmt: skip
-
-
-def _aim(numbers: Json) -> str:
-    return "run in the mean" if by_run(numbers) else "step, in the median and at p95"
 
 
 def _chosen(numbers: Json) -> dict[str, int]:
