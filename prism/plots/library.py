@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -11,11 +9,9 @@ from matplotlib.ticker import FuncFormatter
 
 from prism.common.errors import PrismError
 from prism.distributions.kerneltables import KernelTable
+from prism.distributions.library import Library
 from prism.plots.base import COLOURS, legend_above, new_axes, styled
 from prism.workload.kernelcost import BACKENDS, NUMBER_BYTES, kernel_cost
-
-if TYPE_CHECKING:
-    from prism.distributions.library import Library
 
 _SIDES = np.geomspace(128.0, 32_768.0, 120)  # of square products
 _SEQUENCES = np.geomspace(512.0, 32_768.0, 60)
