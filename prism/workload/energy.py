@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from prism.jobs.job import Job
     from prism.workload.work import Workload
 
-Chunks = tuple[tuple[ChunkWork, ...], ...]  # [stage][chunk]
+Chunks = tuple[tuple[ChunkWork, ...], ...]
+"""[stage][chunk]"""
 
 
 def under_power(
