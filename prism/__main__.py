@@ -22,18 +22,7 @@ OBJECTS = 500_000
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command.
-
-    Parameters
-    ----------
-    arguments : list of str, optional
-        The command line without the program's name; the process's own where None.
-
-    Returns
-    -------
-    int
-        The exit status.
-    """
+    """Run one command, of the process's own arguments where None; gives the exit status."""
     debug = os.environ.get("PRISM_DEBUG", "") not in ("", "0")
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed before

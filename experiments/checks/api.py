@@ -26,9 +26,10 @@ ROOMS = {
 HEAD = """# Python API
 
 What the commands call; times are in seconds, probabilities in [0, 1]. Results have
-labelled arrays and tables with units. [Commands](../README.md#commands),
-[glossary](glossary.md). Made from the docstrings by `experiments/checks/api.py`; the tests
-run the examples, in a checkout, but for those that need torch or take long.
+labelled arrays and tables with units; bad input is a `prism.PrismError`.
+[Commands](../README.md#commands), [glossary](glossary.md). Made from the docstrings by
+`experiments/checks/api.py`; the tests run the examples, in a checkout, but for those that
+need torch or take long.
 """
 
 
@@ -120,7 +121,7 @@ def page():
         parts.append(f"## {title}")
         for name in (name for of, name in names if of == room):
             parts += describe(f"prism.{name}", getattr(prism, name))
-    parts.append("## Plots\n\nEach takes a result and, where `ax` is given, draws there.")
+    parts.append("## Plots\n\nEach draws a result, on `ax` or in a new figure, and returns axes.")
     for _, name in public(prism.plots):
         parts += describe(f"prism.plots.{name}", getattr(prism.plots, name))
     return "\n\n".join(parts) + "\n"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 from scipy.stats import t
 
 import prism
@@ -40,6 +39,7 @@ from prism.analyses.comparisons.quantity import (
     holm,
     shared_variance,
 )
+from prism.common.arrays import Array
 from prism.common.errors import PrismError, option
 from prism.common.resampling import FIGURES, SHIFT_LEVELS
 from prism.common.results import Columns, Field, Result, pack_texts, read_texts
@@ -112,11 +112,6 @@ def compare(
     -------
     Comparison or ClassComparison
         `prism.summary` gives the figures.
-
-    Raises
-    ------
-    PrismError
-        Bad input.
 
     Examples
     --------
@@ -347,7 +342,7 @@ def _warnings(a: Input, b: Input, found: Mapping[str, Quantity]) -> list[str]:
     return out
 
 
-def _variables(name: str, quantity: Quantity, p_adjusted: NDArray[np.float64]) -> dict[str, Any]:
+def _variables(name: str, quantity: Quantity, p_adjusted: Array) -> dict[str, Any]:
     """Lay figures, distribution functions and the shift by quantile into variables."""
     p = np.linspace(0.0, 1.0, _SAMPLE_POINTS)
     data: dict[str, Any] = {}

@@ -26,17 +26,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
 from prism import engine
+from prism.common.arrays import Array
 from prism.common.attribution import ClusterControl, control_slope
 from prism.simulation.draws import Lowered, cluster_times
 from prism.simulation.execution.context import RunContext
 from prism.simulation.program import Program
 from prism.simulation.steps import run_blocks
 
-Array = NDArray[np.float64]
 C = TypeVar("C", bound="Candidate")
 QUANTILES: dict[str, float | None] = {
     "p50": 0.5,

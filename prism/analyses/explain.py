@@ -26,8 +26,7 @@ from prism.simulation.steps import simulate
 if TYPE_CHECKING:
     import pandas as pd
 
-Stage = tuple[str, str, Job]
-"""A change, its keys, and the job with it."""
+Stage = tuple[str, str, Job]  # a change, its keys, and the job with it
 KIND = "explanation"
 REPLICATES = 2048
 EXA = 1e18
@@ -95,12 +94,8 @@ def explain(
         or seconds as a number).
     replicates : int
         Simulated steps of each job on the way.
-    seed : int, optional
-        None takes fresh entropy and records it.
-    threads : int, optional
-        None takes all processors.
-    progress : callable, optional
-        Called with (jobs simulated, jobs).
+    seed, threads, progress
+        As in `prism.simulate`; progress counts jobs.
 
     Returns
     -------

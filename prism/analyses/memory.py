@@ -12,11 +12,6 @@ from prism.workload.memory import memory_figures
 def memory(job: Job | str | Path) -> dict[str, Any] | None:
     """Estimate the memory of a job's fullest GPU, also where it does not fit.
 
-    Parameters
-    ----------
-    job : Job, str or path
-        A job, its file, or the name of a shipped one.
-
     Returns
     -------
     dict or None

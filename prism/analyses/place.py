@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism.analyses.differences import QUANTILES, Sampler
 from prism.analyses.placements.alternatives import changed_job
@@ -19,6 +18,7 @@ from prism.analyses.placements.problem import MOST_PLACED, make_problem
 from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node, slowdown_keys
 from prism.cluster.nodes.inventory import Inventory
 from prism.cluster.power import position_slowdowns
+from prism.common.arrays import Index
 from prism.common.errors import PrismError, is_typed, option
 from prism.common.text import format_count
 from prism.jobs.job import Job, load_job
@@ -86,11 +86,6 @@ def place(
         Tables ``placements``, ``alternatives``, ``stages``, ``slow_nodes``, and ``hosts`` of the
         best placement, whose files for launchers `Placing.host_files` writes; ``slot_cost``
         [stage, dp_rank] in seconds. `prism.summary` gives the figures the command prints.
-
-    Raises
-    ------
-    PrismError
-        The job cannot be built, or a number or node is out of range.
 
     Examples
     --------
@@ -247,7 +242,6 @@ def _with_nodes(job: Job, inventory: Mapping[int, NodeSlowdown], spares: int) ->
 # ------------------------------------------------------------------- by position in the node
 # GPUs of a node that are as fast as each other are taken for a node of their own, a part, so that
 # placements are compared as those of slow nodes are. A few rules make the candidates, at any size.
-Int = NDArray[np.int64]
 
 
 def part_job(job: Job, hosts: Mapping[int, str]) -> tuple[Job, dict[int, str]]:
@@ -295,7 +289,7 @@ def part_job(job: Job, hosts: Mapping[int, str]) -> tuple[Job, dict[int, str]]:
     return changed_job(job, cluster=keys), names
 
 
-def by_heat(parts: Job, gpus_per_node: int) -> Iterator[Int]:
+def by_heat(parts: Job, gpus_per_node: int) -> Iterator[Index]:
     """Give placements of a `part_job`: cool GPUs on early stages and the reverse.
 
     Each once with the ranks of a node kept on it, once over all nodes; tp groups stay whole.

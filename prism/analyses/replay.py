@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Flags, Index
 from prism.common.errors import PrismError
 from prism.common.means import finite_mean
 from prism.common.results import (
@@ -77,11 +77,6 @@ def replay(
         ``slowdown_by_op_kind``, ``slowdown_by_stage``, ``slowdown_by_worker`` [dp_rank, stage]:
         mean step time over the one in which only this has no stragglers; table
         ``slowdowns``. `prism.summary` gives the figures the command prints.
-
-    Raises
-    ------
-    PrismError
-        The trace cannot be read or put in order.
 
     Examples
     --------
@@ -176,7 +171,7 @@ class Replay(Result):
 class Replayed(NamedTuple):
     """What replaying a trace of one kind gives."""
 
-    steps: NDArray[np.int64]
+    steps: Index
     measured: Array  # [step] s
     times: dict[Cause, Array]  # [step] s: replayed, and without a cause
     figures: dict[str, Any]  # that the kind of trace adds
@@ -298,14 +293,14 @@ def _gpu_spans(graph: KernelGraph, steps: KernelSteps) -> list[dict[str, Any]]:
     return rows
 
 
-def _op_kinds(graph: TraceGraph) -> dict[Cause, NDArray[np.bool_]]:
+def _op_kinds(graph: TraceGraph) -> dict[Cause, Flags]:
     """Nodes of each op kind, [node, 1, 1]."""
     kinds = np.array([node.op_kind if node.kind != "join" else "" for node in graph.nodes])
     found = dict.fromkeys(kind for kind in kinds.tolist() if kind)
     return {("op_kind", kind): (kinds == kind)[:, None, None] for kind in found}
 
 
-def _places(graph: TraceGraph) -> dict[Cause, NDArray[np.bool_]]:
+def _places(graph: TraceGraph) -> dict[Cause, Flags]:
     """Nodes of each stage alone, and of each worker, [node, replica, 1]."""
     alone = np.array([n.kind != "join" and len(n.stages) == 1 and not n.is_global
                       for n in graph.nodes])  # fmt: skip
@@ -318,7 +313,7 @@ def _places(graph: TraceGraph) -> dict[Cause, NDArray[np.bool_]]:
 
 
 def _without(
-    graph: TraceGraph, durations: Array, ideal: Array, causes: dict[Cause, NDArray[np.bool_]]
+    graph: TraceGraph, durations: Array, ideal: Array, causes: dict[Cause, Flags]
 ) -> dict[Cause, Array]:
     """Replay steps as measured, without stragglers, and without those of each cause, [step] s."""
     all_nodes = np.ones((1, 1, 1), bool)

@@ -64,8 +64,7 @@ from prism.simulation.results import job_of, provenance
 from prism.simulation.summary import spread
 from prism.workload.memory import LEAST_P_FITS, memory_figures
 
-REPLICATES = 4096
-"""Steps of a setting that goes on to the end: 64 clusters."""
+REPLICATES = 4096  # steps of a setting that goes on to the end: 64 clusters
 
 
 def sweep(
@@ -109,11 +108,6 @@ def sweep(
     Sweep
         Tables ``settings`` and ``refused``; `prism.summary` gives the figures the command
         prints.
-
-    Raises
-    ------
-    PrismError
-        Nothing is varied, no setting can be built, or a number is out of range.
 
     Examples
     --------

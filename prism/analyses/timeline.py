@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import prism
 from prism.analyses.timelines.choose import Wanted, choose_rows
@@ -23,6 +22,7 @@ from prism.analyses.timelines.played import PlayedStep, Row
 from prism.analyses.timelines.table import Sheets
 from prism.analyses.timelines.traces import play_trace
 from prism.cluster.nodemap import Placement
+from prism.common.arrays import Array
 from prism.common.errors import PrismError, option
 from prism.common.netcdf import wrap_corrupt_file
 from prism.common.resultfiles import load_dataset
@@ -103,11 +103,6 @@ def timeline(
     Timeline
         ``start``, ``duration``, ``nominal`` [event] in s, ``busy`` [row] in s, and more; table
         ``waits``. `prism.to_perfetto` gives the file.
-
-    Raises
-    ------
-    PrismError
-        Bad input, or a step too large.
 
     Examples
     --------
@@ -263,7 +258,7 @@ def _job(
 
 
 def _play(
-    player: JobPlayer, times: NDArray[np.float64], percentiles: Sequence[float], ideal: bool
+    player: JobPlayer, times: Array, percentiles: Sequence[float], ideal: bool
 ) -> Iterator[PlayedStep]:
     """Play the replicates nearest the percentiles, and the step with every effect at 1."""
     for percentile in dict.fromkeys(percentiles):

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 import prism
 from prism.analyses.estimate import (
@@ -51,7 +50,6 @@ from prism.simulation.results import make_dataset
 from prism.simulation.summary import failure_model, run_end, run_progress
 from prism.traces.growing import GrowingLog, Reading, count_done
 
-Array = NDArray[np.float64]
 KIND = "watch"
 SCHEMA = 2
 PROBABILITY = 0.9
@@ -81,11 +79,6 @@ class Watch:
     **options
         Others of `prism.estimate`, such as `deadline`; without a job `deadline`, `probability`,
         `run_replicates` and `gpus`.
-
-    Raises
-    ------
-    PrismError
-        Bad input.
 
     Examples
     --------
@@ -133,18 +126,10 @@ class Watch:
         return self._log.path.exists()
 
     def look(self) -> "Forecast":
-        """Read the log and forecast the rest of the run.
+        """Read the log and draw the time that is left of the run, ``time_left`` [run] s.
 
-        Returns
-        -------
-        Forecast
-            Draws of the time that is left, ``time_left`` [run] s.
-
-        Raises
-        ------
-        PrismError
-            The log holds no step times, or none that the model knows, or the run's length is not
-            known.
+        Raises PrismError: the log holds no step times, or none that the model knows, or the run's
+        length is not known.
         """
         reading = self._log.read()
         options = self._options | {"steps": reading.length(self._options["steps"], self._usual)}

@@ -3,8 +3,9 @@
 # what rooms above may import, by module
 FACE = {
     "agreement": "effective_n",
+    "arrays": "Array Flags Index",
     "attribution":
-        "Array ClusterControl Estimate PathShares PickFreeze Resamples Variance control_slope "
+        "ClusterControl Estimate PathShares PickFreeze Resamples Variance control_slope "
         "partial_variances path_shares recurrence resample_runs run_variance share_interval",
     "compiled": "engine_folder finish_compiling is_compiling start_compiling",
     "errors": "PrismError as_typed is_typed option",
@@ -16,7 +17,7 @@ FACE = {
     "netcdf": "check_sealed read_netcdf wrap_corrupt_file write_netcdf",
     "pipes": "held",
     "resampling":
-        "Distance FAR FIGURES Index LEAST_STEPS LEVELS Pairing Resampled SHIFT_LEVELS Sample "
+        "Distance FAR FIGURES LEAST_STEPS LEVELS Pairing Resampled SHIFT_LEVELS Sample "
         "distance in_blocks resample",
     "resultfiles": "GONE KINDS answer dataset_of kind_of load_dataset save",
     "results": "Columns Field Result pack_figures pack_texts read_figures read_texts",

@@ -16,6 +16,7 @@ from scipy.signal import correlate
 from scipy.special import betainc, ndtri
 from scipy.stats import kstwo, t, wasserstein_distance
 
+from prism.common.arrays import Array, Index
 from prism.common.resampling import (
     FIGURES,
     LEAST_STEPS,
@@ -24,9 +25,6 @@ from prism.common.resampling import (
     ks_distance,
     resample,
 )
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 N_BOOTSTRAP = 1_000
 """Resamples behind the errors of measured figures: known to 1/sqrt(2000) = 2 % of themselves."""
@@ -45,35 +43,21 @@ def compare(
     steps: ArrayLike | None = None,
     runs: Sequence[Hashable] | NDArray[Any] | None = None,
 ) -> dict[str, Any]:
-    """Compare a predicted distribution with measured values.
+    """Compare a predicted distribution [N] s with measured values [n] s.
 
-    Parameters
-    ----------
-    measured : array_like
-        [n] measured times [s].
-    predicted : array_like
-        [N] predicted times [s].
-    steps : array_like of int, optional
-        [n] step numbers of the measured values, with gaps or without; in the order given where
-        None. Only the effective n and the error of p95 depend on them.
-    runs : sequence, optional
-        [n] run of each measured value; values of different runs count as independent.
+    `steps` number the measured values, with gaps or without, in the order given where None: the
+    effective n and the error of p95 depend on them alone. Values of different `runs` count as
+    independent.
 
-    Returns
-    -------
-    dict
-        ``n_measured``; ``n_effective`` (see `effective_n`); ``ks``, two-sample;
-        ``ks_critical_5pct``, exact for one sample of n independent values against a known
-        distribution; ``ks_aligned``, both divided by their median first; ``wasserstein`` [s];
-        ``mean_error``, ``p50_error``, ``p95_error``, ``p99_error`` (predicted / measured - 1);
-        ``p95_error_same_n``, with the p95 that n values of the prediction would show on average;
-        ``p95_measured_se``, relative; ``cv_ratio`` (predicted / measured). None where there is no
-        answer: a ratio to the CV of a constant sample, the error of a single value.
+    Gives ``n_measured``; ``n_effective`` (see `effective_n`); ``ks``, two-sample;
+    ``ks_critical_5pct``, exact for one sample of n independent values against a known distribution;
+    ``ks_aligned``, both divided by their median first; ``wasserstein`` [s]; ``mean_error``,
+    ``p50_error``, ``p95_error``, ``p99_error`` (predicted / measured - 1); ``p95_error_same_n``,
+    with the p95 that n values of the prediction would show on average; ``p95_measured_se``,
+    relative; ``cv_ratio`` (predicted / measured). None where there is no answer: a ratio to the CV
+    of a constant sample, the error of a single value.
 
-    Raises
-    ------
-    ValueError
-        If a sample is empty or not finite, or the lengths differ.
+    Raises ValueError: a sample is empty or not finite, or the lengths differ.
     """
     errors = measured_errors(measured, steps, runs)
     return compare_to(measured, predicted, errors)
@@ -172,22 +156,10 @@ def compare_to(measured: ArrayLike, predicted: ArrayLike, errors: MeasuredErrors
 
 
 def floor(training: ArrayLike, measured: ArrayLike) -> dict[str, Any]:
-    """Tell how far two parts of one measurement lie apart.
+    """Tell how far two parts of one measurement lie apart: no model fitted on one can do better.
 
-    Parameters
-    ----------
-    training, measured : array_like
-        [m] and [n] times [s].
-
-    Returns
-    -------
-    dict
-        ``ks_floor``, two-sample; ``p95_floor`` and ``mean_floor``, the size of the relative
-        difference to the measured part; ``cv_ratio_floor`` (training / measured).
-
-    Notes
-    -----
-    No model fitted on one part can be expected to do better on the other.
+    ``ks_floor``, two-sample; ``p95_floor`` and ``mean_floor``, the size of the relative difference
+    to the measured part; ``cv_ratio_floor`` (training / measured).
     """
     x, y = _sample(measured, "measured"), _sample(training, "training")
     p95 = _relative(float(np.quantile(y, 0.95)), float(np.quantile(x, 0.95)))
@@ -201,26 +173,12 @@ def floor(training: ArrayLike, measured: ArrayLike) -> dict[str, Any]:
 
 
 def expected_quantile(values: ArrayLike, p: float, n: int) -> float:
-    """Mean quantile of samples of n values, in numpy's linear definition.
+    """Mean quantile of samples of n of these values, in numpy's linear definition.
 
-    Parameters
-    ----------
-    values : array_like
-        [N] the distribution that samples are drawn from.
-    p : float
-        Probability, from 0 to 1.
-    n : int
-        Size of the samples.
-
-    Notes
-    -----
     The k-th smallest of n values is the law's quantile at a Beta(k, n + 1 - k) draw. With few
-    values the sample p95 lies well below the law's: for 11 normal ones at 1.32 standard
-    deviations, not 1.64, so that even the true distribution seems too slow by their difference.
-
-    References
-    ----------
-    David and Nagaraja, Order Statistics (2003), section 2.1.
+    values the sample p95 lies well below the law's: for 11 normal ones at 1.32 standard deviations,
+    not 1.64, so that even the true distribution seems too slow by their difference. David and
+    Nagaraja, Order Statistics (2003), section 2.1.
     """
     x = np.sort(_sample(values, "values"))
     at = p * (n - 1)
@@ -237,23 +195,10 @@ def expected_quantile(values: ArrayLike, p: float, n: int) -> float:
 
 
 def bootstrap_p_value(ks: float, null: ArrayLike) -> float:
-    """Chance of a statistic at least this large where the model is true.
+    """Chance of a statistic at least this large where the model is true, from B repetitions.
 
-    Parameters
-    ----------
-    ks : float
-        The statistic found.
-    null : array_like
-        [B] the statistic in B simulated repetitions of the comparison.
-
-    Returns
-    -------
-    float
-        ``(1 + #{null >= ks}) / (1 + B)``: never 0, and valid for any B.
-
-    References
-    ----------
-    Davison and Hinkley, Bootstrap Methods and their Application (1997), equation 4.11.
+    ``(1 + #{null >= ks}) / (1 + B)``: never 0, and valid for any B. Davison and Hinkley, Bootstrap
+    Methods and their Application (1997), equation 4.11.
 
     Examples
     --------
@@ -285,30 +230,15 @@ def effective_n(
     steps: ArrayLike | None = None,
     runs: Sequence[Hashable] | NDArray[Any] | None = None,
 ) -> float:
-    """Count how many independent values tell as much about the mean as these.
+    """Count how many independent values tell as much about the mean as these, 1 to n.
 
-    Parameters
-    ----------
-    values : array_like
-        [n] measured values.
-    steps : array_like of int, optional
-        [n] their step numbers; they may have gaps. 0..n-1 where None.
-    runs : sequence, optional
-        [n] their runs; only pairs of one run can be correlated.
-
-    Returns
-    -------
-    float
-        Between 1 and n.
-
-    Notes
-    -----
-    ``n / (1 + sum over pairs i != j of rho(|t_i - t_j|) / n)``, which is n / (1 + 2 sum rho) for
+    Steps may have gaps, and are 0..n-1 where None; only pairs of one run can be correlated. ``n /
+    (1 + sum over pairs i != j of rho(|t_i - t_j|) / n)``, which is n / (1 + 2 sum rho) for
     consecutive steps. rho comes from the products of pairs at each distance in step number (in
-    units of the typical gap), corrected for the estimated mean, through a smooth curve
-    ``share * exp(-distance / memory)``: white noise plus something slow. It is taken for 0 where
-    white noise would show as much in one of ten to twenty cases; among few values a weak
-    correlation cannot be seen, and n_effective is then an upper bound.
+    units of the typical gap), corrected for the estimated mean, through a smooth curve ``share *
+    exp(-distance / memory)``: white noise plus something slow. It is taken for 0 where white noise
+    would show as much in one of ten to twenty cases; among few values a weak correlation cannot be
+    seen, and n_effective is then an upper bound.
     """
     x = _sample(values, "values")
     n = x.size

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 
-Array = NDArray[np.float64]
+from prism.common.arrays import Array, Index
+
 RESAMPLES = 1000
 LEVEL = 0.95
 TAIL = 0.95  # quantile beyond which the tail lies
@@ -64,17 +64,11 @@ class Variance(NamedTuple):
 def partial_variances(runs: PickFreeze) -> tuple[Array, Array]:
     """First-order and total-order variance of an input by cluster [s^2].
 
-    Returns
-    -------
-    first, total : float64 [cluster]
-        Their means estimate; a cluster's own may be negative (first), but never first > total.
-
-    Notes
-    -----
-    With d = a - ab and e = ba - b, two differences by the input alone: total E[d^2 + e^2]/4
-    (Jansen's formula on both pairs) and first E[d e]/2. Then total - first = E[(d - e)^2]/4 >= 0 in
-    every sample, and both are precise where the input matters little: their errors are
-    proportional to the share. `scipy.stats.sobol_indices` has the first order's error of order 1.
+    Their means estimate; a cluster's own may be negative (first), but never first > total. With d =
+    a - ab and e = ba - b, two differences by the input alone: total E[d^2 + e^2]/4 (Jansen's
+    formula on both pairs) and first E[d e]/2. Then total - first = E[(d - e)^2]/4 >= 0 in every
+    sample, and both are precise where the input matters little: their errors are proportional to
+    the share. `scipy.stats.sobol_indices` has the first order's error of order 1.
     """
     d, e = runs.a - runs.ab, runs.ba - runs.b
     return 0.5 * (d * e).mean(axis=1), 0.25 * (d * d + e * e).mean(axis=1)
@@ -83,14 +77,9 @@ def partial_variances(runs: PickFreeze) -> tuple[Array, Array]:
 def recurrence(runs: PickFreeze) -> tuple[float, float]:
     """Tell whether what an input does lasts over the steps of a cluster, or comes in few steps.
 
-    Returns
-    -------
-    lasting : float
-        Covariance of its effects on two steps of one cluster, over their mean square: 1 where it is
-        the same in each of them, 0 where it is drawn anew.
-    in_few : float
-        Share of their sum of squares in the `FEW` of all steps that it moves most; of a normal
-        effect 0.28.
+    First the covariance of its effects on two steps of one cluster, over their mean square: 1 where
+    it is the same in each of them, 0 where it is drawn anew. Then the share of their sum of squares
+    in the `FEW` of all steps that it moves most; of a normal effect 0.28.
     """
     effects = np.concatenate([runs.a - runs.ab, runs.ba - runs.b])
     squares, n = effects**2, effects.shape[1]
@@ -102,7 +91,7 @@ def recurrence(runs: PickFreeze) -> tuple[float, float]:
     return twice / (n - 1) / whole, float(few.sum()) / whole
 
 
-def draw_counts(rng: np.random.Generator, draws: int, n: int) -> NDArray[np.int64]:
+def draw_counts(rng: np.random.Generator, draws: int, n: int) -> Index:
     """How often each of n units is drawn by n draws with replacement, int64 [draw, unit]."""
     drawn = rng.integers(n, size=(draws, n)) + n * np.arange(draws)[:, None]
     return np.bincount(drawn.ravel(), minlength=drawn.size).reshape(draws, n)
@@ -210,18 +199,9 @@ def resample_runs(
     control: ClusterControl | None = None,
     added: Array | None = None,
 ) -> Resamples:
-    """Resample runs for intervals of shares that their first m clusters tell.
+    """Resample runs [cluster, lane] s for intervals of shares that their first m clusters tell.
 
-    Parameters
-    ----------
-    runs : sequence of float64 [cluster, lane]
-        Independent runs, of m clusters at least [s].
-    seed : int
-        Of the resamples.
-    control : ClusterControl, optional
-        Of the runs.
-    added : float64 [cluster], optional
-        Variance that the runs lack, by cluster [s^2]: of the runs' first clusters.
+    `added` is variance that the runs' first clusters lack, by cluster [s^2].
     """
     n = runs[0].shape[0]
     weights = _resample(m, seed)
@@ -240,14 +220,9 @@ def resample_runs(
 
 
 def share_interval(part: Array, drawn: Resamples, with_between: bool = False) -> Estimate:
-    """Share of a part in the variance of runs, with its interval.
+    """Share of a part [cluster] s^2 in the variance of runs, with its interval.
 
-    Parameters
-    ----------
-    part : float64 [cluster]
-        Partial variance by cluster, of the clusters that are resampled [s^2].
-    with_between : bool
-        The variance between clusters belongs to the part too.
+    The variance between clusters belongs to the part too where `with_between`.
     """
     whole, m = drawn.whole, part.size
     if whole.total <= 0.0:
@@ -269,21 +244,12 @@ class PathShares(NamedTuple):
 
 
 def path_shares(parts: Array, seed: int = 0) -> PathShares:
-    """Decompose T = sum of its parts: mean, variance and tail.
+    """Decompose T, the sum of parts [cluster, class, lane] s of its critical path.
 
-    Parameters
-    ----------
-    parts : [cluster, class, lane]
-        Seconds of each class on the critical path. T is their sum, so that the shares sum to one
-        exactly, whatever the rounding of the ends that the parts were followed from.
-    seed : int
-        Of the resamples.
-
-    Notes
-    -----
-    A part's covariance with T counts a draw shared by several parts in each of them, by how much it
-    moves that part; it may be negative. It says what went along with T, not what an intervention
-    would bring. Intervals resample clusters; those of the tail keep q95 where it is.
+    The shares sum to one exactly, whatever the rounding of the ends that the parts were followed
+    from. A part's covariance with T counts a draw shared by several parts in each of them, by how
+    much it moves that part; it may be negative. It says what went along with T, not what an
+    intervention would bring. Intervals resample clusters; those of the tail keep q95 where it is.
     """
     total = parts.sum(axis=1)
     mean = parts.mean(axis=(0, 2))

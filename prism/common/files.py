@@ -26,8 +26,7 @@ OWN, PART = ".prism-", ".part"
 GZIP = b"\x1f\x8b"
 MOST_TRACE = 2 << 30
 """Bytes of a profiler's file, unpacked, at most: reading takes three times as much memory."""
-MOST_TEXT = 256 << 20
-"""The same of a table or log: a million steps with 250 characters each."""
+MOST_TEXT = 256 << 20  # the same of a table or log: a million steps with 250 characters each
 DENSEST = 100
 """Bytes that a packed one may stand for beyond `SMALL` ones: measured traces have 13 to 23."""
 SMALL = 64 << 20
@@ -36,23 +35,7 @@ _PIECE = 1 << 16  # packed bytes at a time
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a temporary name beside ``path`` and rename it to ``path`` at the end.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-        The file to write; an existing one is replaced only by a complete new one.
-
-    Yields
-    ------
-    Path
-        The name to write to, with the same suffix.
-
-    Raises
-    ------
-    PrismError
-        If the place cannot be written.
-    """
+    """Give a temporary name of the same suffix beside ``path``, and rename it at the end."""
     path = Path(path)
     temporary = path.parent / f"{OWN}{secrets.token_hex(8)}{path.suffix}"
     try:
@@ -74,26 +57,9 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
 def atomic_files(directory: str | os.PathLike[str]) -> Iterator[Path]:
     """Collect files in a temporary folder and move them into ``directory`` at the end.
 
-    Parameters
-    ----------
-    directory : str or os.PathLike
-        Where the files go; made where it does not exist. Files of the same names are replaced,
-        others are left alone.
-
-    Yields
-    ------
-    Path
-        The folder to write to.
-
-    Raises
-    ------
-    PrismError
-        If the place cannot be written.
-
-    Notes
-    -----
-    What fails, or is interrupted, on the way puts back the files that were there. A process that
-    is killed leaves its temporary folder, which the next one removes. Of several that write to one
+    It is made where it does not exist; files of the same names are replaced, others left alone.
+    What fails, or is interrupted, on the way puts back the files that were there. A process that is
+    killed leaves its temporary folder, which the next one removes. Of several that write to one
     folder at once, the files are those of the last.
     """
     directory = Path(directory)

@@ -5,30 +5,24 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from prism.common.arrays import Array, Index
 
 
 class LaunchGaps(NamedTuple):
     """Launch gaps of one device, in order, and how long it was idle."""
 
     # [gap] from the end of all earlier activities to the start of the next one
-    begin: Floats
-    end: Floats
-    ended_by: NDArray[np.int64]  # [gap] that activity
+    begin: Array
+    end: Array
+    ended_by: Index  # [gap] that activity
     idle: float  # all time between the first start and the last end in which nothing ran
 
 
-def launch_gaps(start: Floats, end: Floats, issued: Floats) -> LaunchGaps:
+def launch_gaps(start: Array, end: Array, issued: Array) -> LaunchGaps:
     """Find the idle stretches of a device that end with an activity issued after they began.
 
-    Parameters
-    ----------
-    start, end : array
-        [activity] on any of the device's streams.
-    issued : array
-        [activity] when the host had issued it; not a number where that is unknown.
+    Activities on any of its streams; not a number where it is unknown when the host issued one.
 
     Examples
     --------

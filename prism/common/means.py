@@ -3,9 +3,8 @@
 import warnings
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from prism.common.arrays import Array
 
 
 def finite_mean(

@@ -85,17 +85,8 @@ def check_sealed(path: str | os.PathLike[str], expected: str) -> int:
 def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
     """Read a netCDF file whole, as xarray or prism writes them, and close it.
 
-    Parameters
-    ----------
-    path : str or path
-        The file.
-    expected : str
-        What it was to be, and how such a file is made.
-
-    Raises
-    ------
-    PrismError
-        It is no netCDF file, is damaged, or holds values in other files, which HDF5 would open.
+    `expected` is what it was to be, and how such a file is made, for the error where it is no
+    netCDF file, is damaged, or holds values in other files, which HDF5 would open.
     """
     import h5py
     import numpy as np

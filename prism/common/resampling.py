@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from scipy.signal import correlate
 from scipy.stats import permutation_test
 
+from prism.common.arrays import Array, Flags, Index
 from prism.common.attribution import draw_counts
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 Kind = Literal["clusters", "runs", "steps"]
 Pairing = Literal["cluster", "step"] | None
 
@@ -55,7 +54,7 @@ class Sample:
         """Position of each value within its unit [n]."""
         return np.arange(self.unit.size) - np.searchsorted(self.unit, self.unit)
 
-    def select(self, kept: NDArray[np.bool_]) -> "Sample":
+    def select(self, kept: Flags) -> "Sample":
         """Keep some of the values."""
         unit = np.unique(self.unit[kept], return_inverse=True)[1]
         return Sample(self.values[kept], unit, self.step[kept], self.kind)

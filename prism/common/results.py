@@ -29,7 +29,7 @@ class Field(NamedTuple):
     # over its column on a screen, and over that and its neighbours
     title: str = ""
     group: str = ""
-    # how a screen writes it, see `prism.present.tables.FORMS`; by its unit where empty
+    # how a screen writes it, see `prism.present.tables.write`; by its unit where empty
     form: str = ""
     # whether its 95 % interval stands beside it: ``NAME_ci`` in the Dataset and the JSON,
     # ``NAME_low`` and ``NAME_high`` in the DataFrame
@@ -61,8 +61,7 @@ class Field(NamedTuple):
         return {name: text for name, text in found.items() if text}
 
 
-BOUND = "bound"
-"""Dimension of intervals: low, high."""
+BOUND = "bound"  # dimension of intervals: low, high
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,9 @@ _IN_CHECKOUT = {"jobs": Path("experiments", "jobs"), "distributions": Path("dist
 
 
 def data_path(kind: Literal["jobs", "distributions"]) -> Path:
-    """Return the folder of one kind of shipped file.
+    """Return the folder of one kind of shipped file: an installed wheel's own, else the checkout's.
 
-    Parameters
-    ----------
-    kind : {"jobs", "distributions"}
-        Job files (YAML) or distribution sets (netCDF).
-
-    Returns
-    -------
-    pathlib.Path
-        The package's folder if this is an installed wheel, else the checkout's. Whether
-        it exists is for the reader of a particular file to say.
+    Whether it exists is for the reader of a particular file to say.
     """
     packaged = _PACKAGE / "_data" / kind
     return packaged if packaged.is_dir() else _PACKAGE.parent / _IN_CHECKOUT[kind]

@@ -15,10 +15,8 @@ from pathlib import Path
 from prism.common.errors import PrismError
 
 GIGA = 1e9
-MOST_SECONDS = 60.0
-"""Work on one core that cannot show how far it is lasts no longer [s]; a choice."""
-SHARE = 0.5
-"""Of the free memory that a command may take; the rest is for others [1]; a choice."""
+MOST_SECONDS = 60.0  # work on one core that cannot show how far it is lasts no longer [s]; a choice
+SHARE = 0.5  # of the free memory that a command may take; the rest is for others [1]; a choice
 
 
 @dataclass(frozen=True)
@@ -31,50 +29,33 @@ class Cost:
 
 COMPUTE_OP = Cost(1600.0, 70e-6)
 """Of a graph's forward, backward or weight gradient, with the transfers and joins beside it."""
-KERNEL = Cost(750.0, 25e-6)
-"""Of a graph at kernel resolution: one kernel of one rank."""
+KERNEL = Cost(750.0, 25e-6)  # of a graph at kernel resolution: one kernel of one rank
 LAYER = Cost(500.0, 1e-3)
 """Of each kind of op that stands for several layers: the kernels of one layer."""
 OP_SAMPLE = Cost(0.0, 10e-9)
 """Of the block with the critical path that comes before any progress is shown."""
-STAGE_PAIR = Cost(0.0, 2e-6)
-"""Of stages that wait for each other while a graph is laid out."""
-OP_OF_STAGE = Cost(0.0, 20e-9)
-"""Of ops, each looked at for every stage."""
+STAGE_PAIR = Cost(0.0, 2e-6)  # of stages that wait for each other while a graph is laid out
+OP_OF_STAGE = Cost(0.0, 20e-9)  # of ops, each looked at for every stage
 GPU = Cost(200.0, 11e-6)
 """Of a job: its links, rings and effects, and of a sample of its replicas what the others take."""
 REPLICATE = Cost(80.0, 0.0)
 """Of an estimate's steps: arrays of the engine and of the result; they are shown as they run."""
-BYTE = Cost(1.0, 0.0)
-"""Of arrays whose shapes are known."""
+BYTE = Cost(1.0, 0.0)  # of arrays whose shapes are known
 RUN = Cost(400.0, 0.0)
 """Of an estimate's runs: some 20 numbers and as many on the way; counted, not measured."""
 SETTING = Cost(40e3, 0.0)
 """Of a sweep: its job, its row and the answer's; how far a sweep is, is shown."""
 EVENT_BYTE = Cost(5.5, 0.0)
 """Of a profiler's file, unpacked: its text, and what is read of it (2.6 where names are long)."""
-ORDERED = Cost(110.0, 4e-6)
-"""Of a schedule's actions: put in order, and walked for the memory."""
-ACTION = Cost(450.0, 30e-6)
-"""Of a printed schedule: made, played, and written as text or JSON."""
+ORDERED = Cost(110.0, 4e-6)  # of a schedule's actions: put in order, and walked for the memory
+ACTION = Cost(450.0, 30e-6)  # of a printed schedule: made, played, and written as text or JSON
 
 
 def check_size(source: str, counts: Mapping[str, tuple[float, Cost]], lower: str) -> None:
-    """Refuse work that takes more memory or time than there is.
+    """Refuse work that takes more memory or time than there is, and say how to reduce it.
 
-    Parameters
-    ----------
-    source : str
-        What asks for it, for the message.
-    counts : dict of str to (float, Cost)
-        How many of each thing, by what they are called.
-    lower : str
-        The numbers that make it less.
-
-    Raises
-    ------
-    PrismError
-        With the estimate, the bound and how to reduce it.
+    `counts` are how many of each thing, by what they are called; `lower` the numbers that make it
+    less.
     """
     n_bytes = sum(n * cost.n_bytes for n, cost in counts.values())
     seconds = sum(n * cost.seconds for n, cost in counts.values())

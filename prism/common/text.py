@@ -12,8 +12,7 @@ from collections.abc import Sequence
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-NO_CHANGE = 5e-5
-"""Relative changes below this are none [1]."""
+NO_CHANGE = 5e-5  # relative changes below this are none [1]
 _AGES = 1e6 * 86_400.0  # beyond, digits are no longer read
 _UNITS = {"d": 86_400.0, "h": 3_600.0, "min": 60.0, "s": 1.0}
 
@@ -43,20 +42,10 @@ def one_line(text: str) -> str:
 
 
 def format_duration(seconds: float, resolution: float | None = None) -> str:
-    """Write a duration with fitting units.
+    """Write a duration with fitting units: s and below up to two minutes, then min, h and d.
 
-    Parameters
-    ----------
-    seconds : float
-        The duration [s].
-    resolution : float, optional
-        The smallest difference worth showing [s], say a standard error or a tenth of a spread.
-        Two units or five digits where None.
-
-    Returns
-    -------
-    str
-        Units s and below up to two minutes, then min, h and d.
+    `resolution` is the smallest difference worth showing [s], say a standard error or a tenth of a
+    spread; two units or five digits where None.
 
     Examples
     --------
@@ -95,16 +84,7 @@ def format_duration(seconds: float, resolution: float | None = None) -> str:
 
 
 def format_like(seconds: float, like: float, resolution: float) -> str:
-    """Write a duration in the unit that another one of its kind has.
-
-    Parameters
-    ----------
-    seconds : float
-        The duration [s].
-    like : float
-        A typical one, say the mean [s].
-    resolution : float
-        The smallest difference worth showing [s].
+    """Write a duration in the unit of a typical one, to the smallest difference worth showing [s].
 
     Examples
     --------
@@ -139,16 +119,10 @@ def _short(seconds: float, resolution: float | None) -> str:
 
 
 def format_share(share: float, digits: int = 3, half: float | None = None) -> str:
-    """Write a probability or a share in percent, with half of its interval where one is given.
+    """Write a probability or a share in percent, with half of its 95 % interval where one is given.
 
-    Parameters
-    ----------
-    share : float
-        [1].
-    digits : int
-        Significant ones, where no interval says how many are known.
-    half : float, optional
-        Half of its 95 % interval, left out below 0.05 %; a share within it is 0 [1].
+    `digits` are significant where no interval says how many are known. A half below 0.05 % is left
+    out; a share within it is 0.
 
     Examples
     --------
@@ -176,15 +150,9 @@ def format_share(share: float, digits: int = 3, half: float | None = None) -> st
 
 
 def percent_change(change: float, interval: Sequence[float] | None = None) -> str:
-    """Write a relative change in percent, with half of its interval where digits show it.
+    """Write a relative change in percent, with half of its 95 % interval where digits show it.
 
-    Parameters
-    ----------
-    change : float
-        Relative change [1].
-    interval : sequence of float, optional
-        95 % interval of the change or of its negative; only its width counts. A change within
-        half of it is 0 [1].
+    The interval may be the change's or its negative's; a change within half of it is 0.
 
     Examples
     --------
@@ -207,13 +175,7 @@ def percent_change(change: float, interval: Sequence[float] | None = None) -> st
 
 
 def format_count(count: float, noun: str = "") -> str:
-    """Write a count with its thousands apart, and what is counted in the number that it takes.
-
-    Parameters
-    ----------
-    count : float
-    noun : str
-        In the singular; its last word takes the plural's ending.
+    """Write a count with its thousands apart, and what is counted, given in the singular.
 
     Examples
     --------
@@ -268,17 +230,7 @@ def format_parameters(n: float) -> str:
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """Choose the unit of an axis whose values are about this long.
-
-    Parameters
-    ----------
-    seconds : float
-        A typical value [s].
-
-    Returns
-    -------
-    tuple of str and float
-        The unit's name and its length in seconds.
+    """Choose the unit of an axis whose values are about this long: its name and its length [s].
 
     Examples
     --------

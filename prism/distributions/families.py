@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammainc, gammaincinv, ndtr, ndtri
 
-Array = NDArray[np.float64]
+from prism.common.arrays import Array
+
 Params = tuple[float, ...]
 Function = Callable[[Params, Array], Any]
 

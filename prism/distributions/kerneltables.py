@@ -14,12 +14,13 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+
+from prism.common.arrays import Array
 
 if TYPE_CHECKING:
     import xarray as xr
 
-Array = NDArray[np.float64]
 _MARK = "table"  # attribute of a table's variable: its name
 _GRIDS, _FITS = "kernel", "kernel_fit"  # the same of a kernel's grid; prefix of what fits are in
 _ROUNDS = 20  # of the weights of a fit

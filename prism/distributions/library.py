@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.netcdf import read_netcdf, wrap_corrupt_file, write_netcdf
@@ -48,7 +47,6 @@ from prism.distributions.ranges import (
 if TYPE_CHECKING:
     import xarray as xr
 
-Array = NDArray[np.float64]
 
 SCHEMA = 1  # of the file; raised when a reader of an older file would go wrong
 MIXTURE = "lognormal_mixture"  # how a mixture is named in a file
@@ -151,11 +149,6 @@ def load_library(name_or_path: str | os.PathLike[str]) -> Library:
     Library
         ``entries`` by name, each with its source; ``distribution(name)`` gives one of mean 1,
         ``value(name)`` a figure in the entry's units.
-
-    Raises
-    ------
-    PrismError
-        No such set or file, or not a library file.
 
     Examples
     --------

@@ -44,24 +44,13 @@ class Scalar(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFile:
-    """How models of one kind lie in a file.
+    """How models of one kind lie in a file."""
 
-    Attributes
-    ----------
-    kind : str
-        Attribute ``kind`` of the file.
-    schemas : tuple of int
-        Versions that are understood, the one that is written last.
-    arrays : mapping of str to Spec
-    what, command : str
-        What such a model is, and what makes one.
-    """
-
-    kind: str
-    schemas: tuple[int, ...]
+    kind: str  # attribute of the file
+    schemas: tuple[int, ...]  # versions that are understood, the one that is written last
     arrays: Mapping[str, Spec]
-    what: str
-    command: str
+    what: str  # what such a model is, and
+    command: str  # what makes one
 
     def lay_out(
         self, arrays: Mapping[str, Any], distributions: Mapping[str, Distribution],

@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array
 from prism.distributions.distribution import PARAM_NAMES, Distribution
 from prism.distributions.kerneltables import KernelFit, KernelTable
 from prism.jobs.jobspec import values
@@ -90,7 +90,7 @@ def check_distribution(distribution: Distribution, mean: float, std: float) -> N
         raise ValueError(f"its mean is {distribution.mean:g}, expected 1")
 
 
-def used_part(row: NDArray[np.float64]) -> list[float]:
+def used_part(row: Array) -> list[float]:
     """Numbers of a row that is filled up with NaN at its end; ValueError where one is within."""
     n = int(np.flatnonzero(~np.isnan(row)).max(initial=-1)) + 1
     FINITE.check("a parameter or knot", row[:n])

@@ -3,11 +3,10 @@
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array
 from prism.distributions.distribution import Distribution, constant, empirical
 
-Array = NDArray[np.float64]
 KNOTS = 257  # of an empirical distribution
 FLOOR = 1e-3  # of the mean: no duration is shorter
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from prism.common.arrays import Array, Index
 
 N_CELLS = 3072
 # first row, used cells, bits of the integer fraction
@@ -136,7 +136,7 @@ def occasional_table(
     return table.astype(np.float32)
 
 
-def table_row(u: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def table_row(u: NDArray[np.uint32]) -> tuple[Index, Index]:
     """Row [n] and integer fraction [n] that each 32-bit number reads."""
     wide = np.asarray(u).astype(np.int64)
     row, fraction = wide >> 22, wide & 0x3FFFFF

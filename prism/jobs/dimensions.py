@@ -58,10 +58,8 @@ def _that_split(*what: str) -> tuple[str, ...]:
 
 TOKENS = _that_split("tokens")
 """Whose ranks hold the same parameters, for other tokens of the same sequences."""
-STAGE = _that_split("weights", "tokens")
-"""Whose product are the GPUs of one stage of a replica."""
+STAGE = _that_split("weights", "tokens")  # whose product are the GPUs of one stage of a replica
 REPLICA = _that_split("weights", "tokens", "layers")
 GPUS = _that_split("weights", "tokens", "layers", "batch")
 """Whose product are the GPUs of a replica, and of the job."""
-COMMUNICATING = (*STAGE, "ep", "pp", "dp")
-"""Whose ranks exchange messages, the closest first."""
+COMMUNICATING = (*STAGE, "ep", "pp", "dp")  # whose ranks exchange messages, the closest first

@@ -119,11 +119,6 @@ def read_hosts(path: str | os.PathLike[str]) -> list[int]:
     Either a CSV with the columns ``slot`` and ``node``, or the numbers of the nodes in rank order
     as `host_order` writes them where names are not known; ``[0-3,7]`` is a range. Whether such
     nodes are there, and no node twice, is for the job to say.
-
-    Raises
-    ------
-    PrismError
-        If it cannot be read, a cell is no whole number, or a slot is missing or there twice.
     """
     source = str(path)
     text = _read(Path(path), source)

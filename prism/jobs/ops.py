@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from prism.jobs.jobspec.blocks import ParallelismBlock
 
 BF16_BYTES = 2.0
-TABLE_BYTES = 4.0
-"""Bytes of a number of a table that is spread: float32."""
+TABLE_BYTES = 4.0  # bytes of a number of a table that is spread: float32
 
 SCAN_FLOP = {"mamba2": 7.0, "gated_delta": 6.0}
 """Flop a token and value of a state: as Megatron-LM counts Mamba-2, and of the delta rule's three

@@ -17,12 +17,9 @@ T = TypeVar("T")
 class Action(NamedTuple):
     """One chunk's work for one microbatch on the stage whose list it stands in."""
 
-    kind: Kind
-    """F forward, B backward (only its input half where a W follows), W weight gradient."""
-    chunk: int
-    """Model chunk of the stage, from 0; its virtual stage is `VirtualStages.virtual`."""
-    microbatch: int
-    """Microbatch, from 0."""
+    kind: Kind  # F forward, B backward (only its input half where a W follows), W weight gradient
+    chunk: int  # model chunk of the stage, from 0; its virtual stage is `VirtualStages.virtual`
+    microbatch: int  # microbatch, from 0
 
 
 class Traits(NamedTuple):
@@ -31,10 +28,8 @@ class Traits(NamedTuple):
     shape: Shape = "looped"
     splits: bool = False
     """Whether weight gradients wait: a backward is an input half (B) and a weight half (W)."""
-    chunks: int | None = 1
-    """Chunks of a stage; None: two or more."""
-    rounds: int = 0
-    """Microbatches that it needs at least, over the stages."""
+    chunks: int | None = 1  # chunks of a stage; None: two or more
+    rounds: int = 0  # microbatches that it needs at least, over the stages
 
     def allow_chunks(self, n_chunks: int) -> bool:
         """Tell whether a stage of a pipeline may have this many chunks."""

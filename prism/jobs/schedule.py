@@ -29,8 +29,7 @@ class Slots(NamedTuple):
     """Durations of a chunk's actions, in any one unit."""
 
     forward: float = 1.0
-    backward: float = 2.0
-    """A whole backward; its input half takes what the weight half leaves."""
+    backward: float = 2.0  # a whole backward; its input half takes what the weight half leaves
     weight: float = 1.0
 
 
@@ -46,12 +45,8 @@ def play_schedule(
 ) -> list[list[float]]:
     """Start time of every action when stages run as early as they can, per stage in program order.
 
-    Durations are those of `Slots`; transfers take no time.
-
-    Raises
-    ------
-    PrismError
-        If the schedule deadlocks; the message names what every stuck stage waits for.
+    Durations are those of `Slots`; transfers take no time. A deadlock is an error that names what
+    every stuck stage waits for.
     """
     virtual_stages = schedule.virtual_stages
     lengths = action_times(schedule, Slots(forward, backward, weight))

@@ -14,8 +14,7 @@ from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.jobs.pipelineshape import TRAITS, Action, Kind, Schedule
 
-SCHEDULES = tuple(TRAITS)
-"""Schedules that :func:`make_schedule` generates."""
+SCHEDULES = tuple(TRAITS)  # schedules that :func:`make_schedule` generates
 
 
 def make_schedule(

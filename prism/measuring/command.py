@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["gemm", "attention", "memory", "collective"]
 
-SAMPLES = ".samples.nc"
-"""Ending of the file with every call's duration, beside the library."""
+SAMPLES = ".samples.nc"  # ending of the file with every call's duration, beside the library
 
 _LONG_S = 600.0  # of a measurement without a limit, above which it says so before it begins
 
@@ -306,17 +305,9 @@ def _flush(torch: Any) -> Callable[[], Any]:
 
 
 def check_time(cases: Sequence[MeasuredCase], seconds: Sequence[float], plan: Plan) -> str:
-    """Say how long a measurement will take where that is long, empty where it is not.
+    """Say how long a measurement will take where that is long; refuse one beyond its limit.
 
-    Parameters
-    ----------
-    seconds : sequence of float
-        What one call of each may take [s].
-
-    Raises
-    ------
-    PrismError
-        One call of each takes longer than the limit.
+    `seconds` are what one call of each case may take.
     """
     once, longest = sum(seconds), max(range(len(cases)), key=lambda i: seconds[i])
     sizes = f"{format_count(len(cases), 'size')}"

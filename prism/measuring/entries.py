@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from prism.cluster.nccl import bus_factor, solve_link
+from prism.common.arrays import Array
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.distributions.distribution import Distribution
@@ -28,7 +29,7 @@ from prism.distributions.library import Entry, Library, library_names, load_libr
 from prism.distributions.ranges import TABLE_AXES
 from prism.distributions.samples import sample_distribution
 from prism.jobs.devices import DEVICES, device_key
-from prism.measuring.samples import Array, MeasuredCase, Samples
+from prism.measuring.samples import MeasuredCase, Samples
 from prism.workload.kernelcost import GEMM_LARGE_S, KINDS, NUMBER_BYTES
 from prism.workload.kernels import MESSAGE_BYTES
 
@@ -40,8 +41,7 @@ _HALF = ("bfloat16", "float16")  # the data sheet's rate is that of 16-bit numbe
 _SHORT = {"bfloat16": "bf16", "float16": "bf16", "float32": "fp32", "float64": "fp64"}
 _LONG = {"dim": "head_dim"}  # sizes of tables, where they have another name
 ATTENTION_AXES = ("batch", "heads", "seq", "dim")
-FEWEST = 20
-"""Calls below which a case gives no distribution."""
+FEWEST = 20  # calls below which a case gives no distribution
 
 
 @dataclass(frozen=True)

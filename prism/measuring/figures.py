@@ -9,15 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism.cluster.nccl import bus_factor
 from prism.common.agreement import effective_n
+from prism.common.arrays import Array, Index
 from prism.common.text import percent_change
-from prism.measuring.samples import Array, MeasuredCase, Samples
+from prism.measuring.samples import MeasuredCase, Samples
 
-ENOUGH = 1_000
-"""Calls from which a p99 is based on ten values or more."""
+ENOUGH = 1_000  # calls from which a p99 is based on ten values or more
 
 DRIFT = 0.03
 """Drift of the median over a session worth a word, where it is beyond three standard errors."""
@@ -50,7 +49,7 @@ def summarize_samples(samples: Samples) -> dict[str, Any]:
 
 
 def case_figures(
-    case: MeasuredCase, seconds: Array, slowest: Array, block: NDArray[np.int64]
+    case: MeasuredCase, seconds: Array, slowest: Array, block: Index
 ) -> dict[str, Any]:
     """Figures of one case: its calls' durations [s], the slowest rank's [s], and their blocks.
 
@@ -74,7 +73,7 @@ def case_figures(
     return out
 
 
-def lag_one(seconds: Array, block: NDArray[np.int64]) -> float | None:
+def lag_one(seconds: Array, block: Index) -> float | None:
     """Correlation of one call with the next of its block, as ranks; None for few or constant ones.
 
     Ranks, because a few long calls would decide it otherwise (Spearman's coefficient).

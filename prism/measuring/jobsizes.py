@@ -6,19 +6,14 @@ what is measured is what `prism estimate` needs. Left out: how often each occurs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 from prism.common.errors import PrismError
 from prism.jobs.frameworks import FRAMEWORKS
 from prism.jobs.job import Job, load_job
 from prism.jobs.ops import Attention, Op, Product, share_of
-from prism.workload.build import Collective, build_workload, nominal_library
+from prism.workload.build import Collective, Workload, build_workload, nominal_library
 from prism.workload.layers import layer_ops, loss_ops, model_layers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from prism.workload.build import Workload
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 

@@ -15,38 +15,26 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError
 from prism.common.netcdf import read_netcdf, wrap_corrupt_file, write_netcdf
 
 if TYPE_CHECKING:
     import xarray as xr
 
-Array = NDArray[np.float64]
 KIND = "measurement"
 
 
 @dataclass(frozen=True)
 class MeasuredCase:
-    """One thing to measure.
+    """One thing to measure."""
 
-    Attributes
-    ----------
-    label : str
-        Its name, unique in a measurement, such as ``gemm/512x512x512/float32``.
-    family : str
-        ``gemm``, ``attention``, ``memory``, or the collective's op_kind.
-    flop, bytes : float
-        Work [flop] and memory traffic or message [byte] of one call.
-    settings : mapping
-        What it is made from: sizes, number format, pass.
-    """
-
-    label: str
-    family: str
-    flop: float = 0.0
-    bytes: float = 0.0
+    label: str  # unique in a measurement, such as ``gemm/512x512x512/float32``
+    family: str  # ``gemm``, ``attention``, ``memory``, or the collective's op_kind
+    flop: float = 0.0  # of one call
+    bytes: float = 0.0  # memory traffic or message of one call
+    # what it is made from: sizes, number format, pass
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -58,7 +46,7 @@ class Samples:
     cases: tuple[MeasuredCase, ...]
     seconds: list[Array]
     at: list[Array]
-    block: list[NDArray[np.int64]]
+    block: list[Index]
     slowest: list[Array]  # equal to `seconds` where no ranks meet
     attrs: dict[str, Any] = field(default_factory=dict)
 

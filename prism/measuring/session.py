@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from prism.common.arrays import Array
 from prism.measuring.machine import read_state
-from prism.measuring.samples import Array, Samples
+from prism.measuring.samples import Samples
 
 Call = Callable[[], Any]
 Progress = Callable[[int, int], None]
@@ -49,11 +50,8 @@ class Block(NamedTuple):
 class CpuTimer:
     """Times calls by the processor's monotonic clock.
 
-    Attributes
-    ----------
-    overhead_s : float
-        What reading the clock twice around an empty call costs, the median of many [s]; it is
-        subtracted from every duration.
+    From every duration `overhead_s` is subtracted: reading the clock twice around an empty call,
+    the median of many.
     """
 
     def __init__(self, before: Call | None = None) -> None:
@@ -130,32 +128,15 @@ class Bench:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a measurement is made.
+    """How a measurement is made."""
 
-    Attributes
-    ----------
-    repetitions : int
-        Calls of each case that count.
-    warm_up : int
-        Most calls of each case before these.
-    block : int
-        Calls of one case one after another.
-    limit_s : float or None
-        Stop after this long [s], with what there is.
-    seed : int
-        Of the order.
-    device : str
-        ``cpu`` or ``cuda``: whose state is recorded.
-    sustained : bool
-        Case by case, back to back until the rate settles; `warm_up` and `block` say nothing then.
-    """
-
-    repetitions: int = 2_000
-    warm_up: int = 200
-    block: int = 50
-    limit_s: float | None = None
-    seed: int = 0
-    device: str = "cpu"
+    repetitions: int = 2_000  # calls of each case that count
+    warm_up: int = 200  # most calls of each case before these
+    block: int = 50  # calls of one case one after another
+    limit_s: float | None = None  # stop after this long, with what there is
+    seed: int = 0  # of the order
+    device: str = "cpu"  # ``cpu`` or ``cuda``: whose state is recorded
+    # case by case, back to back until the rate settles: `warm_up` and `block` say nothing
     sustained: bool = False
 
 

@@ -3,7 +3,7 @@
 # what rooms above may import, by module
 FACE = {
     "calibration.model": "Calibration communication_share is_calibrated load_calibration",
-    "changes.find": "changes_of_trace choose_steps find_changes without_steps",
+    "changes.find": "changes_of_trace choose_steps find_changes select_steps without_steps",
     "changes.fit": "fit_steps",
     "changes.report": "Row warn",
     "fit": "fit fit_calibrated warnings_of",

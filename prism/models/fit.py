@@ -100,11 +100,6 @@ def fit(
         and `prism.validate` take its file. Of what holds no steps, a ``library`` of
         distributions. `prism.summary` gives what the command prints.
 
-    Raises
-    ------
-    PrismError
-        The input cannot be read, or has too little to learn from.
-
     Examples
     --------
     >>> import prism
@@ -178,11 +173,6 @@ def fit_calibrated(
     Model
         A model of kind ``calibrated``, which stands wherever a job does, and as
         ``variability.model`` of any job over the same library.
-
-    Raises
-    ------
-    PrismError
-        Bad input.
 
     Examples
     --------

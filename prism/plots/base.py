@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, MaxNLocator, PercentFormatter
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError
 from prism.common.results import Result
 from prism.common.text import format_duration, time_unit, visible
@@ -28,42 +29,23 @@ from prism.common.text import format_duration, time_unit, visible
 class Cdf(NamedTuple):
     """An empirical distribution function on a grid."""
 
-    x: NDArray[np.float64]
-    """[point] values, ascending, in the unit of the sample."""
-    p: NDArray[np.float64]
-    """[point] share of the sample at or below x."""
-    se: NDArray[np.float64]
-    """[point] standard error of p."""
+    x: Array  # [point] values, ascending, in the unit of the sample
+    p: Array  # [point] share of the sample at or below x
+    se: Array  # [point] standard error of p
 
 
 def empirical_cdf(
     sample: ArrayLike, cluster_idx: ArrayLike | None = None, n_points: int = 400
 ) -> Cdf:
-    """Empirical distribution function with a pointwise standard error.
+    """Empirical distribution function of a sample [replicate] with a pointwise standard error.
 
-    Parameters
-    ----------
-    sample : array_like
-        [replicate] values; not-a-number is refused.
-    cluster_idx : array_like, optional
-        [replicate] cluster of each value; None where all are independent.
-    n_points : int
-        Points of the grid; all of the sample where it is smaller.
+    Between the smallest and the largest value, at n_points equally spaced ranks, or all of them
+    where they are fewer; values are independent without `cluster_idx` [replicate].
 
-    Returns
-    -------
-    Cdf
-        Between the smallest and the largest value, at equally spaced ranks.
-
-    Notes
-    -----
     With K clusters of n_k values, c_k of which are at or below x, p = sum c_k / sum n_k and its
-    variance is that of a ratio estimator, ``K/(K-1) sum (c_k - p n_k)^2 / (sum n_k)^2``. With
-    one value per cluster this is p (1 - p) / (n - 1).
-
-    References
-    ----------
-    Cochran, Sampling Techniques, 3rd ed. (1977), section 3.12.
+    variance is that of a ratio estimator, ``K/(K-1) sum (c_k - p n_k)^2 / (sum n_k)^2``. With one
+    value per cluster this is p (1 - p) / (n - 1). Cochran, Sampling Techniques, 3rd ed. (1977),
+    section 3.12.
     """
     values = np.asarray(sample, dtype=np.float64).ravel()
     n = values.size
@@ -81,9 +63,7 @@ def empirical_cdf(
     return Cdf(x, p, _cluster_se(count, p, cluster[order]))
 
 
-def _cluster_se(
-    count: NDArray[np.int64], p: NDArray[np.float64], cluster: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def _cluster_se(count: Index, p: Array, cluster: Index) -> Array:
     """Take the standard error of p [point] from the clusters of the sorted values [replicate]."""
     n_per_cluster = np.bincount(cluster)
     n_clusters = n_per_cluster.size
@@ -100,7 +80,7 @@ def _cluster_se(
     return se
 
 
-Array = NDArray[np.float64]
+Json = Mapping[str, Any]
 
 STYLES = ("light", "dark")
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, OLIVE, GREY = (f"C{i}" for i in range(8))

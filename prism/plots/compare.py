@@ -31,16 +31,9 @@ _FAR = 3.0  # times the height of the band: there zero would flatten it
 
 @styled
 def plot_comparison(result: xr.Dataset, ax: Axes | None = None, name: str = "step_time") -> Axes:
-    """Distributions of both sides, with p50 and p95.
+    """Distributions of both sides of what ``compare`` returns, with p50 and p95.
 
-    Parameters
-    ----------
-    result : xarray.Dataset
-        What ``compare`` returns: ``<name>_a``, ``<name>_b`` in s.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-    name : str
-        ``step_time`` or ``time_to_train``.
+    `name` is ``step_time`` or ``time_to_train``: ``<name>_a``, ``<name>_b`` in s.
 
     Examples
     --------
@@ -65,14 +58,8 @@ def plot_comparison(result: xr.Dataset, ax: Axes | None = None, name: str = "ste
 def plot_shift(result: xr.Dataset, ax: Axes | None = None, name: str = "step_time") -> Axes:
     """Shift function: quantile of B less that of A, with its simultaneous 95 % band.
 
-    Parameters
-    ----------
-    result : xarray.Dataset
-        What ``compare`` returns: ``<name>_shift``, ``<name>_shift_lo`` and ``_hi`` [quantile; s].
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-    name : str
-        ``step_time`` or ``time_to_train``.
+    Of what ``compare`` returns: ``<name>_shift``, ``<name>_shift_lo`` and ``_hi`` [quantile; s],
+    `name` as of `plot_comparison`.
 
     Examples
     --------

@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from prism.common.arrays import Array
 from prism.common.text import format_count, format_duration, format_share, time_unit
 from prism.plots.base import (
     BLUE,
@@ -18,7 +19,6 @@ from prism.plots.base import (
     NAMES,
     PERCENTILES,
     RED,
-    Array,
     Mark,
     draw_cdf,
     finish_cdf,
@@ -39,18 +39,9 @@ CLUSTERS = {"step_time": "cluster_idx", "time_to_train": "run_cluster_idx"}
 def plot_step_time(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     """Distribution of the step time, with the ideal step.
 
-    Parameters
-    ----------
-    result : xarray.Dataset
-        What ``simulate`` or ``estimate`` returns: ``step_time`` [replicate] in s, and where it
-        has them ``cluster_idx``, ``step_effect`` [replicate] and ``ideal_step_time`` in s.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Bands are two Monte Carlo standard errors, by cluster draw.
+    Of what ``simulate`` or ``estimate`` returns: ``step_time`` [replicate] in s, and where it has
+    them ``cluster_idx``, ``step_effect`` [replicate] and ``ideal_step_time`` in s. Bands are two
+    Monte Carlo standard errors, by cluster draw.
 
     Examples
     --------
@@ -82,18 +73,9 @@ def plot_step_time(result: xr.Dataset, ax: Axes | None = None) -> Axes:
 def plot_time_to_train(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     """Distribution of the time-to-train, with the deadline.
 
-    Parameters
-    ----------
-    result : xarray.Dataset
-        What ``estimate`` returns: ``time_to_train`` [run_replicate] in s, and where it has one
-        ``deadline`` and ``ideal_time_to_train`` in s, ``run_cluster_idx`` [run_replicate].
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Bands are two Monte Carlo standard errors, by cluster draw.
+    Of what ``estimate`` returns: ``time_to_train`` [run_replicate] in s, and where it has one
+    ``deadline`` and ``ideal_time_to_train`` in s, ``run_cluster_idx`` [run_replicate]. Bands are
+    two Monte Carlo standard errors, by cluster draw.
 
     Examples
     --------
@@ -128,21 +110,10 @@ def plot_time_to_train(result: xr.Dataset, ax: Axes | None = None) -> Axes:
 def plot_dependence(
     results: Mapping[str, xr.Dataset], ax: Axes | None = None, variable: str = "step_time"
 ) -> Axes:
-    """Distributions of several results in one plot.
+    """Distributions of several results in one plot, a curve for each by its label.
 
-    Parameters
-    ----------
-    results : mapping of str to xarray.Dataset
-        Label and result of each curve.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-    variable : str
-        ``step_time`` or ``time_to_train``.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        The legend gives p50 and p95; bands are two Monte Carlo standard errors.
+    `variable` is ``step_time`` or ``time_to_train``. The legend gives p50 and p95; bands are two
+    Monte Carlo standard errors.
 
     Examples
     --------

@@ -9,8 +9,9 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
+from prism.common.arrays import Array
 from prism.common.text import format_duration
-from prism.plots.base import COLOURS, GREY, Array, ink, legend_above, new_axes, styled
+from prism.plots.base import COLOURS, GREY, ink, legend_above, new_axes, styled
 
 _RATES = {
     "tflops": (1.0, "rate [TFLOP/s]"), "bus_bytes_per_s": (1e-9, "bus bandwidth [GB/s]"),
@@ -27,17 +28,8 @@ _AXES = {"m": "m, rows", "seq": "sequence length", "bytes": "bytes"}
 def plot_kernel(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     """Rate of a kernel along its main size, a line a backend, dashed where nothing was measured.
 
-    Parameters
-    ----------
-    result : xarray.Dataset
-        Of kind ``kernel``, as ``prism kernel -o DIR`` writes it.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        What was measured of the first backend is shaded, the size asked for marked.
+    Of what ``prism kernel -o DIR`` writes. What was measured of the first backend is shaded, the
+    size asked for marked.
 
     Examples
     --------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -11,11 +9,9 @@ from matplotlib.ticker import FuncFormatter
 
 from prism.common.errors import PrismError
 from prism.distributions.kerneltables import KernelTable
+from prism.distributions.library import Library
 from prism.plots.base import COLOURS, legend_above, new_axes, styled
 from prism.workload.kernelcost import BACKENDS, NUMBER_BYTES, kernel_cost
-
-if TYPE_CHECKING:
-    from prism.distributions.library import Library
 
 _SIDES = np.geomspace(128.0, 32_768.0, 120)  # of square products
 _SEQUENCES = np.geomspace(512.0, 32_768.0, 60)
@@ -27,20 +23,9 @@ _TOKENS = 32_768.0  # of all sequences together
 def plot_library(library: Library, kind: str = "gemm", ax: Axes | None = None) -> Axes:
     """Throughput of matrix products over their work, or of attention over the sequence.
 
-    Parameters
-    ----------
-    library : Library
-        As `prism.load_library` returns it.
-    kind : str
-        ``gemm`` or ``attention``.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Of products a point for each measured one, and a line for square ones; of causal attention
-        in bfloat16 a line for each backend and pass (32 heads, 8 of keys, of 128; 32,768 tokens).
+    `kind` is ``gemm`` or ``attention``, of what ``load_library`` returns. Of products a point for
+    each measured one, and a line for square ones; of causal attention in bfloat16 a line for each
+    backend and pass (32 heads, 8 of keys, of 128; 32,768 tokens).
 
     Examples
     --------

@@ -17,17 +17,7 @@ _LEAST = 1e-4  # smallest share of calls that the axis shows
 def plot_measurement(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     """Share of calls that take longer than a multiple of the median, one line per kernel.
 
-    Parameters
-    ----------
-    result : xarray.Dataset
-        As `prism.measure` returns it.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        The share on a logarithmic axis, so that the tail shows.
+    Of what ``measure`` returns; the share on a logarithmic axis, so that the tail shows.
 
     Examples
     --------

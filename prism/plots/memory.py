@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from prism.plots.base import RED, ink, new_axes, styled
+from prism.plots.base import RED, Json, ink, new_axes, styled
 from prism.workload.memory import PARTS
-
-Json = Mapping[str, Any]
 
 SHADES = {
     "Blues": ("parameters", "gradients", "optimizer", "gathered"),
@@ -25,20 +20,10 @@ LEAST_SHARE, MOST_TICKS = 2e-3, 17
 
 @styled
 def plot_memory(data: Json, ax: Axes | None = None) -> Axes:
-    """Stack the parts of a GPU's memory by pipeline stage.
+    """Stack the parts of a GPU's memory by pipeline stage, of what ``memory`` returns.
 
-    Parameters
-    ----------
-    data : mapping
-        What `prism.memory` returns.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Bars at the worst moment of each stage [GiB]; the line is what the card offers, the bar of
-        the fullest stage has its 90 % interval.
+    Bars at the worst moment of each stage [GiB]; the line is what the card offers, the bar of the
+    fullest stage has its 90 % interval.
 
     Examples
     --------

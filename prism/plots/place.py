@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -16,13 +13,14 @@ from prism.analyses.placements.placing import (
     Placing,
     same_work,
 )
+from prism.common.arrays import Array
 from prism.common.text import format_share, percent_change, time_unit
 from prism.plots.base import (
     BLUE,
     GREY,
     ORANGE,
     RED,
-    Array,
+    Json,
     ink,
     legend_above,
     name_rows,
@@ -31,30 +29,17 @@ from prism.plots.base import (
     styled,
 )
 
-Json = Mapping[str, Any]
-
 ALIKE = 1e-3
 """Replicas whose costs differ by less than this share of the largest are drawn as one [1]."""
-MOST_COLUMNS = 64
-"""More replicas are drawn several to a column."""
+MOST_COLUMNS = 64  # more replicas are drawn several to a column
 COST = "increase of the step, all else at its mean [%]"
 
 
 @styled
 def plot_slots(data: Placing | xr.Dataset, ax: Axes | None = None) -> Axes:
-    """Cost of one slow node by where it is, and the slack of each stage.
+    """Cost of one slow node by where it is, and the slack of each stage, of what ``place`` returns.
 
-    Parameters
-    ----------
-    data : Placing or xarray.Dataset
-        What ``place`` returns.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Where all replicas are alike, a bar per stage; else a map of stage x replica.
+    Where all replicas are alike, a bar per stage; else a map of stage x replica.
 
     Examples
     --------
@@ -140,19 +125,9 @@ def _draw_map(numbers: Json, cost: Array, ax: Axes | None) -> Axes:
 def plot_alternatives(data: Placing | xr.Dataset, ax: Axes | None = None) -> Axes:
     """Median and p95 of the step as is, at best, at worst and under the alternatives.
 
-    Parameters
-    ----------
-    data : Placing or xarray.Dataset
-        What ``place`` returns.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Points at p50 and p95, for the work of one step as is. Where p50 or p95 is the objective,
-        lines are 95 % intervals of its difference from as is, and where nodes are placed at
-        random the spread between 90 % of placements.
+    Of what ``place`` returns: points at p50 and p95, for the work of one step as is. Where p50 or
+    p95 is the objective, lines are 95 % intervals of its difference from as is, and where nodes are
+    placed at random the spread between 90 % of placements.
 
     Examples
     --------

@@ -9,8 +9,8 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
-from numpy.typing import NDArray
 
+from prism.common.arrays import Index
 from prism.common.text import format_share
 from prism.plots.base import (
     BLUE,
@@ -33,20 +33,10 @@ _INTERVENED = {"freeze": ("", "held at its median"), "speed": ("_faster", "made 
 
 @styled
 def plot_ranking(result: xr.Dataset, ax: Axes | None = None) -> Axes:
-    """Shares of the variance by cause, the largest on top.
+    """Shares of the variance by cause, the largest on top, of what ``rank`` returns.
 
-    Parameters
-    ----------
-    result : Ranking
-        What ``rank`` returns.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Bars are total-order shares, diamonds first-order shares, lines 95 % intervals of the
-        total order.
+    Bars are total-order shares, diamonds first-order shares, lines 95 % intervals of the total
+    order.
 
     Examples
     --------
@@ -84,21 +74,10 @@ def plot_ranking(result: xr.Dataset, ax: Axes | None = None) -> Axes:
 def plot_interventions(
     result: xr.Dataset, ax: Axes | None = None, intervention: str | None = None
 ) -> Axes:
-    """Change of standard deviation and p95 where one cause is fixed.
+    """Change of standard deviation and p95 where one cause is fixed, of what ``rank`` returns.
 
-    Parameters
-    ----------
-    result : Ranking
-        What ``rank`` returns.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-    intervention : str, optional
-        ``freeze``, at its median, or ``speed``, made faster; the first where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Ordered as in `plot_ranking`; lines are 95 % intervals.
+    `intervention` is ``freeze``, at its median, or ``speed``, made faster; the first where None.
+    Ordered as in `plot_ranking`; lines are 95 % intervals.
 
     Examples
     --------
@@ -130,17 +109,7 @@ def plot_interventions(
 def plot_path(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     """Where the time of a step is, and where its spread and its tail pass through.
 
-    Parameters
-    ----------
-    result : Ranking
-        What ``rank`` returns.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Each of the three sums to one over the kernel classes.
+    Of what ``rank`` returns; each of the three sums to one over the kernel classes.
 
     Examples
     --------
@@ -165,7 +134,7 @@ def plot_path(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _order(result: xr.Dataset, changed: bool = True) -> NDArray[np.int64]:
+def _order(result: xr.Dataset, changed: bool = True) -> Index:
     """Find the inputs to draw, the largest total order first, with those whose fixing changes."""
     total = result["total_order"].to_numpy()
     matter = total
@@ -184,7 +153,7 @@ def _call(result: xr.Dataset) -> dict[str, Any]:
     return dict(json.loads(result.attrs.get("call", "{}")))
 
 
-def _finish(ax: Axes, result: xr.Dataset, order: NDArray[np.int64]) -> None:
+def _finish(ax: Axes, result: xr.Dataset, order: Index) -> None:
     """Name causes and shares."""
     names, kinds = (result[key].to_numpy()[order] for key in ("cause", "kind"))
     name_rows(ax, [label(str(n), f"{k}s") for n, k in zip(names, kinds, strict=True)])

@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.ticker import PercentFormatter
 
+from prism.common.arrays import Array
 from prism.common.text import format_count, time_unit
-from prism.plots.base import GREEN, GREY, RED, Array, legend_above, new_axes, styled, title_of
+from prism.plots.base import GREEN, GREY, RED, legend_above, new_axes, styled, title_of
 from prism.plots.estimate import deadline_text
 
 FAR = 1.5  # times the length of the run from which a deadline is off the axis
@@ -23,20 +24,10 @@ FAN = (0.05, 0.25, 0.5, 0.75, 0.95)
 def plot_progress(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     """Draw the share of steps done over time, with the middle 50 and 90 % of runs.
 
-    Parameters
-    ----------
-    result : xarray.Dataset
-        What ``estimate`` returns: ``progress_time`` [quantile, progress] and ``time_to_train``
-        [run_replicate] in s; where it has them ``deadline`` and ``ideal_time_to_train`` in s, and
-        the start in its call.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Dates where the start is known, else time since the start; inside it, how far runs are
-        ahead of the median run or behind.
+    Of what ``estimate`` returns: ``progress_time`` [quantile, progress] and ``time_to_train``
+    [run_replicate] in s; where it has them ``deadline`` and ``ideal_time_to_train`` in s, and the
+    start in its call. Dates where the start is known, else time since the start; inside it, how far
+    runs are ahead of the median run or behind.
 
     Examples
     --------

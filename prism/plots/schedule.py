@@ -32,20 +32,9 @@ def plot_schedule(
 ) -> Axes:
     """Draw a pipeline schedule as a Gantt chart, one row per stage.
 
-    Parameters
-    ----------
-    schedule : Schedule
-        The actions of each stage.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-    durations : mapping of str to float, optional
-        Duration of F, of a whole backward (B) and of its weight half where it is split (W), in any
-        one unit; 1, 2 and 1 where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Numbers are microbatches; later model chunks are lighter.
+    `durations` are those of F, of a whole backward (B) and of its weight half where it is split
+    (W), in any one unit; 1, 2 and 1 where None. Numbers are microbatches; later model chunks are
+    lighter.
 
     Examples
     --------

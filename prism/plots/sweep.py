@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -17,34 +14,22 @@ from prism.plots.base import (
     GREY,
     ORANGE,
     RED,
+    Json,
     legend_above,
     new_axes,
     shorten,
     styled,
 )
 
-Json = Mapping[str, Any]
-
-FARTHEST = 1.25
-"""Settings whose p95 is beyond this times the least are counted in a corner [1]."""
+FARTHEST = 1.25  # settings whose p95 is beyond this times the least are counted in a corner [1]
 
 
 @styled
 def plot_sweep(data: Sweep | xr.Dataset, ax: Axes | None = None) -> Axes:
-    """p50 against p95 of the settings of a sweep.
+    """p50 against p95 of the settings of a sweep, of what ``sweep`` returns.
 
-    Parameters
-    ----------
-    data : Sweep or xarray.Dataset
-        What ``sweep`` returns.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Bars are two standard errors, by cluster draw; open points were screened on a few of them.
-        Times are for the tokens of one step of the job where settings differ in them.
+    Bars are two standard errors, by cluster draw; open points were screened on a few of them. Times
+    are for the tokens of one step of the job where settings differ in them.
 
     Examples
     --------

@@ -9,13 +9,13 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from prism.common.arrays import Array
 from prism.common.text import format_count, time_unit
 from prism.plots.base import (
     BLUE,
     GREY,
     NAMES,
     ORANGE,
-    Array,
     Mark,
     draw_cdf,
     finish_cdf,
@@ -36,19 +36,10 @@ _MOST_TICKS = 32
 def plot_validation(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     """Distributions: predicted with its band, measured, training, independent sampling.
 
-    Parameters
-    ----------
-    result : xarray.Dataset
-        What ``validate`` returns, all in s: ``measured`` [measured_idx], ``predicted``
-        [replicate], and where it has them ``training`` [training_idx], ``predicted_independent``
-        [replicate], ``cdf_time``, ``cdf_lo`` and ``cdf_hi`` [point].
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        The band is what the prediction's distribution did over refits.
+    Of what ``validate`` returns, all in s: ``measured`` [measured_idx], ``predicted`` [replicate],
+    and where it has them ``training`` [training_idx], ``predicted_independent`` [replicate],
+    ``cdf_time``, ``cdf_lo`` and ``cdf_hi`` [point]. The band is what the prediction's distribution
+    did over refits.
 
     Examples
     --------
@@ -90,17 +81,8 @@ def plot_validation(result: xr.Dataset, ax: Axes | None = None) -> Axes:
 def plot_quantiles(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     """Predicted against measured quantiles, with the line on which they agree.
 
-    Parameters
-    ----------
-    result : xarray.Dataset
-        As for `plot_validation`.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        One point per measured value, at the rank (i - 1/2) / n. Bars are the band over refits.
+    As of `plot_validation`: one point per measured value, at the rank (i - 1/2) / n. Bars are the
+    band over refits.
 
     Examples
     --------
@@ -150,18 +132,9 @@ def draw_validation(result: xr.Dataset) -> Axes:
 def plot_replay(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     """Replayed against measured step times, with the line on which they agree.
 
-    Parameters
-    ----------
-    result : xarray.Dataset
-        What ``replay`` returns: ``measured_step_time`` and ``replayed_step_time`` [step] in s,
-        and where it has one ``ideal_step_time`` in s.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Up to three steps whose replay is more than 1 % off are numbered.
+    Of what ``replay`` returns: ``measured_step_time`` and ``replayed_step_time`` [step] in s, and
+    where it has one ``ideal_step_time`` in s. Up to three steps whose replay is more than 1 % off
+    are numbered.
 
     Examples
     --------
@@ -191,13 +164,8 @@ def plot_replay(result: xr.Dataset, ax: Axes | None = None) -> Axes:
 def plot_workers(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     """Heat map of how much each worker slows the step.
 
-    Parameters
-    ----------
-    result : xarray.Dataset
-        What ``replay`` returns: ``slowdown_by_worker`` [dp_rank, stage], step time as measured
-        over the step time with only this worker at its mean.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure where None.
+    Of what ``replay`` returns: ``slowdown_by_worker`` [dp_rank, stage], step time as measured over
+    the step time with only this worker at its mean.
 
     Examples
     --------

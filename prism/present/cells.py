@@ -24,8 +24,7 @@ class Figure(NamedTuple):
     text: str  # with its unit
 
 
-Cell = str | Figure | None
-"""What stands in a table: words, a number, or nothing."""
+Cell = str | Figure | None  # what stands in a table: words, a number, or nothing
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,11 @@ def share(value: float | None, half: float | None = None) -> Cell:
     if value is None:
         return None
     return Figure(value, format_share(value, half=half or 0.0))
+
+
+def number(value: float | None, form: str) -> Cell:
+    """Write a number as a format has it; nothing where it is None."""
+    return None if value is None else Figure(value, f"{value:{form}}")
 
 
 def spread(figures: Mapping[str, float]) -> Cell:

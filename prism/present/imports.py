@@ -29,17 +29,7 @@ _LONGEST = 100  # characters of a setting that a comment shows
 
 
 def imported_yaml(found: Imported) -> str:
-    """Write an imported job as a YAML file, each value with the line that it comes from.
-
-    Parameters
-    ----------
-    found : Imported
-
-    Returns
-    -------
-    str
-        The file's text, which loads to the same job.
-    """
+    """Write an imported job as YAML that loads to it, each value with the line of its source."""
     source, comments = found.source, dict[str, str]()
     for given in found.given:
         comments[given.key] = f"{source.place(given.line)}  {_short(given.shown)}"
@@ -85,16 +75,7 @@ def _unknown(found: Imported) -> list[tuple[str, str]]:
 
 
 def import_answer(found: Imported) -> Answer:
-    """Lay out what was understood, assumed and left, each with its line.
-
-    Parameters
-    ----------
-    found : Imported
-
-    Returns
-    -------
-    Answer
-    """
+    """Lay out what was understood, assumed and left, each with its line."""
     job, place = found.job, found.source.place
     given = tuple((g.key, plain_text(g.value), _short(g.shown), place(g.line)) for g in found.given)
     assumed = tuple(

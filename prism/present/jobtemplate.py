@@ -26,16 +26,8 @@ _PLAIN = re.compile(r"(?!(?:true|false|null|yes|no|on|off|~)$)[A-Za-z/][\w./-]*"
 def job_yaml(job: Job) -> str:
     """Write a job as a commented YAML file that loads back to the same job.
 
-    Parameters
-    ----------
-    job : Job
-        A loaded job.
-
-    Returns
-    -------
-    str
-        The file's text. Values of the job stand plainly, each with the file and line or the
-        ``--set`` it came from; presets and defaults stand as comments.
+    Its values stand plainly, each with the file and line or the ``--set`` it came from; presets and
+    defaults stand as comments.
 
     Examples
     --------

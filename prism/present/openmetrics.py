@@ -8,13 +8,12 @@ References
 OpenMetrics 1.0, https://prometheus.io/docs/specs/om/open_metrics_spec/
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from prism.common.text import visible
-
-Json = Mapping[str, Any]
+from prism.present.cells import Json
 
 
 class Family(NamedTuple):

@@ -41,38 +41,10 @@ def describe(
 ) -> Answer:
     """Describe a file, or a job or library that ships with prism.
 
-    A file's suffix tells jobs (.yaml, .yml) and netCDF (.nc); recordings are sniffed.
-
-    Parameters
-    ----------
-    what : str
-        A path, or the name of a shipped job or library.
-    overrides : sequence of str
-        ``key=value`` settings of a job.
-    column : str, optional
-        The duration, in a table of step times with several.
-    where : mapping of str to str, optional
-        The rows to keep of such a table.
-    step_range : str, optional
-        What the ranges of a profiler's trace that are steps are called.
-    unit : str, optional
-        That of `column`, where its name has none.
-    skip : int, optional
-        First steps of a trace, or of each run of step times, to leave out.
-    steps : str, optional
-        ``A:B``, the numbers of the first and the last step of these.
-    pattern : str, optional
-        What finds step times in the lines of a log (`prism.traces.find_recording`).
-
-    Returns
-    -------
-    Answer
-        Its figures are the JSON of the command.
-
-    Raises
-    ------
-    PrismError
-        If it is none of these.
+    A file's suffix tells jobs (.yaml, .yml) and netCDF (.nc); recordings are sniffed. `overrides`
+    are of a job; `column`, `where` and `unit` choose from a table of step times, `pattern` finds
+    them in a log, `step_range` names the steps of a profile. `skip` leaves out first steps, of each
+    run of step times, and `steps` all but ``A:B`` by number.
     """
     from prism.distributions.library import library_names
     from prism.jobs.jobspec.yaml import shipped_jobs

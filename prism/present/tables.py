@@ -7,62 +7,49 @@ from typing import Any, NamedTuple
 
 from prism.common.results import Columns, Field
 from prism.present.answer import Finding
-from prism.present.cells import Cell, Column, Figure, Table, change, count, delay, share, words
+from prism.present.cells import (
+    Cell,
+    Column,
+    Figure,
+    Table,
+    change,
+    count,
+    delay,
+    number,
+    share,
+    words,
+)
 
 Row = Mapping[str, Any]
-Interval = tuple[float, float] | None
-
-
-def _half(interval: Interval) -> float | None:
-    return None if interval is None else 0.5 * (interval[1] - interval[0])
-
-
-def _count(value: Any, interval: Interval) -> Cell:
-    return count(value)
-
-
-def _share(value: Any, interval: Interval) -> Cell:
-    return share(value, _half(interval))
-
-
-def _gain(value: Any, interval: Interval) -> Cell:
-    """Write what is gained, which is a reduction, as the change that it is."""
-    if value is None:
-        return None
-    turned = None if interval is None else (-interval[1], -interval[0])
-    cell = change(-value, turned)
-    return Figure(value, words(cell))
-
-
-def _duration(value: Any, interval: Interval) -> Cell:
-    return None if value is None else delay(value, _half(interval))
-
-
-def _number(value: Any, interval: Interval) -> Cell:
-    return None if value is None else Figure(value, f"{value:.4g}")
-
-
-def _text(value: Any, interval: Interval) -> Cell:
-    return None if value is None else str(value)
-
-
-def _flag(value: Any, interval: Interval) -> Cell:
-    return None if value is None else "yes" if value else "no"
-
-
-FORMS: dict[str, Callable[[Any, Interval], Cell]] = {
-    "text": _text, "flag": _flag, "count": _count, "share": _share, "change": change,
-    "gain": _gain, "duration": _duration, "number": _number,
-}  # fmt: skip
-"""How a field is written, with half of its 95 % interval where it has one."""
 _BY_UNIT = {"text": "text", "flag": "flag", "count": "count", "s": "duration"}
 
 
 def write(field: Field, row: Row) -> Cell:
-    """Write a field of a row."""
-    form = field.form or _BY_UNIT.get(field.unit, "number")
-    bounds = row.get(f"{field.name}_ci") if field.interval else None
-    return FORMS[form](row.get(field.name), None if bounds is None else (bounds[0], bounds[1]))
+    """Write a field of a row, with half of its 95 % interval where it has one; none as nothing."""
+    value, bounds = row.get(field.name), row.get(f"{field.name}_ci") if field.interval else None
+    if value is None:
+        return None
+    low, high = bounds or (0.0, 0.0)
+    half = None if bounds is None else 0.5 * (high - low)
+    match field.form or _BY_UNIT.get(field.unit, "number"):
+        case "text":
+            return str(value)
+        case "flag":
+            return "yes" if value else "no"
+        case "count":
+            return count(value)
+        case "share":
+            return share(value, half)
+        case "duration":
+            return delay(value, half)
+        case "change":
+            return change(value, bounds and (low, high))
+        case "gain":  # a reduction, as the change that it is
+            return Figure(value, words(change(-value, bounds and (-high, -low))))
+        case "number":
+            return number(value, ".4g")
+        case form:
+            raise ValueError(f"{field.name}: no form {form!r}")
 
 
 def lay_out(

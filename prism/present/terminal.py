@@ -19,12 +19,9 @@ from prism.present.cells import Cell, Column, Table, words
 if TYPE_CHECKING:
     from prism.present.answer import Answer
 
-WIDTH = 110
-"""Widest line of running text [columns]."""
-WIDEST = 10_000
-"""More than any table has [columns]."""
-NAME = 12
-"""Of names no more than this is kept together where a terminal is too narrow [columns]."""
+WIDTH = 110  # widest line of running text [columns]
+WIDEST = 10_000  # more than any table has [columns]
+NAME = 12  # of names no more than this is kept together where a terminal is too narrow [columns]
 SPACE, BREAK = "\ue000", "\n"
 """Between words that stay together, as rich breaks at no-break spaces; where a line may end."""
 

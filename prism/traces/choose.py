@@ -11,17 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError
 from prism.traces.columns import Taken, counts_among
 from prism.traces.file import RawTable
 
-RUN_COLUMNS = ("run", "run_id")
-"""Names of the column that tells runs apart."""
+RUN_COLUMNS = ("run", "run_id")  # names of the column that tells runs apart
 
-ALL = "*"
-"""Value of --where that takes all rows: the column is known not to matter."""
+ALL = "*"  # value of --where that takes all rows: the column is known not to matter
 
 _SHOWN = 8
 
@@ -69,7 +67,7 @@ def _near(word: str, known: Sequence[str], cutoff: float) -> str:
     return f"did you mean {near[0]}? " if near else ""
 
 
-def chosen_rows(table: RawTable, where: Mapping[str, str]) -> NDArray[np.int64]:
+def chosen_rows(table: RawTable, where: Mapping[str, str]) -> Index:
     """Return the rows in which the columns have the values."""
     keep = np.ones(len(table.frame), dtype=np.bool_)
     for name, wanted in where.items():
@@ -108,9 +106,9 @@ def list_values(values: list[str]) -> str:
 
 
 def seconds_of(
-    table: RawTable, taken: Taken, values: NDArray[np.float64], per_step: Mapping[str, float],
-    steps: NDArray[np.int64],
-) -> NDArray[np.float64]:  # fmt: skip
+    table: RawTable, taken: Taken, values: Array, per_step: Mapping[str, float],
+    steps: Index,
+) -> Array:  # fmt: skip
     """Step times [row; s] of the values that were taken; `steps` number the rows."""
     each, so_far = counts_among(table.columns, taken.of)
     if each:
@@ -130,7 +128,7 @@ def is_mostly_numbers(table: RawTable, name: str) -> bool:
     return table.is_numeric(name) or bool(0 < table.frame[name].count() <= 2 * n_numbers)
 
 
-def groups_among(table: RawTable, rows: NDArray[np.int64], but: set[str]) -> str:
+def groups_among(table: RawTable, rows: Index, but: set[str]) -> str:
     """List text columns with some few values in these rows, with the values; "" without any."""
     groups = []
     for name in table.columns:
@@ -145,9 +143,7 @@ def groups_among(table: RawTable, rows: NDArray[np.int64], but: set[str]) -> str
     return "; ".join(groups)
 
 
-def check_groups(
-    table: RawTable, column: str, where: Mapping[str, str], rows: NDArray[np.int64]
-) -> None:
+def check_groups(table: RawTable, column: str, where: Mapping[str, str], rows: Index) -> None:
     """Refuse rows of several jobs or systems."""
     groups = groups_among(table, rows, {column, "step", *where})
     if groups:

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array
 from prism.common.errors import PrismError
 
-Array = NDArray[np.float64]
 _SHOWN = 4  # columns of which a message says why they are no step time
 
 UNITS = {  # of durations, and the words for them; `min` is none, since it is a minimum too

@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError
 from prism.common.files import GZIP, MOST_TEXT, check_file, read_bytes, unpack
 from prism.common.pipes import held
@@ -228,9 +228,9 @@ class RawTable:
                 series = series.map(lambda _: np.nan)
         return pd.Series(series.to_numpy(np.float64, na_value=np.nan))
 
-    def numbers(self, column: str) -> NDArray[np.float64]:
+    def numbers(self, column: str) -> Array:
         """Return a column as numbers [row]; not-a-number where a cell is empty."""
-        values: NDArray[np.float64] = self.coerced(column).to_numpy()
+        values: Array = self.coerced(column).to_numpy()
         if self.is_numeric(column):
             return values
         cells = self.frame[column].astype(object)
@@ -244,7 +244,7 @@ class RawTable:
             )
         return values
 
-    def integers(self, column: str, missing: int) -> NDArray[np.int64]:
+    def integers(self, column: str, missing: int) -> Index:
         """Return a column as whole numbers [row], ``missing`` where a cell is empty."""
         values = self.numbers(column)
         empty = np.isnan(values)
@@ -255,7 +255,7 @@ class RawTable:
                 f"{self.locate(int(bad[0]))}: {column} is {values[bad[0]]:g}, "
                 "expected a whole number"
             )
-        result: NDArray[np.int64] = whole.astype(np.int64)
+        result: Index = whole.astype(np.int64)
         result[empty] = missing
         return result
 

@@ -161,17 +161,8 @@ def unknown_format(what: RecordedFile | PathLike) -> PrismError:
 def find_recording(what: PathLike | Sequence[PathLike], pattern: str | None = None) -> Recording:
     """Find what a file, several files or a folder hold.
 
-    Parameters
-    ----------
-    what : path or sequence of paths
-    pattern : str, optional
-        Regular expression that finds step times in the lines of the one file: with a group ``s``,
-        ``ms``, ``rate`` (steps per second) or ``elapsed`` (since the start), and ``step``.
-
-    Raises
-    ------
-    PrismError
-        A file cannot be read or is empty, the files do not belong together, or there is none.
+    `pattern` is a regular expression that finds step times in the lines of the one file: with a
+    group ``s``, ``ms``, ``rate`` (steps per second) or ``elapsed`` (since the start), and ``step``.
     """
     given = [what] if isinstance(what, str | os.PathLike) else list(dict.fromkeys(what))
     if not given:
@@ -282,22 +273,9 @@ def read_step_times(
 ) -> StepTimes:
     """Read measured step times.
 
-    Parameters
-    ----------
-    what : path or Recording
-    column, unit : str, optional
-        The column (scalar, metric) that is the step time, and its unit where the name has none.
-    where : mapping of str to str, optional
-        The rows to keep.
-    per_step : mapping of str to float, optional
-        ``samples`` and ``tokens`` of a step, where the caller knows them: rates of these are read.
-    pattern : str, optional
-        That of `find_recording`, where `what` is a path.
-
-    Raises
-    ------
-    PrismError
-        No step time is there, or several that were not chosen among.
+    `column` (scalar, metric) is chosen, and the rows by `where`; `unit` is its unit where the name
+    has none. `per_step` are ``samples`` and ``tokens`` of a step, where the caller knows them:
+    rates of these are read. `pattern` is that of `find_recording`, where `what` is a path.
     """
     found = what if isinstance(what, Recording) else find_recording(what, pattern)
     if found.holds == "step_times":

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from prism.common.arrays import Array
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.traces.choose import (
@@ -40,7 +41,7 @@ _RISING = 8  # values that rise by chance in 1 of 40,320 cases
 class StepTimes:
     """Measured step times of one job on one system, possibly of several runs."""
 
-    seconds: NDArray[np.float64]  # step times [n; s]
+    seconds: Array  # step times [n; s]
     step: NDArray[np.int64]  # number of the step within its run [n]
     run: NDArray[np.str_]  # name of the run [n]; "" where the file tells of none
     source: str  # the file as the user named it

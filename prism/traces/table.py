@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Flags, Index
 from prism.common.errors import PrismError
 from prism.common.text import format_count, format_share
 
@@ -31,14 +32,12 @@ DEFAULTS: dict[str, Any] = {
     "stream": -1, "bytes": np.nan,
 }  # fmt: skip
 
-COLUMNS = tuple(DEFAULTS)
-"""Columns of the tidy table, in order."""
+COLUMNS = tuple(DEFAULTS)  # columns of the tidy table, in order
 
 KERNEL_FORMATS = ("kineto", "nsys", "chakra")
 """Formats whose rows are device activities: kernels, copies and fills, by stream."""
 
-LEFT_OUT = -2
-"""Step of activities whose step the user left out: they still occupy the device."""
+LEFT_OUT = -2  # step of activities whose step the user left out: they still occupy the device
 
 FEW = 0.01
 """Share of wrong rows below which they are dropped and counted; more of them are an error."""
@@ -79,13 +78,9 @@ def make_trace(
     notes: Sequence[str] = (),
     meta: Mapping[str, Any] | None = None,
 ) -> Trace:
-    """Build a trace from columns, sorted by step, rank and start.
+    """Build a trace from columns, at least ``duration`` [s], sorted by step, rank and start.
 
-    Parameters
-    ----------
-    columns : mapping of str to array_like
-        [row] values by column name; at least ``duration`` [s]. Those left out take their defaults;
-        names beyond `COLUMNS` follow them in the order given.
+    Those left out take their defaults; names beyond `COLUMNS` follow them in the order given.
     """
     n = len(columns["duration"])
     made: dict[str, Any] = {}
@@ -115,14 +110,14 @@ class Fault(NamedTuple):
     """One thing that can be wrong with a row."""
 
     what: str  # says what is wrong, with what was expected; for notes and errors
-    rows: NDArray[np.bool_] | pd.Series  # [row] True where it is
+    rows: Flags | pd.Series  # [row] True where it is
     limit: float = FEW  # share of rows at which it is an error; 1.0: dropped however many they are
     spare: int = 0  # unreadable rows up to this number are never an error, however small the table
 
 
 def sound_rows(
     faults: Sequence[Fault], locate: Callable[[int], str], source: str
-) -> tuple[NDArray[np.bool_], list[str]]:
+) -> tuple[Flags, list[str]]:
     """Find the rows [row] without a fault, and a note for each fault that occurs.
 
     A row counts for the first fault it has; `locate` says where a row stands. A fault of more than
@@ -149,13 +144,13 @@ def sound_rows(
 
 
 def impossible_durations(
-    step: NDArray[np.int64],
-    start: NDArray[np.float64],
-    duration: NDArray[np.float64],
+    step: Index,
+    start: Array,
+    duration: Array,
     kind_idx: NDArray[np.integer[Any]],
     worker: Sequence[NDArray[Any]] = (),
-    compute: NDArray[np.bool_] | None = None,
-) -> NDArray[np.bool_]:
+    compute: Flags | None = None,
+) -> Flags:
     """Find durations [row] that a worker's own later ops contradict.
 
     A duration is impossible if it exceeds the time in which the step's ops began and ten times the

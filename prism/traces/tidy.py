@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Flags
 from prism.common.errors import PrismError
 from prism.common.text import format_count, format_duration
 from prism.traces.choose import list_values
@@ -122,7 +122,7 @@ def read_tidy(table: RawTable) -> Trace:
     return make_trace(ops[keep], table.source, "tidy", dropped + notes)
 
 
-def _time(table: RawTable, stem: str) -> NDArray[np.float64] | None:
+def _time(table: RawTable, stem: str) -> Array | None:
     """Return the column that starts with ``stem`` and ends with a unit [s], None without one."""
     found = {f"{stem}_{unit}": unit for unit in _UNITS if f"{stem}_{unit}" in table.columns}
     if len(found) > 1:
@@ -167,7 +167,7 @@ def _relabel(labels: pd.Categorical, new: Sequence[str]) -> pd.Categorical:
     return pd.Categorical.from_codes(codes[labels.codes], list(names))
 
 
-def _op_faults(ops: pd.DataFrame, compute: NDArray[np.bool_]) -> list[Fault]:
+def _op_faults(ops: pd.DataFrame, compute: Flags) -> list[Fault]:
     """List what can be wrong with an op's row in any table; `compute` as `impossible_durations`."""
     places = ops[["rank", "dp_rank", "stage"]]
     step, start, duration = (ops[name].to_numpy() for name in ("step", "start", "duration"))

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from prism.cluster.machine import Cluster, build_cluster
 from prism.cluster.power import gpu_power
 from prism.distributions.library import Library, library_names, load_library
 from prism.jobs.devices import device_key
 from prism.jobs.frameworks import Framework
-from prism.jobs.job import layer_split
+from prism.jobs.job import Job, layer_split
 from prism.jobs.ops import Share
 from prism.workload.costs import build_costs
 from prism.workload.energy import under_power
@@ -45,17 +45,13 @@ from prism.workload.optimizers import orthogonal_matrices, update_seconds
 from prism.workload.sharing import Sharing, beside, collective, contended
 from prism.workload.work import Collective, PerChunk, Workload, nominal_step, scaled
 
-if TYPE_CHECKING:
-    from prism.jobs.job import Job
-
 __all__ = [
     "ChunkWork", "Collective", "Kernel", "Workload", "build_workload", "count_model_flop",
     "count_parameters", "nominal_library", "nominal_step",
 ]  # fmt: skip
 
 T = TypeVar("T")
-NORM_BYTES = 4.0
-"""The gradients' norm: one number in float32."""
+NORM_BYTES = 4.0  # the gradients' norm: one number in float32
 
 _DEFAULT_LIBRARY = "h100-healthy"
 

@@ -40,23 +40,15 @@ class Hosts(NamedTuple):
 
     ranks: int
     nodes: int
-    nvlink_domain_gpus: int
-    """GPUs of an NVLink domain, those included that take no part."""
-    network_gbit: float
-    """Of a GPU, one direction [Gbit/s]."""
+    nvlink_domain_gpus: int  # GPUs of an NVLink domain, those included that take no part
+    network_gbit: float  # of a GPU, one direction [Gbit/s]
 
 
 def lay_hosts(
     library: Library, device: str, ranks: int = 0, nodes: int = 0, nvlink_domain_gpus: int = 0,
     network_gbit: float = 0.0, transport: str = "infiniband",
 ) -> tuple[Hosts, Cluster]:  # fmt: skip
-    """Spread ranks evenly over hosts; 0 is a default, as many full hosts as hold the ranks.
-
-    Raises
-    ------
-    PrismError
-        Neither ranks nor nodes, fewer than 2 ranks, or they do not go evenly into the hosts.
-    """
+    """Spread ranks evenly over hosts; 0 is a default, as many full hosts as hold the ranks."""
     each = find_device(device).host_gpus
     if not ranks and not nodes:
         raise PrismError("collective: no ranks; expected ranks or nodes")

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from prism.distributions.library import Library
     from prism.jobs.job import Job
 
-SUM_BYTES = 8.0
-"""Traffic of a weight gradient that its product adds to a float32 buffer."""
+SUM_BYTES = 8.0  # traffic of a weight gradient that its product adds to a float32 buffer
 
 
 @dataclass(frozen=True)
@@ -182,13 +181,7 @@ def attention_backend(job: Job) -> str:
 
 
 def build_costs(job: Job, library: Library, tables: Library) -> Costs:
-    """Costs of a job's device, figures from a library and kernels from the tables of one.
-
-    Raises
-    ------
-    PrismError
-        The device has no such arithmetic.
-    """
+    """Costs of a job's device, figures from a library and kernels from the tables of one."""
     device, layout, value = DEVICES[job.cluster.device], job.parallelism, library.value
     precision = layout.precision
     if not device.flop_per_s(precision):

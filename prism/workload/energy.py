@@ -37,14 +37,9 @@ def under_power(
     """Return a workload of nominal durations as the job's power limit and clock leave it.
 
     The limit is the TDP where the job gives none. Bubbles and what gathers and reductions expose
-    are not known here, so that the step waits less, and computes slower, than it may.
-
-    Parameters
-    ----------
-    memory_time : callable
-        Time that a kernel's bytes take [s]: no product is faster than its bytes.
-    pace : callable
-        Adds the gaps between a chunk's kernels, in which a GPU draws less.
+    are not known here, so that the step waits less, and computes slower, than it may. No product is
+    faster than the time that its bytes take (`memory_time`); `pace` adds the gaps between a chunk's
+    kernels, in which a GPU draws less.
     """
     memory_time = cache(memory_time)
     spaced = _each(workload.chunks, pace)
@@ -86,25 +81,12 @@ def _once(change: Callable[[T], T]) -> Callable[[T], T]:
 
 
 def mean_power(job: Job, workload: Workload | None, step_s: float) -> float | None:
-    """Mean power of a job's GPUs over its steps.
+    """Mean power of a job's GPUs over steps of this length, per GPU [W].
 
     Joules per flop and byte of each kernel (`prism.cluster.power.Silicon`) over the idle draw, to
     which a GPU falls that waits or communicates; never more than its limit. Durations that a job
-    gives itself draw all of it. Hosts, networks and cooling are left out.
-
-    Parameters
-    ----------
-    job : Job
-        Its power limit, clock and throttled nodes.
-    workload : Workload or None
-        Its kernels; None of a fitted trace.
-    step_s : float
-        Mean time from step to step [s].
-
-    Returns
-    -------
-    float or None
-        Per GPU [W]; None where neither a model's sizes nor a power limit say what computes.
+    gives itself draw all of it; None where neither a model's sizes nor a power limit say what
+    computes. Hosts, networks and cooling are left out.
     """
     if workload is None or (not workload.model_flop and job.cluster.power_limit_w is None):
         return None

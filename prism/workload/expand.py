@@ -52,8 +52,7 @@ DEFAULT_IMBALANCE = 1.1
 the figures of [2]_: a microbatch's counts vary more than a validation set's, and a rank that holds
 several experts averages over them."""
 
-LOSS_REDUCE_BYTES = 12.0
-"""Of a token: maximum, target logit and sum of exponentials, in float32."""
+LOSS_REDUCE_BYTES = 12.0  # of a token: maximum, target logit and sum of exponentials, in float32
 
 ACCUMULATE_BYTES = {"bf16": 6.0, "fp32": 10.0}
 """Traffic of adding a weight's gradient in bf16 to a sum in `parallelism.gradient_dtype`."""
@@ -159,7 +158,7 @@ class Expander:
         Every second product is kept, the first one too, attention, and reduce-scatters.
         """
         out: list[Kernel] = []
-        number = 0
+        number, n_products = 0, sum(len(op.parts) for op in ops if isinstance(op, Product))
         for op in ops:
             if isinstance(op, Attention):
                 continue
@@ -168,7 +167,7 @@ class Expander:
                 kept = [part.name for i, part in enumerate(op.parts) if (number + i) % 2 == 0]
                 number += len(op.parts)
                 left = [part for part in op.parts if part.name not in kept]
-                if number == _n_products(ops):  # nothing reads it
+                if number == n_products:  # nothing reads it
                     break
                 kernels = self.forward((replace(op, parts=tuple(left)),)) if left else ()
                 kernels = tuple(k for k in kernels if "reduce_scatter" not in k.kernel_class)
@@ -402,10 +401,6 @@ class Expander:
                 name, kernel_class, duration, 0.0, n_bytes, distribution, group_name, launches=1.0
             ),
         )
-
-
-def _n_products(ops: Sequence[Op]) -> int:
-    return sum(len(op.parts) for op in ops if isinstance(op, Product))
 
 
 def _selects(halves: Sequence[Sequence[Op]]) -> bool:

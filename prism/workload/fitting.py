@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prism.common.errors import PrismError
+from prism.jobs.job import Job
 from prism.workload.described import nominal_seconds
 from prism.workload.memory import LEAST_P_FITS, memory_figures
 
-if TYPE_CHECKING:
-    from prism.jobs.job import Job
-
 Changes = dict[str, Any]
-MOST = 6
-"""Ways that are listed."""
+MOST = 6  # ways that are listed
 
 
 def ways_to_fit(job: Job) -> list[dict[str, Any]]:

@@ -21,10 +21,8 @@ BLOCKS = Kernel("host_waits", GAPS, 0.0, 0.0, 0.0, "residual/memory")
 class Host(NamedTuple):
     """What launching takes [s]."""
 
-    launch_s: tuple[float, float]
-    """Of the host, a launch in forward and in backward."""
-    gap_s: float
-    """Of the device, between two kernels that are both launched."""
+    launch_s: tuple[float, float]  # of the host, a launch in forward and in backward
+    gap_s: float  # of the device, between two kernels that are both launched
     wait_s: float = 0.0
     """Of the device, where the host has waited for it: until kernels follow again."""
 

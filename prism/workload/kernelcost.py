@@ -50,8 +50,7 @@ STANDS_IN = {
 }
 """What is taken, in this order, where a library has no table of a backend or dtype."""
 
-CARRIED = "assumption"
-"""Begins the source of a table that is not the device's own."""
+CARRIED = "assumption"  # begins the source of a table that is not the device's own
 
 DETERMINISTIC = 1.16
 """How many times longer a deterministic backward takes where nothing was measured: an assumption,
@@ -164,33 +163,11 @@ def kernel_cost(
 ) -> KernelCost:  # fmt: skip
     """Duration, work and traffic of one kernel of a library's device.
 
-    Parameters
-    ----------
-    library : Library
-        Of the device, with its kernels' tables.
-    kind : str
-        One of `KINDS`; its sizes are keyword arguments. ``kv_heads`` is ``heads``, ``v_head_dim``
-        is ``head_dim`` and ``seq`` of a recurrent layer is ``tokens`` where not given. ``m`` of
-        ``grouped_gemm`` is the tokens of each expert.
-    backend : str
-        One of `BACKENDS`, the first where empty.
-    dtype : str
-        One of `NUMBER_BYTES`.
-    backward : bool
-        Of matrix products both gradients together, the input's and the weight's.
-    mask : str
-        Of attention, "causal" or "full"; with ``window`` > 0 that many keys behind each query.
-    deterministic : bool
-        Of attention's backward.
-
-    Returns
-    -------
-    KernelCost
-
-    Raises
-    ------
-    PrismError
-        Unknown kind, backend, dtype, mask or size, or no table.
+    Its sizes are keyword arguments. ``kv_heads`` is ``heads``, ``v_head_dim`` is ``head_dim`` and
+    ``seq`` of a recurrent layer is ``tokens`` where not given. ``m`` of ``grouped_gemm`` is the
+    tokens of each expert. The backward of a matrix product is both gradients together; a `window` >
+    0 is as many keys behind each query. `backend` is the first of `BACKENDS` where empty, `dtype`
+    one of `NUMBER_BYTES`.
     """
     about = KINDS.get(kind)
     if about is None:
@@ -309,7 +286,7 @@ def _find(
     names = _candidates(library, kind, backend, dtype, mask, backward)
     device = DEVICES.get(device_key(library.device))
     for name, d in names.items():
-        table, factor, note = _table(library, name), 1.0, ""
+        table, factor, note = library.tables.get(name) or library.kernels.get(name), 1.0, ""
         if table is None:
             continue
         if kind == "attention":
@@ -366,11 +343,6 @@ def _measured(library: Library, kind: str, backend: str) -> bool:
     """Whether a library has a table of a backend."""
     start = f"{kind}/{backend}/"
     return any(name.startswith(start) for name in (*library.kernels, *library.tables))
-
-
-def _table(library: Library, name: str) -> Table | None:
-    """Return a table by name, from either of the two places of a library."""
-    return library.tables.get(name) or library.kernels.get(name)
 
 
 def _fixed_s(library: Library) -> float:

@@ -11,8 +11,7 @@ COMPUTE_CLASSES = frozenset(
     {"gemm_attention", "gemm_mlp", "gemm_expert", "attention", "loss", "compute"}
 )
 MEMORY_CLASSES = frozenset({"memory", "embedding", "optimizer"})
-GAPS = "launch_gaps"
-"""Class of what a device waits for its host: no slow GPU makes it longer."""
+GAPS = "launch_gaps"  # class of what a device waits for its host: no slow GPU makes it longer
 _ON_DEVICE = COMPUTE_CLASSES | MEMORY_CLASSES | {GAPS}
 
 SCALE_BYTES = {"fp8_block": 4.0 / 128.0, "mxfp8": 1.0 / 32.0, "nvfp4": 1.0 / 16.0}

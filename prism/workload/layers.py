@@ -42,8 +42,7 @@ from prism.workload.ownlayers import own_end, own_halves
 if TYPE_CHECKING:
     from prism.jobs.jobspec.blocks import ModelBlock
 
-MAMBA_CONVOLUTION = 4
-"""Tokens that a Mamba-2 layer's convolution sees, in every published model."""
+MAMBA_CONVOLUTION = 4  # tokens that a Mamba-2 layer's convolution sees, in every published model
 
 
 Mixer = Literal["attention", "window", "mamba", "linear", "parallel", ""]

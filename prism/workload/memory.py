@@ -18,16 +18,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from scipy.special import ndtr
 
 from prism.cluster.groups import shard_size, sync_units
 from prism.jobs.devices import find_device
 from prism.jobs.frameworks import FRAMEWORKS
-from prism.jobs.job import layer_split
+from prism.jobs.job import Job, layer_split
 from prism.jobs.ops import BF16_BYTES, TABLE_BYTES, share_of
 from prism.jobs.schedule import Schedule, make_schedule
 from prism.workload.activations import (
@@ -41,11 +42,6 @@ from prism.workload.activations import (
 from prism.workload.layers import Layer, embedding_ops, loss_ops, model_layers
 from prism.workload.modelsize import DTYPE_BYTES, Chunk, Weights, lay_slots, slot_weights
 from prism.workload.optimizers import master_bytes, moment_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from prism.jobs.job import Job
 
 GIB = 2.0**30
 PRIMARY = ("fp8", "mxfp8")
@@ -64,10 +60,8 @@ SPREAD = 0.13
 """Of an estimate, as a standard deviation of its logarithm: calibrated on which of nanotron's
 layouts ran (``experiments/validation/layout-sweep/layout_sweep.py``)."""
 NORMAL_95 = 1.645
-LEAST_P_FITS = 0.9
-"""Probability of fitting below which a layout is not recommended."""
-WARNED_P_FITS = 0.5
-"""The same below which a job is warned of: it less likely fits than not."""
+LEAST_P_FITS = 0.9  # probability of fitting below which a layout is not recommended
+WARNED_P_FITS = 0.5  # the same below which a job is warned of: it less likely fits than not
 STEADY_ROUNDS = 4
 """Rounds of pp microbatches after which no schedule but GPipe holds more than before."""
 PARTS = {

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from prism.jobs.job import Job
     from prism.jobs.jobspec.blocks import ModelBlock
 
-DTYPE_BYTES = {"fp32": 4.0, "bf16": 2.0}
-"""Bytes of a number of gradients and optimizer states."""
+DTYPE_BYTES = {"fp32": 4.0, "bf16": 2.0}  # bytes of a number of gradients and optimizer states
 
 
 class Chunk(NamedTuple):

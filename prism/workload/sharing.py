@@ -20,8 +20,7 @@ from prism.workload.work import Collective
 if TYPE_CHECKING:
     from prism.jobs.jobspec.blocks import ParallelismBlock
 
-PARAMETER_BYTES = 2.0
-"""Bytes of a parameter that is gathered: bfloat16."""
+PARAMETER_BYTES = 2.0  # bytes of a parameter that is gathered: bfloat16
 
 
 def collective(

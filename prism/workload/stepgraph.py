@@ -9,17 +9,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from prism.cluster.groups import count_replicas
 from prism.common.errors import PrismError
+from prism.jobs.job import Job
 from prism.jobs.pipelineshape import Action, Schedule, VirtualStages, play_rows
 from prism.jobs.schedule import make_schedule
 from prism.workload.build import Collective, Workload
 from prism.workload.opgraph import START, Builder, OpType, StepGraph, build_arrays, nominal_step
-
-if TYPE_CHECKING:
-    from prism.jobs.job import Job
 
 Message = tuple[str, int, int]  # kind, virtual stage, microbatch
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism.analyses.timelines.jobs import JobPlayer
 from prism.analyses.timelines.played import durations
 from prism.cluster.nodemap import Placement
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError
 from prism.jobs.job import Job
 from prism.simulation.prepare import Prepared, prepare
@@ -28,8 +28,6 @@ from prism.traces import Trace
 from prism.traces.kernelnames import COLLECTIVES, collective_kind
 from prism.workload.kernels import Kernel
 from prism.workload.work import Collective
-
-Array = NDArray[np.float64]
 
 COMPUTE = ("gemm", "attention", "convolution", "elementwise", "norm", "loss", "embedding")
 OTHER, OPTIMIZER, COPIES, IDLE = "other", "optimizer", "copies", "idle"
@@ -58,7 +56,7 @@ class _Activities:
 
     start: Array  # [s]
     end: Array
-    code: NDArray[np.int64]  # index of the class, the one that counts first is 0
+    code: Index  # index of the class, the one that counts first is 0
 
 
 # --------------------------------------------------------------------------------- of a profile

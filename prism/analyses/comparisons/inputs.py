@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Flags
 from prism.common.errors import PrismError, option
 from prism.common.netcdf import read_netcdf, wrap_corrupt_file
 from prism.common.resampling import LEAST_STEPS, Pairing, Sample
@@ -28,7 +28,6 @@ from prism.traces.choose import rows_in_name
 if TYPE_CHECKING:
     import xarray as xr
 
-Array = NDArray[np.float64]
 
 STEPS, RUNS = "step_time", "time_to_train"
 _COMMON = 0.8  # of the steps of either run that both must have to be paired
@@ -245,7 +244,7 @@ def _without_start(side: Input, skip: int) -> Input:
     return _with(side, kept)
 
 
-def _with(side: Input, kept: NDArray[np.bool_], name: str = STEPS) -> Input:
+def _with(side: Input, kept: Flags, name: str = STEPS) -> Input:
     """Keep some of the values."""
     left = side.samples[name].select(kept)
     count = {"steps": int(kept.sum())} if side.source == "measured" else {}

@@ -6,17 +6,16 @@ All of it uses the same resamples (`prism.common.resampling`).
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 from scipy.stats import t
 
+from prism.common.arrays import Array, Flags, Index
 from prism.common.resampling import (
     FAR,
     FIGURES,
     LEVELS,
     SHIFT_LEVELS,
     Distance,
-    Index,
     Pairing,
     Resampled,
     Sample,
@@ -24,8 +23,6 @@ from prism.common.resampling import (
     in_blocks,
     resample,
 )
-
-Array = NDArray[np.float64]
 
 LEVEL = 0.05
 POWERS = (0.8, 0.9)
@@ -176,7 +173,7 @@ def _error(parts: list[ComparedPart]) -> tuple[Array, Array]:
     return variance, dof
 
 
-def _reached(parts: list[ComparedPart]) -> NDArray[np.bool_]:
+def _reached(parts: list[ComparedPart]) -> Flags:
     """Say which quantiles have an interval within the samples [level]."""
     room = np.minimum(LEVELS, 1.0 - LEVELS)
     return np.asarray(FAR * np.max([part.share_error for part in parts], axis=0) <= room)

@@ -9,14 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.cluster.machine import Cluster
 from prism.cluster.nccl import bus_factor
 from prism.cluster.transports import TRANSPORTS
 from prism.common import sizes as needs
+from prism.common.arrays import Array
 from prism.common.errors import PrismError
 from prism.distributions.library import Library, library_names, load_library
 from prism.jobs.devices import DEVICES, device_key
@@ -28,11 +29,6 @@ from prism.workload.collectivecost import (
     lay_hosts,
 )
 from prism.workload.kernelcost import BACKENDS, KINDS, NUMBER_BYTES, KernelCost, kernel_cost
-
-if TYPE_CHECKING:
-    from prism.cluster.machine import Cluster
-
-Array = NDArray[np.float64]
 
 COLLECTIVE = "collective"
 _COMPUTE = ("dtype", "backward")

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism.analyses.placements.problem import Problem, slowness, worst_factor
 from prism.analyses.placements.search import find_placements
 from prism.cluster.groups import count_replicas, shard_size
 from prism.cluster.nodemap import Placement, slowdown_keys
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError, option
 from prism.common.text import format_count, format_share
 from prism.jobs.dimensions import REPLICA
@@ -22,8 +22,6 @@ from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.program import Program
 from prism.workload.memory import LEAST_P_FITS, memory_figures
 from prism.workload.opgraph import nominal_duration
-
-Int = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Alternative:
     impossible: str = ""
 
 
-def list_alternatives(problem: Problem, same_stage: Int, seed: int) -> list[Alternative]:
+def list_alternatives(problem: Problem, same_stage: Index, seed: int) -> list[Alternative]:
     """List what could be done instead of moving nodes, or beside it.
 
     Given is the best placement with the slow nodes at as few stages as may be.
@@ -192,7 +190,7 @@ def _drop_trace_replicas(problem: Problem) -> Alternative:
 
 
 # ------------------------------------------------------------------------------- less work for them
-def fewer_layers(problem: Problem, hosts: Int, seed: int) -> Alternative:
+def fewer_layers(problem: Problem, hosts: Index, seed: int) -> Alternative:
     """Take a layer off the stage that slow nodes are at; the stage with least work takes it.
 
     Where GPUs are slow by their position, off every stage that such GPUs are at.
@@ -231,7 +229,7 @@ def fewer_layers(problem: Problem, hosts: Int, seed: int) -> Alternative:
     return Alternative(name, label, relocate(step, hosts, problem.slowdowns))
 
 
-def _stage_seconds(step: Prepared) -> NDArray[np.float64]:
+def _stage_seconds(step: Prepared) -> Array:
     """Nominal seconds of every stage's own ops [stage]."""
     graph = step.graph
     seconds = np.array([nominal_duration(t) if t.collective is None else 0.0

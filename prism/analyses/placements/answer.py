@@ -10,7 +10,6 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism import engine
 from prism.analyses.differences import (
@@ -29,10 +28,9 @@ from prism.analyses.placements.search import SearchResult, exchange, find_placem
 from prism.analyses.placements.slack import level, slot_cost, stage_slack
 from prism.analyses.placements.slots import Pattern
 from prism.analyses.rankings.target import Target
+from prism.common.arrays import Index
 from prism.simulation.program import Program
 
-Array = NDArray[np.float64]
-Int = NDArray[np.int64]
 SAMPLES = 8_000_000_000  # op-samples of a selection, about 10 s on two cores
 ROW_SAMPLES, MOST_BLOCKS = 800_000_000, 64  # op-samples, cluster draws that a row is based on
 LEAST_ARMS, MOST_ARMS = 6, 40
@@ -47,7 +45,7 @@ METHOD = "all placements up to symmetry"
 class Placed(Candidate):
     """A placement that is simulated: its hosts, its deterministic time [s], its steps."""
 
-    hosts: Int
+    hosts: Index
     nominal: float
 
 
@@ -62,7 +60,7 @@ class PlacementCase:
     target: Target
     slope: float = 0.0  # see `Candidate`
 
-    def placed(self, hosts: Int) -> Placed:
+    def placed(self, hosts: Index) -> Placed:
         """Make a placement ready to be simulated."""
         nominal = float(self.problem.times([hosts])[0])
         program = self.problem.program(hosts)
@@ -204,7 +202,7 @@ def promising(found: SearchResult, margin: float, most: int, seen: set[Pattern])
     return list(dict.fromkeys([*first, *patterns]))[: max(0, most)]
 
 
-def _known(case: PlacementCase, candidates: Sequence[Placed], hosts: Int) -> Placed:
+def _known(case: PlacementCase, candidates: Sequence[Placed], hosts: Index) -> Placed:
     """Return the candidate of that pattern, or a new one."""
     pattern = case.problem.pattern(hosts)
     same = (c for c in candidates if case.problem.pattern(c.hosts) == pattern)
@@ -295,7 +293,7 @@ def _alternatives(
 
 
 # --------------------------------------------------------------------------------------- describing
-def describe(problem: Problem, hosts: Int) -> dict[str, Any]:
+def describe(problem: Problem, hosts: Index) -> dict[str, Any]:
     """Where a placement's slow nodes are, and how many slots get another node.
 
     ``moved_between`` counts, by tier of the network, slots whose new node is in another unit.
@@ -316,10 +314,10 @@ def describe(problem: Problem, hosts: Int) -> dict[str, Any]:
     }
 
 
-def _slow_nodes(problem: Problem, best: Int) -> list[dict[str, Any]]:
+def _slow_nodes(problem: Problem, best: Index) -> list[dict[str, Any]]:
     """List the slow nodes, how slow they are, and where they are before and after."""
 
-    def place(hosts: Int, node: int) -> dict[str, Any] | None:
+    def place(hosts: Index, node: int) -> dict[str, Any] | None:
         slots = np.flatnonzero(hosts == node).tolist()
         if not slots:
             return None

@@ -36,16 +36,14 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-MOST_NUMBERS = 5
-"""Commas between numbers; where there are more, how many numbers there are is said."""
+MOST_NUMBERS = 5  # commas between numbers; where there are more, how many numbers there are is said
 NO_SLACK, MOST_SLACK = 5e-4, 1.0
 """Slack below which there is none, and up to which it is looked for [1]."""
 SAME_NODES = {"all_in_one_replica": "all in one replica", "random": "placed at random, mean"}
 """Alternatives that place the same nodes elsewhere, and what they are called."""
 HEALTHY = "if the slow nodes were as fast as the others"
 OBJECTIVES = {"time_to_train": "time-to-train"}
-STEPS = ("mean", "p50", "p95", "p99", "objective")
-"""Times of a row that are of its own work."""
+STEPS = ("mean", "p50", "p95", "p99", "objective")  # times of a row that are of its own work
 
 _TIMES = (
     Field("mean", "s", "mean step"),
@@ -183,19 +181,11 @@ class Placing(Result):
         return pd.DataFrame(rows, columns=list(COLUMNS)).set_index(COLUMNS[0])
 
     def host_files(self, placement: str | None = None) -> dict[str, str]:
-        """Write a placement as files, text by name, as ``prism place -o`` does.
+        """Write a placement, by default the best, as ``prism place -o`` does: text by file's name.
 
-        Parameters
-        ----------
-        placement : str, optional
-            Its name, as in ``placements``; the best where None.
-
-        Returns
-        -------
-        dict of str to str
-            ``hosts.csv``, which a job takes as ``cluster.hosts``, ``hostfile.txt``, and where hosts
-            have names those of launchers: ``slurm_hostfile.txt``, ``openmpi_hostfile.txt``,
-            ``mpich_hostfile.txt``, ``rankfile.txt``.
+        ``hosts.csv``, which a job takes as ``cluster.hosts``, ``hostfile.txt``, and where hosts
+        have names those of launchers: ``slurm_hostfile.txt``, ``openmpi_hostfile.txt``,
+        ``mpich_hostfile.txt``, ``rankfile.txt``.
         """
         hosts, groups, per_node, names = self._slots(placement)
         csv = placement_csv(hosts, groups, per_node, names)
@@ -237,7 +227,10 @@ class Placing(Result):
 
     @property
     def _alternatives(self) -> list[dict[str, Any]]:
-        rows = [_known(row) for row in ALTERNATIVES.rows(self.dataset)]
+        rows = [
+            {key: value for key, value in row.items() if value is not None}
+            for row in ALTERNATIVES.rows(self.dataset)
+        ]
         for row in rows:
             work = row.get("work", 1.0)
             if work != 1.0:
@@ -372,10 +365,6 @@ def _words(numbers: Iterable[int]) -> str:
 
 def _numbers(text: str | None) -> list[int]:
     return [int(word) for word in (text or "").split()]
-
-
-def _known(row: Row) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if value is not None}
 
 
 def with_place(text: str, row: Row) -> str:

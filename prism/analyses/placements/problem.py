@@ -9,19 +9,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism.analyses.placements.screen import Screen
 from prism.analyses.placements.slots import Layout, Pattern, make_layout
 from prism.cluster.nodemap import NodeSlowdown, Placement
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError, option
 from prism.simulation.execution.context import RunContext
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
 
-Array = NDArray[np.float64]
-Int = NDArray[np.int64]
 MOST_PLACED = 64  # nodes that are placed one by one
 NEARLY_ALL, FEW = 0.9, 8  # share of the nodes from which on an inventory is of everyone; at least
 MANY_ALIKE = 0.25  # share of the nodes
@@ -33,7 +31,7 @@ class Problem:
     """What placements are compared on."""
 
     step: Prepared  # the job with its nodes; of a fitted trace with its workers
-    hosts: Int  # node of every slot now [slot]
+    hosts: Index  # node of every slot now [slot]
     slowdowns: Mapping[int, NodeSlowdown]  # known ones; a fitted trace's are in its program
     placed: tuple[int, ...]  # to find slots for: those apart from the rest, at most `MOST_PLACED`
     classes: Mapping[int, int]  # of each of them; those of a class are as slow as each other
@@ -41,9 +39,9 @@ class Problem:
     context: RunContext
     differ: bool = False  # whether the nodes that are not placed differ too
     segment: int = 0  # slots in a row that stay on nodes of one rack; 0: each node for itself
-    offered: tuple[Int, ...] = ()  # placements to choose from; none: all, or a search
+    offered: tuple[Index, ...] = ()  # placements to choose from; none: all, or a search
     _known: dict[bytes, float] = field(default_factory=dict, repr=False)
-    _whole: dict[Pattern, Int] = field(default_factory=dict, repr=False)  # with segments kept
+    _whole: dict[Pattern, Index] = field(default_factory=dict, repr=False)  # with segments kept
 
     @cached_property
     def layout(self) -> Layout:
@@ -71,7 +69,7 @@ class Problem:
     def _screen(self) -> Screen:
         return Screen(self.step.program, self.context)
 
-    def program(self, hosts: Int, slowdowns: Mapping[int, NodeSlowdown] | None = None) -> Program:
+    def program(self, hosts: Index, slowdowns: Mapping[int, NodeSlowdown] | None = None) -> Program:
         """Return the step's program with nodes elsewhere, and as slow as known or as given."""
         self.check_whole(hosts)
         return relocate(self.step, hosts, self.slowdowns if slowdowns is None else slowdowns)
@@ -82,7 +80,7 @@ class Problem:
         cluster = self.step.job.cluster
         return max(self.segment, cluster.nvlink_domain_gpus // cluster.gpus_per_node)
 
-    def check_whole(self, hosts: Int) -> None:
+    def check_whole(self, hosts: Index) -> None:
         """Refuse a placement that puts a segment on nodes of several racks."""
         if not self.segment:
             return
@@ -96,7 +94,7 @@ class Problem:
                 "racks; give a size that divides those that the job has"
             )
 
-    def times(self, placements: Sequence[Int]) -> Array:
+    def times(self, placements: Sequence[Index]) -> Array:
         """Deterministic step times of placements [s]; infinite where the job allows none."""
         new = {h.tobytes(): h for h in placements if h.tobytes() not in self._known}
         self._known.update(dict.fromkeys(new, np.inf))
@@ -115,7 +113,7 @@ class Problem:
         self._known.update(zip(allowed, found.tolist(), strict=True))
         return np.array([self._known[h.tobytes()] for h in placements])
 
-    def slowed_times(self, cases: Iterable[tuple[Int, Mapping[int, NodeSlowdown]]]) -> Array:
+    def slowed_times(self, cases: Iterable[tuple[Index, Mapping[int, NodeSlowdown]]]) -> Array:
         """Deterministic step times under other slownesses [s]."""
         return self._screen.times(self._quiet.program(hosts, slow) for hosts, slow in cases)
 
@@ -127,13 +125,13 @@ class Problem:
         hosts = (self.layout.realise(p, self.hosts, {node: label}) for p in patterns)
         return self.slowed_times((h, slow) for h in hosts)
 
-    def realise(self, pattern: Pattern) -> Int:
+    def realise(self, pattern: Pattern) -> Index:
         """Hosts of a pattern, with as few nodes as may be going far."""
         if pattern in self._whole:
             return self._whole[pattern]
         return self.layout.realise(pattern, self.hosts, self.classes)
 
-    def pattern(self, hosts: Int) -> Pattern:
+    def pattern(self, hosts: Index) -> Pattern:
         """Pattern of a placement; the first one that keeps its segments stands for it."""
         pattern = self.layout.pattern(hosts, self.classes)
         if self.segment or self.offered:
@@ -159,7 +157,7 @@ def measured_speeds(step: Prepared) -> Array:
 
 def make_problem(
     step: Prepared, slowdowns: Mapping[int, NodeSlowdown], context: RunContext, segment: int = 0,
-    offered: tuple[Int, ...] = (),
+    offered: tuple[Index, ...] = (),
 ) -> Problem:  # fmt: skip
     """Pose the question for a job's known slow nodes, or for a fitted trace's workers.
 
@@ -210,7 +208,7 @@ def _outliers(speed: Array) -> list[int]:
     return [int(n) for n in slow[np.argsort(-speed[slow], kind="stable")]]
 
 
-def _fast_outliers(speed: Array, used: Int) -> list[int]:
+def _fast_outliers(speed: Array, used: Index) -> list[int]:
     """Nodes in use that are as much faster than the rest, the fastest first."""
     middle, off = _middle(speed[used])
     fast = np.sort(used[speed[used] < middle - off])

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
+from prism.common.arrays import Array, Index
 from prism.simulation.draws import lower, quiet_step, run_lanes
 from prism.simulation.execution.context import RunContext
 from prism.simulation.execution.tasks import map_threads
 from prism.simulation.program import Program
 
-Array = NDArray[np.float64]
 Lanes = NDArray[np.float32]
 
 
@@ -71,7 +71,7 @@ class Screen:
         return np.ascontiguousarray(np.moveaxis(by_lane, 0, -1))
 
 
-def op_seconds(program: Program, x: Lanes, replicas: NDArray[np.int64] | None = None) -> Lanes:
+def op_seconds(program: Program, x: Lanes, replicas: Index | None = None) -> Lanes:
     """Seconds of every op type under x[loading, gpu], of some replicas or all [replica, coef]."""
     return np.asarray(lower(program.low, x, replicas)[0].sum(axis=2), np.float32)
 

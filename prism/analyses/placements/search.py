@@ -10,14 +10,12 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism import engine
 from prism.analyses.placements.problem import Problem
 from prism.analyses.placements.slots import Pattern
+from prism.common.arrays import Array, Index
 
-Array = NDArray[np.float64]
-Int = NDArray[np.int64]
 LIMIT, LEAST = 20_000, 1_000  # placements up to which all are looked at
 LIMIT_GPUS = 130_000_000  # the limit times the GPUs of the job: a large one takes longer
 DIFFERENT = 4  # times longer where no two replicas hold the same nodes
@@ -81,7 +79,7 @@ def _whole_segments(problem: Problem, limit: int) -> SearchResult:
     return _sorted(list(times), np.array(list(times.values())), False)
 
 
-def _segment_pairs(problem: Problem, hosts: Int) -> Iterator[tuple[Int | int, Int | int]]:
+def _segment_pairs(problem: Problem, hosts: Index) -> Iterator[tuple[Index | int, Index | int]]:
     """Slots of each exchange: two of a segment, or two segments."""
     size, slots = problem.segment, np.arange(hosts.size)
     segments = [slots[i : i + size] for i in range(0, hosts.size, size)]
@@ -95,7 +93,7 @@ def _segment_pairs(problem: Problem, hosts: Int) -> Iterator[tuple[Int | int, In
         )  # fmt: skip
 
 
-def _exchanged(hosts: Int, a: Int | int, b: Int | int) -> Int:
+def _exchanged(hosts: Index, a: Index | int, b: Index | int) -> Index:
     """Exchange the nodes of some slots with those of others."""
     out = hosts.copy()
     out[a], out[b] = hosts[b], hosts[a]
@@ -200,7 +198,7 @@ def _times_alone(problem: Problem, label: int) -> dict[tuple[int, int], float]:
     return dict(zip(places, times.tolist(), strict=True))
 
 
-def random_hosts(problem: Problem, rng: np.random.Generator) -> Int:
+def random_hosts(problem: Problem, rng: np.random.Generator) -> Index:
     """Hosts with the slow nodes at random slots."""
     hosts = problem.hosts.copy()
     size = problem.segment
@@ -223,7 +221,7 @@ def random_hosts(problem: Problem, rng: np.random.Generator) -> Int:
     return hosts
 
 
-def exchange(problem: Problem, hosts: Int, seed: int, rounds: int = 40) -> Int:
+def exchange(problem: Problem, hosts: Index, seed: int, rounds: int = 40) -> Index:
     """Exchange nodes in pairs as long as that shortens the step; for nodes that all differ."""
     rng = np.random.default_rng([seed, 8])
     best, n = float(problem.times([hosts])[0]), hosts.size

@@ -9,13 +9,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism import engine
 from prism.analyses.placements.problem import Problem, worst_factor
 from prism.cluster.nodemap import NodeSlowdown, Placement
+from prism.common.arrays import Array
 
-Array = NDArray[np.float64]
 FREE = 0.1  # growth of the step over that of the node's time, below which slowness is hidden
 OWN = 0.5  # and over that of the node's work alone, where it works for a small part of the step
 FAR = 100.0, 200.0  # slowness at which a node alone sets the pace

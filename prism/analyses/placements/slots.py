@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-Int = NDArray[np.int64]
+from prism.common.arrays import Array, Flags, Index
+
 Content = tuple[tuple[int, int], ...]  # (position, class) of the slow nodes of a block, sorted
 Pattern = tuple[tuple[int, Content], ...]  # (kind of block, content), sorted; blocks without: none
 
@@ -26,9 +27,9 @@ class Layout:
     """What every slot holds, and which slots and blocks are alike."""
 
     pairs: tuple[tuple[tuple[int, int], ...], ...]  # (replica, stage) of the ranks there [slot]
-    block: Int  # [slot]
-    position: Int  # what it holds there: alike where slots of a block hold the same [slot]
-    kind: Int  # blocks of one kind are exchangeable [block]
+    block: Index  # [slot]
+    position: Index  # what it holds there: alike where slots of a block hold the same [slot]
+    kind: Index  # blocks of one kind are exchangeable [block]
 
     @cached_property
     def room(self) -> tuple[Counter[int], ...]:
@@ -45,11 +46,11 @@ class Layout:
         return out
 
     @cached_property
-    def blocks_of(self) -> tuple[Int, ...]:
+    def blocks_of(self) -> tuple[Index, ...]:
         """Blocks of each kind."""
         return tuple(np.flatnonzero(self.kind == k) for k in range(self.kind.max() + 1))
 
-    def pattern(self, hosts: Int, classes: Mapping[int, int]) -> Pattern:
+    def pattern(self, hosts: Index, classes: Mapping[int, int]) -> Pattern:
         """Return what a placement is up to symmetry."""
         blocks: dict[int, list[tuple[int, int]]] = {}
         for slot in np.flatnonzero(np.isin(hosts, list(classes))).tolist():
@@ -84,7 +85,7 @@ class Layout:
                 return None
         return sorted(level)
 
-    def realise(self, pattern: Pattern, hosts: Int, classes: Mapping[int, int]) -> Int:
+    def realise(self, pattern: Pattern, hosts: Index, classes: Mapping[int, int]) -> Index:
         """Return hosts with that pattern, from present ones by exchanges of two nodes each.
 
         Of blocks that are alike those are taken that slow nodes are in already, or next to: nodes
@@ -108,7 +109,7 @@ class Layout:
                     at[other] = old
         return hosts
 
-    def _near_blocks(self, kind: int, free: NDArray[np.bool_], slots: list[int]) -> list[int]:
+    def _near_blocks(self, kind: int, free: Flags, slots: list[int]) -> list[int]:
         """Free blocks of a kind: those that slow nodes are in, and as many next to them."""
         own = np.unique(self.block[slots])
         usable = self.blocks_of[kind][free[self.blocks_of[kind]]]
@@ -140,8 +141,8 @@ class Layout:
 
 
 def make_layout(
-    member: NDArray[np.int32], gpus_per_node: int, hosts: Int,
-    work: NDArray[np.float64] | None = None,
+    member: NDArray[np.int32], gpus_per_node: int, hosts: Index,
+    work: Array | None = None,
 ) -> Layout:  # fmt: skip
     """Find blocks and positions of the slots, from the physical GPU member[replica, stage, rank].
 
@@ -176,7 +177,7 @@ def make_layout(
     return Layout(pairs, block, position, np.array(kind))
 
 
-def _components(replicas: list[set[int]], n: int) -> Int:
+def _components(replicas: list[set[int]], n: int) -> Index:
     """Return the number of every slot's block: slots that a chain of shared replicas connects."""
     pairs = np.array([(min(own), r) for own in replicas for r in own])
     joined = csr_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(n, n))

@@ -24,7 +24,7 @@ from prism.analyses.differences import (
 )
 from prism.analyses.rankings.shares import NEGLIGIBLE, stall_moments
 from prism.analyses.rankings.target import RankingCase
-from prism.common.attribution import Array
+from prism.common.arrays import Array
 from prism.simulation.draws import cluster_times
 from prism.simulation.effects import HeldTables, Treatment, hold_effect
 from prism.simulation.prepare import Prepared, treat_classes

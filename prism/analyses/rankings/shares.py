@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from prism import engine
+from prism.common.arrays import Array
 from prism.common.attribution import (
-    Array,
     ClusterControl,
     Estimate,
     PickFreeze,

@@ -12,7 +12,8 @@ import numpy as np
 
 from prism import engine
 from prism.analyses.rankings.shares import Sampler
-from prism.common.attribution import Array, Variance
+from prism.common.arrays import Array
+from prism.common.attribution import Variance
 from prism.simulation.effects import EFFECTS
 from prism.simulation.execution.context import RunContext
 from prism.simulation.prepare import Prepared

@@ -27,28 +27,14 @@ MOST_POINTS = 20_000
 
 _RANGE = re.compile(r"\s*(-?\d+):(-?\d+)(?::(-?\d+))?\s*")
 
-Setting = dict[str, str]
-"""Values, as they would be written after ``--set``, by key."""
+Setting = dict[str, str]  # values, as they would be written after ``--set``, by key
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Read grids as they are given to ``--vary``.
+    """Read grids as they are given to ``--vary``: values by key.
 
-    Parameters
-    ----------
-    texts : sequence of str
-        ``key=a,b,c`` each; commas inside brackets and quotes belong to a value. ``a:b`` and
-        ``a:b:step`` are whole numbers from a up to b.
-
-    Returns
-    -------
-    dict of str to list of str
-        Values by key.
-
-    Raises
-    ------
-    PrismError
-        A text is not of that form, a value or key is there twice, or a range has no end.
+    Each is ``key=a,b,c``; commas inside brackets and quotes belong to a value. ``a:b`` and
+    ``a:b:step`` are whole numbers from a up to b. A key or value that is there twice is an error.
 
     Examples
     --------

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from prism.analyses.differences import FIRST_BLOCKS, Array, Candidate, Sampler, select
+from prism.analyses.differences import FIRST_BLOCKS, Candidate, Sampler, select
 from prism.analyses.placements.screen import Screen
+from prism.common.arrays import Array
 from prism.common.errors import PrismError
 from prism.distributions.library import load_library
 from prism.jobs.devices import DEVICES
@@ -26,14 +27,11 @@ from prism.workload.build import build_workload
 from prism.workload.carbon import footprint
 from prism.workload.energy import mean_power
 
-TOLERANCE = 0.001
-"""Share of a figure that does not matter."""
+TOLERANCE = 0.001  # share of a figure that does not matter
 MOST_SAMPLES = 100e9
 """Op-samples of a sweep beyond the first cluster draws of each setting: some minutes."""
-BUILT = 100
-"""Of a sweep's progress, when all its settings are checked [1/1000]."""
-KEPT_STEPS = 48
-"""Settings kept ready to run; others are built again when they go on."""
+BUILT = 100  # of a sweep's progress, when all its settings are checked [1/1000]
+KEPT_STEPS = 48  # settings kept ready to run; others are built again when they go on
 
 
 @dataclass(eq=False, kw_only=True)

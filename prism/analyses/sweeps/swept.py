@@ -28,8 +28,7 @@ MEASURES = ("p50", "p95", "mean")
 BY_RUN = ("time_to_train", "done_by")
 OBJECTIVES = (*MEASURES, *BY_RUN, "carbon")
 CHOICES = {"fastest": "p50", "robust": "p95"}
-BARE = ("data_parallel", "schedule")
-"""Keys whose values say what they are."""
+BARE = ("data_parallel", "schedule")  # keys whose values say what they are
 
 ROWS = Columns("setting", (
     Field("figures", "text", "full, screen (of a few cluster draws) or bound (not simulated)"),
@@ -98,8 +97,7 @@ MEMORY = Columns("setting", (
     Field("p_fits", "1", "probability that it fits, by the error of the estimate"),
 ), numbered=True, prefix="memory_")  # fmt: skip
 NESTED = {"memory": MEMORY, "step_time": STEP_TIMES, "time_to_train": RUN_TIMES}
-PAIRS = ("mean_ci90", "ci_gib")
-"""Intervals that are two fields of a table and one of the JSON."""
+PAIRS = ("mean_ci90", "ci_gib")  # intervals that are two fields of a table and one of the JSON
 FIGURES = (
     Field("objective", "text", "what rows are sorted by"),
     Field("layouts", "flag", "whether all layouts were asked for"),

@@ -10,15 +10,13 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism.analyses.timelines.played import PlayedStep, Row, Stream, durations
+from prism.common.arrays import Array
 from prism.common.errors import PrismError, option
 
-MOST_ROWS = 64
-"""Rows that are all shown; of more, those of some replicas."""
-MOST_OPS = 40_000
-"""Ops of a step that are shown unless more is asked for; one replica always is."""
+MOST_ROWS = 64  # rows that are all shown; of more, those of some replicas
+MOST_OPS = 40_000  # ops of a step that are shown unless more is asked for; one replica always is
 
 
 class Wanted(NamedTuple):
@@ -95,7 +93,7 @@ def find_roles(step: PlayedStep) -> dict[int, str]:
     return roles
 
 
-def _busiest(step: PlayedStep) -> NDArray[np.float64]:
+def _busiest(step: PlayedStep) -> Array:
     """Seconds that the busiest stage of each replica computes, [replica]."""
     total, seconds = np.zeros((step.n_replicas, step.n_stages)), durations(step.ops, step.end)
     for i, op in enumerate(step.ops):

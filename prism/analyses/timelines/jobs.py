@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.analyses.timelines.played import PlayedOp, PlayedStep, Row, Stream, durations
+from prism.common.arrays import Array
 from prism.common.errors import PrismError
 from prism.common.launchgaps import LaunchGaps
 from prism.common.text import format_count
@@ -32,8 +33,7 @@ from prism.simulation.variability import is_communication
 from prism.workload.kernels import is_compute
 from prism.workload.opgraph import StepGraph
 
-MOST_ENDS = 500_000_000
-"""Ends of ops that are kept of one step, 4 bytes each."""
+MOST_ENDS = 500_000_000  # ends of ops that are kept of one step, 4 bytes each
 
 
 def check_size(step: Prepared) -> None:
@@ -185,7 +185,7 @@ def _node_of(graph: StepGraph, i: int) -> int:
 
 
 def gaps_by_row(
-    nodes: Sequence[TraceNode], start: NDArray[np.float64], end: NDArray[np.float64]
+    nodes: Sequence[TraceNode], start: Array, end: Array
 ) -> Callable[[Row], LaunchGaps]:
     """Launch gaps of any row, from starts and ends [node, replica] s."""
 

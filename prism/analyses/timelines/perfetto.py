@@ -35,11 +35,6 @@ NUMBERS = ("lane", "microbatch", "chunk", "nominal", "critical", "duration")
 def to_perfetto(timeline: Result | xr.Dataset) -> bytes:
     """Export a timeline as Chrome trace events, which ui.perfetto.dev opens.
 
-    Parameters
-    ----------
-    timeline : Timeline
-        What `prism.timeline` returned, or `load` of its result.
-
     Returns
     -------
     bytes

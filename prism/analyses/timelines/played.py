@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.common.arrays import Index
 from prism.common.launchgaps import LaunchGaps
 
 
@@ -112,7 +113,7 @@ class PlayedStep:
         return int(self.end.shape[0])
 
     @cached_property
-    def _latest(self) -> NDArray[np.int64]:
+    def _latest(self) -> Index:
         """Replica in which each op ends last."""
         return np.asarray(self.end.argmax(axis=0))
 

@@ -22,8 +22,7 @@ from prism.common.text import format_share
 if TYPE_CHECKING:
     import xarray as xr
 
-MOST_EVENTS = 500_000
-"""Events of a timeline; Perfetto still opens as many."""
+MOST_EVENTS = 500_000  # events of a timeline; Perfetto still opens as many
 
 
 class Event(NamedTuple):

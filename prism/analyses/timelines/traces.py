@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism.analyses.replay import same_work
 from prism.analyses.timelines.jobs import describe_node, gaps_by_row
 from prism.analyses.timelines.played import PlayedOp, PlayedStep, Stream
+from prism.common.arrays import Index
 from prism.common.errors import PrismError, option
 from prism.common.means import finite_mean
 from prism.models.kerneltrace.graph import KernelGraph, step_graph
@@ -56,7 +56,7 @@ def _play_pipeline(trace: Trace, step: int | None) -> list[PlayedStep]:
     ]
 
 
-def _same_nodes(graph: TraceGraph, simple: TraceGraph) -> NDArray[np.int64]:
+def _same_nodes(graph: TraceGraph, simple: TraceGraph) -> Index:
     """Node of the simplified graph that each node became, -1: folded away."""
     out, j = np.full(len(graph.nodes), -1), 0
     for i, node in enumerate(graph.nodes):

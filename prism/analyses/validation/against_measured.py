@@ -10,16 +10,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism.common import agreement as measures
+from prism.common.arrays import Array, Index
 from prism.common.results import Columns, Field, pack_figures, pack_texts
 from prism.simulation.execution.context import RunContext
 
 if TYPE_CHECKING:
     import xarray as xr
 
-Array = NDArray[np.float64]
 Repetitions = Iterator[tuple[Array, Array]]
 """Measured and predicted values [s] of one repetition after another, without end."""
 
@@ -94,7 +93,7 @@ class ValidationCase:
     """A prediction, what it is held against, and how the comparison is repeated; times in s."""
 
     measured: Array
-    steps: NDArray[np.int64]  # places in time of the measured values
+    steps: Index  # places in time of the measured values
     predicted: Array  # [replicate]
     independent: Array  # [replicate] with ops independent of each other
     repetitions: Repetitions

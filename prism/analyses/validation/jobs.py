@@ -11,8 +11,9 @@ import numpy as np
 from scipy.stats import f
 
 from prism.analyses.estimate import estimate
-from prism.analyses.validation.against_measured import Array, Call, Repetitions, ValidationCase
+from prism.analyses.validation.against_measured import Call, Repetitions, ValidationCase
 from prism.common import agreement as measures
+from prism.common.arrays import Array
 from prism.common.text import format_count, percent_change
 from prism.jobs.job import Job
 from prism.models.calibration.model import Calibration, communication_share, load_calibration

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from prism.analyses.validation.against_measured import Array, Call, Repetitions, ValidationCase
+from prism.analyses.validation.against_measured import Call, Repetitions, ValidationCase
+from prism.common.arrays import Array, Flags, Index
 from prism.common.errors import PrismError, option
 from prism.common.text import format_count, format_duration
-from prism.models.changes.find import find_changes
+from prism.models.changes.find import find_changes, select_steps
 from prism.models.changes.fit import fit_steps
 from prism.models.steptimes.fit import MIN_VALUES, fit_step_times
 from prism.models.steptimes.model import StepModel, load_step_model
@@ -59,7 +59,7 @@ def split_case(times: StepTimes, source: str, train: str, call: Call) -> Validat
         )
     part = split_steps(steps.size, train, source, MIN_VALUES)
     early = times.step < steps[part.size]
-    first, rest = (_part(times, rows) for rows in (early, ~early))
+    first, rest = (select_steps(times, rows) for rows in (early, ~early))
     model = fit_steps(first) if call.bootstrap else fit_steps(first, repeats=0)
     facts = {
         "trace": source, "train": train, "n_train": model.n_runs * model.n_steps,
@@ -69,7 +69,7 @@ def split_case(times: StepTimes, source: str, train: str, call: Call) -> Validat
     return replace(made, training=find_changes(first).settled().without_warm_up.seconds)
 
 
-def split_steps(n: int, train: str, source: str, least: int = MIN_TRAIN) -> NDArray[np.int64]:
+def split_steps(n: int, train: str, source: str, least: int = MIN_TRAIN) -> Index:
     """Positions of the steps that train."""
     if train == "first-half":
         part = np.arange(n // 2)
@@ -88,10 +88,6 @@ def split_steps(n: int, train: str, source: str, least: int = MIN_TRAIN) -> NDAr
             "are needed to fit, and 1 to predict"
         )
     return part
-
-
-def _part(times: StepTimes, rows: NDArray[np.bool_]) -> StepTimes:
-    return replace(times, seconds=times.seconds[rows], step=times.step[rows], run=times.run[rows])
 
 
 def _case(
@@ -162,10 +158,10 @@ def _totals(
 class _Steps:
     """Steps at the places of the measured ones."""
 
-    at: NDArray[np.int64]  # [place] position in a run of the model, ascending
+    at: Index  # [place] position in a run of the model, ascending
     elapsed: Array  # [place] steps since the first, gaps in the log included
-    run: NDArray[np.int64]  # [value]
-    place: NDArray[np.int64]  # [value]
+    run: Index  # [value]
+    place: Index  # [value]
 
     @classmethod
     def of(cls, model: StepModel, times: StepTimes) -> "_Steps":
@@ -208,13 +204,13 @@ class _Totals:
         return self.predicted(model, self.measured.size, seed)
 
 
-def _redraw_split(fitted: StepModel, times: StepTimes, early: NDArray[np.bool_]) -> _Redraw:
+def _redraw_split(fitted: StepModel, times: StepTimes, early: Flags) -> _Redraw:
     """Draw both parts of a file anew: runs go on from the fitted steps to the measured ones."""
     places = _Steps.of(fitted, times)
 
     def redraw(model: StepModel, seed: int) -> tuple[StepTimes, None, Array]:
         seconds = places.anew(model, seed)
-        return _part(replace(times, seconds=seconds), early), None, seconds[~early]
+        return select_steps(replace(times, seconds=seconds), early), None, seconds[~early]
 
     return redraw
 

@@ -8,10 +8,10 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism.analyses.validation.against_measured import Call, Repetitions, ValidationCase
 from prism.analyses.validation.steps import split_steps
+from prism.common.arrays import Index
 from prism.engine import LANES
 from prism.models.changes.find import changes_of_trace, without_steps
 from prism.models.changes.report import warn
@@ -36,7 +36,6 @@ from prism.simulation.tracemodel.model import (
 from prism.traces import Trace
 
 REPEAT_SAMPLES = 2048  # predicted steps behind the p-value's statistic: KS to 0.02
-Int = NDArray[np.int64]
 
 
 def trace_case(trace: Trace, train: str, call: Call) -> ValidationCase:
@@ -61,10 +60,10 @@ def trace_case(trace: Trace, train: str, call: Call) -> ValidationCase:
 class _Split(NamedTuple):
     """A trace whose steps [step] are split, and the model of one part."""
 
-    steps: Int
+    steps: Index
     measured: Array
-    part: Int  # positions of the steps that are fitted, less what changes among them
-    held: Int
+    part: Index  # positions of the steps that are fitted, less what changes among them
+    held: Index
     model: TraceModel
     refit: Callable[[TraceGraph], TraceModel]  # to the same part of a drawn trace
     changes: list[dict[str, Any]]
@@ -72,7 +71,9 @@ class _Split(NamedTuple):
     warnings: list[str]
 
 
-def _parts(trace: Trace, steps: Int, train: str) -> tuple[Int, Int, list[dict[str, Any]], Trace]:
+def _parts(
+    trace: Trace, steps: Index, train: str
+) -> tuple[Index, Index, list[dict[str, Any]], Trace]:
     """Positions of steps to fit and to hold out, what changes in the first, and their trace."""
     part = split_steps(steps.size, train, trace.source)
     held = np.setdiff1d(np.arange(steps.size), part)
@@ -124,7 +125,7 @@ def _anew(split: _Split, call: Call) -> Repetitions:
 
 
 def predict_steps(
-    model: TraceModel, steps: Int, dependence: str, replicates: int, context: RunContext
+    model: TraceModel, steps: Index, dependence: str, replicates: int, context: RunContext
 ) -> Array:
     """Predicted times of steps of these numbers on the traced cluster, [replicate] s."""
     program = step_program(conditioned(model, steps), dependence, context.seed)

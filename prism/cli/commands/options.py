@@ -16,8 +16,7 @@ from prism.common.files import check_directory
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 NO_EFFECT = "Accepted by every command; no effect here."
-ALARM = 3
-"""Exit status where the answer is the one that was to be guarded against."""
+ALARM = 3  # exit status where the answer is the one that was to be guarded against
 PLOTS = "Result, summary and plots."
 MOST_NUMBERS = 10_000_000  # that a range of numbers counts up to
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from prism.present.answer import Answer
 
 
-PICTURES = (".png", ".svg", ".pdf")
-"""Endings of pictures that can be written."""
+PICTURES = (".png", ".svg", ".pdf")  # endings of pictures that can be written
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from prism.common.text import one_line, visible
 if TYPE_CHECKING:
     from prism.present.answer import Answer
 
-SHOW_AFTER_S = 0.5
-"""Work shorter than this shows no progress [s]."""
+SHOW_AFTER_S = 0.5  # work shorter than this shows no progress [s]
 
 
 @contextmanager

@@ -78,22 +78,10 @@ def arguments(words: list[Text]) -> Iterator[Argument]:
 
 
 def commands_of(source: str, folder: Path | None = None, name: str = "script") -> Script:
-    """Give the arguments of each command of a script, those of Slurm first.
+    """Give the arguments of each command of a script, or of a single command, those of Slurm first.
 
-    Parameters
-    ----------
-    source : str
-        A shell script, or a single command.
-    folder : pathlib.Path, optional
-        Where other scripts are looked for.
-    name : str
-        Of the script, in messages.
-
-    Returns
-    -------
-    Script
-        Its first command is what ``#SBATCH`` lines say and the variables that Transformer Engine
-        reads, empty without any; the last, what variables hold.
+    The first one is what ``#SBATCH`` lines say and the variables that Transformer Engine reads,
+    empty without any; the last, what variables hold. Other scripts are looked for in `folder`.
     """
     batch = list(batch_options(source))
     known = {argument.name: argument.words[0] for argument in batch}

@@ -114,13 +114,7 @@ class Draft:
         return None if found.value in OFF else self.size(*names)
 
     def size(self, *names: str, least: int = 1) -> Setting | None:
-        """Give the last setting of these names, a whole number; -1 and auto leave it open.
-
-        Raises
-        ------
-        PrismError
-            If it is anything else.
-        """
+        """Give the last setting of these names, a whole number; -1 and auto leave it open."""
         found = self.find(*names)
         if found is None or found.value in ("auto", -1):
             return None
@@ -131,13 +125,7 @@ class Draft:
         return replace(found, value=int(value))
 
     def check_numbers(self) -> None:
-        """Refuse what cannot be a number where a key of the job takes one.
-
-        Raises
-        ------
-        PrismError
-            With all of them, unless the user gives the key.
-        """
+        """Refuse what cannot be a number where a key takes one that the user does not give."""
         wrong = []
         for setting in self.source.settings:
             *above, name = setting.path

@@ -46,32 +46,17 @@ _WORDS = ("model.name", "model.layer_pattern", "cluster.device")
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import gives.
-
-    Attributes
-    ----------
-    job : Job
-        Checked; its values know their lines.
-    values : dict
-        What the job file says, by dotted key.
-    given, assumed : tuple
-        Keys that the configuration says, and keys that it does not.
-    unmodelled : tuple
-        Settings that change the step time and are not in the job, with the reason.
-    unknown : tuple of Setting
-        Settings that are not understood.
-    n_ignored : int
-        Settings without an effect on the step time.
-    """
+    """What an import gives."""
 
     source: Source
-    job: Job
-    values: dict[str, Any]
-    given: tuple[Given, ...]
-    assumed: tuple[Assumed, ...]
+    job: Job  # checked; its values know their lines
+    values: dict[str, Any]  # what the job file says, by dotted key
+    given: tuple[Given, ...]  # keys that the configuration says, and
+    assumed: tuple[Assumed, ...]  # keys that it does not
+    # settings that change the step time and are not in the job, with the reason
     unmodelled: tuple[tuple[Setting, str], ...]
-    unknown: tuple[Setting, ...]
-    n_ignored: int
+    unknown: tuple[Setting, ...]  # settings that are not understood
+    n_ignored: int  # settings without an effect on the step time
 
 
 def import_job(
@@ -81,30 +66,12 @@ def import_job(
     device: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Imported:
-    """Make a job of another tool's configuration.
+    """Make a job of another tool's configuration, checked as a file is.
 
-    Parameters
-    ----------
-    file : str or pathlib.Path, or sequence of them
-        A launch script, a log, or a configuration, and a model's config.json beside it; ``-`` is
-        standard input.
-    format : str, optional
-        One of `FORMATS`; found by content where it is not given.
-    gpus : int, optional
-        GPUs of the job, where the file does not say or is to be read for another number.
-    device : str, optional
-        The GPU.
-    overrides : sequence of str
-        "key=value" as given to ``--set``, over what the file says.
-
-    Returns
-    -------
-    Imported
-
-    Raises
-    ------
-    PrismError
-        With every reason why it makes no job, each with the line of the file it comes from.
+    `file` is a launch script, a log, or a configuration, and a model's config.json beside it; ``-``
+    is standard input. `format` is found by content, `gpus` and `device` are the file's own, where
+    they are not given. `overrides` are "key=value" as of ``--set``. Every reason why it makes no
+    job is an error with the line of the file that it comes from.
     """
     source = read_sources([file] if isinstance(file, str | Path) else file, format)
     draft = Draft(source, frozenset(_keys(overrides)))

@@ -50,13 +50,7 @@ def sequence_of(d: Draft) -> int:
 
 
 def read_model(d: Draft) -> None:
-    """Fill in the model of a draft.
-
-    Raises
-    ------
-    PrismError
-        If a size is none, or the model has layers that no table of ops is for.
-    """
+    """Fill in the model of a draft; one with layers that no table of ops is for is refused."""
     _check_family(d)
     named = _named(d)
     _read_titan(d)

@@ -36,8 +36,7 @@ class Setting:
     path: tuple[str, ...]
     value: Any
     line: int
-    shown: str
-    """As a reader of the file finds it."""
+    shown: str  # as a reader of the file finds it
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,7 @@ def read_sources(files: Sequence[str | Path], format: str | None = None) -> Sour
     """Read the files of one configuration, such as a DeepSpeed JSON and a model's config.json.
 
     A model's config.json comes first, so that what the others say goes before it; the format is
-    that of the first file which is none.
-
-    Raises
-    ------
-    PrismError
-        If one of them cannot be read, or two are of kinds that do not go together.
+    that of the first file which is none. Two of kinds that do not go together are refused.
     """
     if len(files) == 1:
         return read_source(files[0], format)
@@ -59,24 +54,7 @@ def read_sources(files: Sequence[str | Path], format: str | None = None) -> Sour
 
 
 def read_source(file: str | Path, format: str | None = None) -> Source:
-    """Read a configuration.
-
-    Parameters
-    ----------
-    file : str or pathlib.Path
-        A file; ``-`` is standard input.
-    format : str, optional
-        One of `FORMATS`; found by content where it is not given.
-
-    Returns
-    -------
-    Source
-
-    Raises
-    ------
-    PrismError
-        If there is no such file, or its format is not known, or not what it was said to be.
-    """
+    """Read a configuration, ``-`` from standard input; its format is found by content."""
     if str(file) == "-":
         name, data = "stdin", sys.stdin.buffer.read(MAX_BYTES + 1)
     else:

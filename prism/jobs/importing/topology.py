@@ -33,8 +33,7 @@ MOST_LEVELS = 20
 _MOST_SAID = 20  # errors
 LEVELS = ("leaf", "spine", "core")
 """Names of switch levels, from the nodes on; those above are ``tier4`` and so on."""
-DOMAIN = "nvlink"
-"""A level whose units are NVLink domains, not switches."""
+DOMAIN = "nvlink"  # a level whose units are NVLink domains, not switches
 _LABELS: dict[str, tuple[str, ...]] = {
     DOMAIN: ("accelerator.topograph.run/domain", "network.topology.nvidia.com/accelerator",
              "nvidia.com/gpu.clique"),
@@ -65,39 +64,21 @@ _EXPECTED = (
 
 @dataclass(frozen=True)
 class Topology:
-    """Where hosts stand.
+    """Where hosts stand."""
 
-    Attributes
-    ----------
-    levels : tuple of str
-        From the nodes on.
-    units : dict of str to tuple of str
-        Unit of each host at each level, in the file's order; empty where the file names none.
-    padding : tuple of str
-        Names that fill up blocks and are no hosts.
-    """
-
-    levels: tuple[str, ...]
+    levels: tuple[str, ...]  # from the nodes on
+    # of each host at each level, in the file's order; empty where the file names none
     units: dict[str, tuple[str, ...]]
-    padding: tuple[str, ...] = ()
+    padding: tuple[str, ...] = ()  # names that fill up blocks and are no hosts
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A job's hosts in a topology.
+    """A job's hosts in a topology."""
 
-    Attributes
-    ----------
-    keys : dict
-        Keys of the job's ``cluster``.
-    names : tuple of str
-        Host at each position; empty where there is none.
-    sizes : dict of str to (int, int)
-        Units of each level that the job's hosts are in, and hosts of the largest.
-    """
-
-    keys: dict[str, Any]
-    names: tuple[str, ...]
+    keys: dict[str, Any]  # of the job's ``cluster``
+    names: tuple[str, ...]  # host at each position; empty where there is none
+    # units of each level that the job's hosts are in, and hosts of the largest
     sizes: dict[str, tuple[int, int]]
 
 
@@ -301,11 +282,8 @@ def _of_blocks(blocks: Mapping[str, list[str]], sizes: Sequence[int], source: st
 def place_job(job: Job, topology: Topology, hosts: Sequence[str], source: str) -> Placed:
     """Give a job's hosts, in rank order, the positions that their units make.
 
-    Raises
-    ------
-    PrismError
-        A host is not in the topology, there are not as many as the job has nodes, or a unit is
-        under two others.
+    A host that is not in the topology, fewer or more than the job has nodes, and a unit under two
+    others are refused.
     """
     per_node = job.cluster.gpus_per_node
     n = -(-job.world_size // per_node)

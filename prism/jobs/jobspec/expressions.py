@@ -79,13 +79,7 @@ def names_in(size: Size) -> set[str]:
 
 
 def compute(size: Size, names: Mapping[str, float]) -> float:
-    """Compute a size.
-
-    Raises
-    ------
-    ValueError
-        A name without a value, a division by 0, or a number beyond what prism counts.
-    """
+    """Compute a size; ValueError where a name has no value, and beyond what prism counts."""
     try:
         found = _value(_tree(size), names) if isinstance(size, str) else float(size)
     except ZeroDivisionError:

@@ -15,8 +15,7 @@ from prism.jobs.jobspec.values import Block, key
 if TYPE_CHECKING:
     from prism.jobs.jobspec.blocks import ModelBlock
 
-MOST_LAYERS = 10_000
-"""Layers of a table together: with this many an estimate takes a second or two."""
+MOST_LAYERS = 10_000  # layers of a table together: with this many an estimate takes a second or two
 
 
 class LayerBlock(Block):
@@ -40,8 +39,7 @@ class SizedLayer(NamedTuple):
     ops: tuple[SizedOp, ...]
 
 
-Wrong = list[tuple[str, str]]
-"""Keys below `model`, and what is wrong with each."""
+Wrong = list[tuple[str, str]]  # keys below `model`, and what is wrong with each
 Sized = tuple[tuple[SizedLayer, ...], Wrong]
 _NO_EXPRESSIONS = {"op", "name", "kind", "split", "mask", "spread", "routed", "bf16", "group",
                    "back", "tables", "shard"}  # fmt: skip

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, StrictBool, WithJsonSchema, model_serializer
 
+from prism.common.arrays import Array
 from prism.jobs.jobspec.expressions import LONGEST, Size, parse_size
 from prism.jobs.jobspec.values import Block, key
 from prism.jobs.ops import (
@@ -36,7 +36,6 @@ from prism.jobs.ops import (
 if TYPE_CHECKING:
     from prism.jobs.jobspec.blocks import ModelBlock
 
-Array = NDArray[np.float64]
 Half = tuple[Op, ...]
 SAVES = {"swiglu": 4.0, "gelu": 2.0, "routing": 4.0, "convolution": 2.0, "gated_norm": 2.0}
 """Bytes a value that backward keeps, by kind, as in `prism.workload.layers`."""
@@ -88,10 +87,6 @@ def _product(x: Cut, rows: float, width: float, depth: float, taps: float = 1.0)
     )  # fmt: skip
 
 
-def _gemm(x: Cut) -> Half:
-    return _product(x, x.sizes["m"], x.sizes["n"], x.sizes["k"])
-
-
 def _conv(x: Cut) -> Half:
     """Product of an operand whose values are read once for each place of the kernel."""
     s = x.sizes
@@ -131,10 +126,6 @@ def _scan(x: Cut) -> Half:
             s["head_dim"], s["state"], s["streams"] / tp, s["parameters"] / tp,
         ),
     )  # fmt: skip
-
-
-def _norm(x: Cut) -> Half:
-    return (Norm(x.name, x.resident(x.sizes["rows"]), x.sizes["width"]),)
 
 
 def _elementwise(x: Cut) -> Half:
@@ -211,18 +202,6 @@ def _collective(x: Cut) -> Half:
     return (Exchange(x.name, cut(values), among, kind, 1.0, back, routed=routed),)
 
 
-def _loss(x: Cut) -> Half:
-    return (Loss(x.name, x.tokens(x.sizes["rows"]), x.sizes["width"] / x.share.tp),)
-
-
-def _host_wait(x: Cut) -> Half:
-    return (Host(x.name, 0.0),)
-
-
-def _kernel(x: Cut) -> Half:
-    return (Timed(x.name, 0.0, (x.sizes["seconds"], x.sizes.get("backward", 0.0))),)
-
-
 @dataclass(frozen=True)
 class OwnOp:
     """What a kind of op takes in a job file, and how a layout cuts it.
@@ -254,7 +233,8 @@ POINTWISE = (
 """Kinds of op bound by memory of which each framework has its passes."""
 OPS: dict[str, OwnOp] = {
     "gemm": OwnOp(
-        _gemm, ("m", "n", "k"), ("split", "bf16"), rows="m", columns="n", depth="k", splits=True
+        lambda x: _product(x, x.sizes["m"], x.sizes["n"], x.sizes["k"]), ("m", "n", "k"),
+        ("split", "bf16"), rows="m", columns="n", depth="k", splits=True,
     ),
     "grouped_gemm": OwnOp(
         _grouped_gemm, ("groups", "m", "n", "k"), ("split", "bf16"), rows="m", columns="n",
@@ -275,7 +255,10 @@ OPS: dict[str, OwnOp] = {
         _embedding_bag, ("dim",), ("rows", "lookups", "tables", "shard", "samples", "spread"),
         {"lookups": 1, "samples": "batch * seq"},
     ),
-    "norm": OwnOp(_norm, ("width",), ("rows",), _TOKENS, rows="rows"),
+    "norm": OwnOp(
+        lambda x: (Norm(x.name, x.resident(x.sizes["rows"]), x.sizes["width"]),),
+        ("width",), ("rows",), _TOKENS, rows="rows",
+    ),
     "elementwise": OwnOp(
         _elementwise, (), ("kind", "rows", "width", "elements", "passes", "bytes", "backward",
                            "parameters", "keeps", "split", "routed", "launches",
@@ -291,9 +274,15 @@ OPS: dict[str, OwnOp] = {
         _collective, ("kind", "bytes", "group"), ("back",),
         kinds=("all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
     ),
-    "loss": OwnOp(_loss, ("width",), ("rows",), _TOKENS, rows="rows"),
-    "host_wait": OwnOp(_host_wait),
-    "kernel": OwnOp(_kernel, ("seconds",), ("backward",)),
+    "loss": OwnOp(
+        lambda x: (Loss(x.name, x.tokens(x.sizes["rows"]), x.sizes["width"] / x.share.tp),),
+        ("width",), ("rows",), _TOKENS, rows="rows",
+    ),
+    "host_wait": OwnOp(lambda x: (Host(x.name, 0.0),)),
+    "kernel": OwnOp(
+        lambda x: (Timed(x.name, 0.0, (x.sizes["seconds"], x.sizes.get("backward", 0.0))),),
+        ("seconds",), ("backward",),
+    ),
 }  # fmt: skip
 """Ops by name: keys of a job file, checks, and what a step does of each follow from them."""
 

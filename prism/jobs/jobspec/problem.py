@@ -1,7 +1,6 @@
 """How a check of a job says what it found: `prism.jobs.jobspec.messages` adds file and line."""
 
-Problem = tuple[str, ...]
-"""An error: the words, then the keys that cause it, the most likely first."""
+Problem = tuple[str, ...]  # an error: the words, then the keys that cause it, the most likely first
 
 
 def unmodelled(what: str, nearest: str, *keys: str) -> Problem:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -23,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from prism.common.arrays import Index
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.jobs.hostfiles import read_hosts
@@ -42,13 +42,7 @@ def integral(value: Any) -> Any:
 
 
 def parse_duration(value: Any) -> float:
-    """Return seconds from a number of seconds or a text such as "60d", "12h", "90min".
-
-    Raises
-    ------
-    ValueError
-        If it is neither, or not positive.
-    """
+    """Return seconds from a positive number, or a text such as "60d", "12h", "90min"."""
     found = re.fullmatch(_LENGTH, str(value).lower())
     seconds = float(found[1]) * _SECONDS[found[2] or "s"] if found else 0.0
     if not 0 < seconds <= MAX_NUMBER:
@@ -231,7 +225,7 @@ Slowdown = Annotated[
 ]
 
 
-def hosts_problem(hosts: NDArray[np.int64], n_slots: int, n_nodes: int) -> str | None:
+def hosts_problem(hosts: Index, n_slots: int, n_nodes: int) -> str | None:
     """Say what is wrong with a map of slots to nodes and what to do, None if nothing is."""
     if hosts.shape != (n_slots,):
         return (

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 
+from prism.common.arrays import Array
 from prism.common.errors import PrismError
 from prism.common.means import poisson_interval
 from prism.common.text import format_count, format_share, percent_change
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 # -------------------------------------------------------------------------------- the report
-Array = NDArray[np.float64]
 MOSTLY = 0.7  # share of the prior's variance from which a figure is said to be the library's
 _OFF = 0.03  # of a mean that is fitted: beyond, the sizes contradict each other
 _TAIL_OFF = 0.05  # of a p95

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array
 from prism.common.netcdf import read_netcdf, wrap_corrupt_file
 from prism.distributions.distribution import Distribution, constant, empirical
 from prism.distributions.library import Entry, Library, to_dataset
@@ -27,7 +27,6 @@ from prism.workload.work import COMMUNICATION_FACTOR, COMPUTE_FACTOR
 if TYPE_CHECKING:
     import xarray as xr
 
-Array = NDArray[np.float64]
 _KNOTS = 513  # of a distribution kept as quantiles
 
 

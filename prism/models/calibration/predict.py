@@ -7,8 +7,8 @@ for all settings of a job, so that their ratios hardly vary.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array
 from prism.distributions.library import Library
 from prism.engine import LANES
 from prism.jobs.job import Job
@@ -18,7 +18,6 @@ from prism.simulation.prepare import Prepared, prepare, prepare_again
 from prism.simulation.program import Program
 from prism.simulation.steps import run_blocks
 
-Array = NDArray[np.float64]
 CLUSTERS = (8, 128)  # fewest and most for a figure: one in ten of a small job's has a lemon
 OP_SAMPLES = 800_000_000  # of one simulation, about a second
 

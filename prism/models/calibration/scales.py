@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.interpolate import CubicSpline
 from scipy.optimize import least_squares
 
+from prism.common.arrays import Array
 from prism.models.calibration.sizes import Size
 from prism.models.calibration.spreads import Factor
 
-Array = NDArray[np.float64]
 COMPUTE_PRIOR = 0.5  # of the log of a factor: number formats alone make a factor of two
 COMMUNICATION_PRIOR = 0.7  # a factor of two either way
 MODEL_ERROR = 0.005

@@ -8,8 +8,8 @@ between them.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Flags
 from prism.common.text import format_count
 from prism.jobs.job import Job
 from prism.models.steptimes.fit import fit_step_times
@@ -17,7 +17,6 @@ from prism.models.steptimes.series import OUTLIER, Series, decompose, side_by_si
 from prism.models.steptimes.spread import mean_variance
 from prism.traces import StepTimes
 
-Array = NDArray[np.float64]
 SAMPLES = 4096  # measured steps kept of a size: quantiles to 1/4096
 
 
@@ -91,14 +90,14 @@ def measure_size(job: Job, times: StepTimes, seed: int, shortest_s: float = 0.0)
     )  # fmt: skip
 
 
-def _odd_steps(work: Array, stall_from_s: float) -> NDArray[np.bool_]:
+def _odd_steps(work: Array, stall_from_s: float) -> Flags:
     """Tell which steps' typical time sticks out of the others' [position]."""
     apart = work - np.median(work)
     robust = 1.4826 * float(np.median(np.abs(apart)))
     return np.asarray(np.abs(apart) > max(stall_from_s, OUTLIER * robust))
 
 
-def _stalls(series: Series, stall_from_s: float) -> tuple[NDArray[np.bool_], Array, int]:
+def _stalls(series: Series, stall_from_s: float) -> tuple[Flags, Array, int]:
     """Find steps in stalls that long or in a beginning [position, run], and the lengths [s]."""
     stalled = np.zeros(series.body.shape, bool)
     stalled[: series.beginning] = np.isnan(series.body[: series.beginning])

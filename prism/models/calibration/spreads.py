@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from prism.common.arrays import Array
 from prism.models.calibration.predict import Predicted
 from prism.models.calibration.sizes import Size
 
-Array = NDArray[np.float64]
 _GRID = np.linspace(-6.0, 6.0, 481)  # logs of factors
 _MODEL_ERROR = 0.1  # of a predicted spread, relative
 _MOST_VALUES = 20.0  # independent values a spread counts as: beyond, the model's error rules

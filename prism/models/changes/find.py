@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Flags, Index
 from prism.common.errors import PrismError, option
 from prism.common.means import median
 from prism.common.text import format_count
 from prism.models.changes.pauses import Pause, find_pauses
 from prism.models.changes.report import Row
-from prism.models.changes.segments import LEAST, Array, Flags, outliers
-from prism.models.changes.spans import FEWEST, Index, Span, find_spans
+from prism.models.changes.segments import LEAST, outliers
+from prism.models.changes.spans import FEWEST, Span, find_spans
 from prism.simulation.tracemodel.graph import COMPUTE
 from prism.traces import StepTimes, Trace
 from prism.traces.kernelnames import COLLECTIVES

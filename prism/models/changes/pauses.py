@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binom, hypergeom
 
-from prism.models.changes.segments import Array, Flags, outliers
-from prism.models.changes.spans import FEWEST, Index
+from prism.common.arrays import Array, Flags, Index
+from prism.models.changes.segments import outliers
+from prism.models.changes.spans import FEWEST
 
 CHANCE = 0.01
 """That long steps at random places look as regular, over all intervals and both tests; measured on

@@ -9,12 +9,9 @@ its own changes insignificant. Left out: what a change means (`prism.models.chan
 from itertools import chain, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Flags, Index
 from prism.common.means import median
-
-Array = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 BOUND = 60.0
 """Penalty over long-run variance that stationary series exceed in at most 2.5 % of cases: AR(1)
@@ -166,7 +163,7 @@ def _segments(points: Array, penalties: Array, least: int, first: int) -> list[l
     return [[_edges(before[:, p, k]) for k in range(n_series)] for p in range(penalties.size)]
 
 
-def _edges(before: NDArray[np.int64]) -> list[int]:
+def _edges(before: Index) -> list[int]:
     """Edges on the way back from the end, each from what is before it."""
     row, j = [], int(before[-1])
     while j > 0:

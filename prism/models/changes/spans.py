@@ -9,21 +9,17 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Flags
 from prism.models.changes.segments import (
     BOUND,
     OUTLIER,
-    Array,
-    Flags,
     filled,
     find_edges,
     levels,
     long_run_variance,
     outliers,
 )
-
-Index = NDArray[np.int64]
 
 FEWEST = 8  # steps of a phase of its own: as many as a fit can start from
 WARM_UP = 0.25  # of the steps: a longer beginning is called a phase; both are left out

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.special import stdtrit
 
 from prism.cluster.nccl import solve_link
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError
 from prism.common.text import format_count, format_share
 from prism.distributions.library import Entry
@@ -35,7 +35,6 @@ from prism.traces.formats.nccltests import BandwidthTest, BandwidthTests
 if TYPE_CHECKING:
     import xarray as xr
 
-Floats = NDArray[np.float64]
 
 _SIZES = {"small": (0.0, 1e6), "medium": (1e6, 1e8), "large": (1e8, math.inf)}
 """Sizes of message [byte] by which libraries name spreads."""
@@ -62,9 +61,9 @@ class LinkFit:
     latency_se: float  # standard errors: between three or more runs, else of the line's fit
     bandwidth_se: float
     dof: int  # degrees of freedom behind the errors
-    residual: Floats  # [time] over the line, less 1
-    size: Floats  # [time] byte
-    repeats: Floats  # times over the mean of their size; empty where each size was timed once
+    residual: Array  # [time] over the line, less 1
+    size: Array  # [time] byte
+    repeats: Array  # times over the mean of their size; empty where each size was timed once
     ends: tuple[tuple[float, float], tuple[float, float]]
     """Smallest and largest size [byte], each with its mean time [s]."""
     device: str = ""  # product name of the GPUs
@@ -136,12 +135,12 @@ def fit_line(name: str, n_hosts: int, n_gpus: int, runs: Sequence[BandwidthTest]
     )  # fmt: skip
 
 
-def _mean_at(at: float, size: Floats, time: Floats) -> tuple[float, float]:
+def _mean_at(at: float, size: Array, time: Array) -> tuple[float, float]:
     """One size [byte] and its mean time [s]."""
     return float(at), float(time[size == at].mean())
 
 
-def _points(runs: Sequence[BandwidthTest]) -> tuple[Floats, Floats, Floats, NDArray[np.int64]]:
+def _points(runs: Sequence[BandwidthTest]) -> tuple[Array, Array, Array, Index]:
     """Size [byte], time [s], bus bandwidth [byte/s] and run of every time of some size."""
     rows = [
         (size, seconds, run.bus[size, column] * 1e9, number)
@@ -153,7 +152,7 @@ def _points(runs: Sequence[BandwidthTest]) -> tuple[Floats, Floats, Floats, NDAr
     return size.astype(np.float64), time, bus, number.astype(np.int64)
 
 
-def _line(size: Floats, time: Floats) -> tuple[float, float]:
+def _line(size: Array, time: Array) -> tuple[float, float]:
     """Latency [s] and time per byte [s/byte] that miss times least, in relative terms."""
     scale = float(size.max())
     matrix = np.stack([1.0 / time, size / scale / time], axis=1)

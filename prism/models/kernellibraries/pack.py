@@ -19,8 +19,7 @@ from prism.models.kerneltrace.table import KernelRow
 if TYPE_CHECKING:
     import xarray as xr
 
-KIND = "library"
-"""Attribute ``kind`` of the files."""
+KIND = "library"  # attribute ``kind`` of the files
 
 MOST_KERNELS = 1_500
 """Kernels that get entries of their own, those that take longest; a library's file stays small."""

@@ -19,13 +19,11 @@ from graphlib import CycleError, TopologicalSorter
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError
 from prism.models.kerneltrace.steps import END, HOST, KernelKey, KernelSteps, StepView, align
 from prism.models.kerneltrace.waits import RESOLUTION_S, Learnt, learn
 from prism.simulation.tracemodel.graph import ARRIVAL, LEAD, REPLICA, WORKER, TraceGraph, TraceNode
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +39,17 @@ class KernelGraph(TraceGraph):
     step: int  # whose graph it is
     ranks: tuple[int, ...]  # numbers of the ranks, which are its stages
     keys: tuple[KernelKey, ...]
-    key: Ints  # [node] index into `keys`
+    key: Index  # [node] index into `keys`
     role: NDArray[np.str_]  # [node]
-    event: Ints  # [node] number in the host's order on its rank, -1 for sources
-    stream: Ints  # [node] -1 where it does not apply
+    event: Index  # [node] number in the host's order on its rank, -1 for sources
+    stream: Index  # [node] -1 where it does not apply
     awaited: dict[int, list[int]]  # per return the events that it waits for
     most_lead: float  # that the queue of a device allows [s]
     n_late: int  # starts later than stream and launch allow in the steps learnt from
     n_unexplained: int  # those of them for which no edge was found
 
     @property
-    def own(self) -> Ints:
+    def own(self) -> Index:
         """Position of the step itself among the steps, [1]."""
         return np.flatnonzero(self.steps == self.step)
 
@@ -103,8 +101,7 @@ class _Row:
     continues: int = -1  # of a source: the row whose end it is, a step earlier
 
 
-_QUEUE_EDGES = 64
-"""Edges that bound the host by the device's queue, in one depth of it."""
+_QUEUE_EDGES = 64  # edges that bound the host by the device's queue, in one depth of it
 
 
 class _Builder:
@@ -233,7 +230,7 @@ def _topological(edges: list[list[tuple[int, float]]]) -> list[int]:
         ) from error
 
 
-def _durations(graph: KernelGraph, steps: KernelSteps) -> Floats:
+def _durations(graph: KernelGraph, steps: KernelSteps) -> Array:
     """Durations of a graph's nodes in every step, [node, step] s; not a number: no counterpart.
 
     An activity took what its counterpart did, a collective matched over ranks its transfer.
@@ -262,8 +259,8 @@ def _durations(graph: KernelGraph, steps: KernelSteps) -> Floats:
 
 
 def _host_times(
-    on_host: list[int], graph: KernelGraph, view: StepView, to: Ints, durations: Floats
-) -> Floats:
+    on_host: list[int], graph: KernelGraph, view: StepView, to: Index, durations: Array
+) -> Array:
     """Fill in the host's durations of a rank in another step, of those [node, other and own step].
 
     A stretch between two calls that both steps have is as long as it was there: calls that only the
@@ -294,7 +291,7 @@ def _host_times(
         while (before := graph.nodes[stretch[-1]].preds[0]) not in now and graph.event[before] >= 0:
             stretch.append(before)
         since = max(now.get(before, view.begin), view.begin)
-        share: Floats | float = 1.0 / len(stretch)
+        share: Array | float = 1.0 / len(stretch)
         if len(stretch) > 1 and (whole := own[stretch].sum()) > 0.0:
             share = own[stretch] / whole
         found[stretch] = max(0.0, until - since - (queued[there] - counted)) * share

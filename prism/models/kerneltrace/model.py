@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Index
 from prism.common.means import finite_mean
 from prism.common.text import format_count, percent_change
 from prism.distributions.distribution import Distribution, constant
@@ -26,8 +26,6 @@ from prism.simulation.tracemodel.graph import LATENCY, Array, TraceGraph, with_l
 from prism.simulation.tracemodel.model import OpGroup, TraceModel, figures, settled, synthetic_graph
 from prism.traces import Trace
 from prism.traces.kernelnames import COLLECTIVES
-
-Ints = NDArray[np.int64]
 
 CHECK_STEPS = 500  # simulated steps that the report compares with the measured ones
 FAR_OFF = 0.03  # of the mean: a model further off says so
@@ -129,7 +127,7 @@ traces at hand 64 to 1,024 give the same spread."""
 class _Group(NamedTuple):
     """Nodes that share a distribution."""
 
-    nodes: Ints  # [member]
+    nodes: Index  # [member]
     profile: Array  # [step] factor of all members in each step, mean 1
     distribution: Distribution  # of what is left, over members and steps, mean 1
 
@@ -183,7 +181,7 @@ def _step_factor(durations: Array, nominal: Array) -> tuple[Array, float]:
     return factor, float(factor.var())
 
 
-def _pools(members: Ints, graph: KernelGraph, nominal: Array) -> list[Ints]:
+def _pools(members: Index, graph: KernelGraph, nominal: Array) -> list[Index]:
     """Split nodes by kernel; the host's, which are of few kinds, also by length."""
     host = np.array([key.op_kind == HOST.op_kind for key in graph.keys])[graph.key[members]]
     half_decades = np.round(2.0 * np.log10(nominal[members]))  # long times vary unlike short ones

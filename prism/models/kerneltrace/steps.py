@@ -18,26 +18,22 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Flags, Index
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.table import Trace
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
 _LONG = 20_000
 """Events from which sequences that differ are aligned by count of occurrence instead of by the
 longest common subsequence, whose cost grows with the square of the length."""
 
-_SHORTEST_S = 1e-9
-"""A step whose device time is shorter [s] holds none: no clock tells less."""
+_SHORTEST_S = 1e-9  # a step whose device time is shorter [s] holds none: no clock tells less
 
 QUEUE_DEPTH = 1024
 """Launches that CUDA queues before the next one blocks; 1,021 in the trace of an H100 at hand."""
 
-END = "end of step"
-"""Kind of the event with which the host's next step begins."""
+END = "end of step"  # kind of the event with which the host's next step begins
 
 
 class KernelKey(NamedTuple):
@@ -49,8 +45,7 @@ class KernelKey(NamedTuple):
     shape: str
 
 
-HOST = KernelKey("host", "host", "host issue", "")
-"""The host's time between two calls."""
+HOST = KernelKey("host", "host", "host issue", "")  # the host's time between two calls
 
 
 @dataclass(frozen=True)
@@ -60,45 +55,45 @@ class StepView:
     rank: int
     step: int
     begin: float  # of the step on this rank's host
-    row: Ints  # of the trace's table, -1 for a call that only waits
-    key: Ints  # index into the trace's kernel keys
-    name: Ints  # the same of the first kernel of this name, whatever its launch shape
-    stream: Ints
-    thread: Ints
-    start: Floats  # on the device; not a number for a call that only waits
-    end: Floats
-    call: Floats  # the host's; not a number where the launch was not recorded
-    call_end: Floats
-    queued: Floats  # of the call, the time in which the device's queue was full
-    slot: Ints  # row of the activity whose end lets the queue take this one, -1: none
-    blocks: NDArray[np.bool_]  # whether the call returns only when its own activity has ended
+    row: Index  # of the trace's table, -1 for a call that only waits
+    key: Index  # index into the trace's kernel keys
+    name: Index  # the same of the first kernel of this name, whatever its launch shape
+    stream: Index
+    thread: Index
+    start: Array  # on the device; not a number for a call that only waits
+    end: Array
+    call: Array  # the host's; not a number where the launch was not recorded
+    call_end: Array
+    queued: Array  # of the call, the time in which the device's queue was full
+    slot: Index  # row of the activity whose end lets the queue take this one, -1: none
+    blocks: Flags  # whether the call returns only when its own activity has ended
     sync: NDArray[np.str_]  # stream_sync, device_sync, event_sync, `END` or ""
-    sync_stream: Ints  # the stream such a call waits for, -1 unknown
-    collective: Ints  # number of the one matched over ranks, -1 for none
-    transfer: Floats  # its duration from the last arrival
-    waits_at: Floats  # of the call that made its stream wait for what is not recorded; 0: none
+    sync_stream: Index  # the stream such a call waits for, -1 unknown
+    collective: Index  # number of the one matched over ranks, -1 for none
+    transfer: Array  # its duration from the last arrival
+    waits_at: Array  # of the call that made its stream wait for what is not recorded; 0: none
     # per stream, when the last activity of earlier steps ends
     carried: dict[int, float] = field(default_factory=dict)
     # recorded ones: event waited for, event that waits
     waits: list[tuple[int, int]] = field(default_factory=list)
 
     @cached_property
-    def on_device(self) -> NDArray[np.bool_]:
+    def on_device(self) -> Flags:
         """[event] Whether the event is a device activity."""
         return self.row >= 0
 
     @cached_property
-    def issued(self) -> Floats:
+    def issued(self) -> Array:
         """[event] From when on the device can begin [s]: the call's end, or start if it blocks."""
         return np.where(self.blocks, self.call, self.call_end)
 
     @cached_property
-    def seconds(self) -> Floats:
+    def seconds(self) -> Array:
         """[event] Duration on the device [s]."""
         return self.end - self.start
 
     @cached_property
-    def free(self) -> Floats:
+    def free(self) -> Array:
         """[event] When the stream of an activity became free [s]."""
         free = np.full(self.row.size, -np.inf)
         ran = np.flatnonzero(self.on_device)
@@ -118,14 +113,14 @@ class KernelSteps:
     """All steps of a kernel trace."""
 
     keys: list[KernelKey]  # what the events' `key` counts
-    begin: Floats  # [step] end of the work of the step before, over all ranks [s]
-    end: Floats  # [step]
+    begin: Array  # [step] end of the work of the step before, over all ranks [s]
+    end: Array  # [step]
     steps: list[int]  # those of known begin in which every rank has device activities, in order
     ranks: list[int]
     views: dict[tuple[int, int], StepView]  # by step and rank, steps of unknown begin too
     queue_depth: int  # launches that wait before the next one blocks
 
-    def periods(self) -> Floats:
+    def periods(self) -> Array:
         """Time from the end of the step before to the end of each step, [step] s."""
         return self.end - self.begin
 
@@ -174,7 +169,7 @@ _SYNCS = ("stream_sync", "device_sync", "event_sync")
 
 
 def _views_of(
-    trace: Trace, about: dict[str, Any], key: Ints, keys: list[KernelKey]
+    trace: Trace, about: dict[str, Any], key: Index, keys: list[KernelKey]
 ) -> tuple[list[StepView], int]:
     """Cut one rank into views; also how many launches its queue holds, 0: it was never full."""
     ops, rank = trace.ops, int(about["rank"])
@@ -270,7 +265,7 @@ _COLUMNS: dict[str, type] = {
 """Columns of a `StepView`."""
 
 
-def _queue(device: pd.DataFrame) -> tuple[Floats, Ints, int]:
+def _queue(device: pd.DataFrame) -> tuple[Array, Index, int]:
     """Time of each launch in which the queue was full, what made room, and the queue's depth.
 
     That is the most launches that had not begun to run when a call returned, 0 unless calls that
@@ -297,7 +292,7 @@ def _queue(device: pd.DataFrame) -> tuple[Floats, Ints, int]:
     return queued, slot, depth
 
 
-def kernel_keys(trace: Trace) -> tuple[list[KernelKey], Ints]:
+def kernel_keys(trace: Trace) -> tuple[list[KernelKey], Index]:
     """List the kernels of a trace, and the index [row] of each row's."""
     if not trace.has_kernels:
         raise PrismError(
@@ -334,7 +329,7 @@ def _recorded_waits(view: StepView, calls: list[Any]) -> list[tuple[int, int]]:
     return waits
 
 
-def align(a: StepView, b: StepView) -> Ints:
+def align(a: StepView, b: StepView) -> Index:
     """Find the event of `b` that corresponds to each of `a`, [event of a], -1 where there is none.
 
     Longest common subsequence of (stream, kernel key) in the host's order, and between its blocks

@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array
 from prism.models.kerneltrace.steps import kernel_keys
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.table import LEFT_OUT, Trace
-
-Floats = NDArray[np.float64]
 
 KERNEL, CLASS = ("name", "kernel_class", "op_kind", "measure"), ("kernel_class",)
 """By what durations are put together."""
@@ -44,7 +42,7 @@ class KernelRow:
     cv: float  # of durations over the mean of their launch shape; NaN: unknown
     p99_p50: float  # the same
     share: float  # of the time
-    samples: Floats  # durations over the mean of their launch shape, as far as known
+    samples: Array  # durations over the mean of their launch shape, as far as known
 
     def report(self, family: str, name: str = "") -> dict[str, Any]:
         """One line of a fit's report; `family` is how its distribution was made."""
@@ -109,7 +107,7 @@ def pool(table: pd.DataFrame, by: Sequence[str], total: float) -> list[KernelRow
     return sorted(rows, key=lambda row: -row.share)
 
 
-def _spread(rows: pd.DataFrame) -> tuple[Floats, float, float]:
+def _spread(rows: pd.DataFrame) -> tuple[Array, float, float]:
     """Durations over those of their shape, their coefficient of variation, and p99 over p50."""
     known = rows["relative"].notna()
     samples, square = rows["relative"][known].to_numpy(), rows["square"][known].to_numpy()

@@ -12,14 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Flags, Index
 from prism.common.means import median
 from prism.models.kerneltrace.steps import END, KernelKey, StepView, align
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 _SOON_S = 5e-6
 """An activity begins this soon [s] after its stream is free, it is issued, and what it waits for
@@ -29,16 +25,15 @@ with 3 to 10 us. Of 52 waits of a made-up job 10 us miss one, and what-ifs of it
 _SIGNALLED_S = 30e-6
 """The same [s] where a call made the stream wait for an event: 14 to 19 us on an A100."""
 
-RESOLUTION_S = 1e-6
-"""Times may be off by this much [s]: older profilers write whole microseconds."""
+RESOLUTION_S = 1e-6  # times may be off by this much [s]: older profilers write whole microseconds
 
 
 @dataclass(frozen=True)
 class Learnt:
     """What other steps say of one rank's step."""
 
-    latency: Floats  # [event] from the host's issue to the start on an idle stream [s]
-    gap: Floats  # [event] from the end of the stream's previous activity to the start [s]
+    latency: Array  # [event] from the host's issue to the start on an idle stream [s]
+    gap: Array  # [event] from the end of the stream's previous activity to the start [s]
     # [event] activities of other streams that it waits for, and the lag after each [s]
     waits: list[list[tuple[int, float]]]
     syncs: list[list[int]]  # [event] the activities a host call returns after
@@ -55,7 +50,7 @@ def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Lear
     alone, others = not others, others or [view]
     maps = [align(view, other) for other in others]
 
-    def seen(of_step: Callable[[StepView], Floats]) -> Floats:
+    def seen(of_step: Callable[[StepView], Array]) -> Array:
         """Collect times [other step, event] of the events' counterparts, NaN where missing."""
         pairs = zip(others, maps, strict=True)
         found = [np.where(to >= 0, of_step(other)[to], np.nan) for other, to in pairs]
@@ -92,7 +87,7 @@ def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Lear
     unknown = median(np.where(np.isfinite(issued), start - ready, np.nan), axis=0)
     unknown = np.where(unknown > _SOON_S, unknown, 0.0)
 
-    def own(lag: Floats, where: Bools, typical: Floats) -> Floats:
+    def own(lag: Array, where: Flags, typical: Array) -> Array:
         """Median lag [event] of the event's own counterparts, the typical one if it has none."""
         found = median(np.where(where & on_time, lag, np.nan), axis=0)
         return np.where(np.isnan(found), typical, found) + unknown
@@ -104,7 +99,7 @@ def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Lear
     )  # fmt: skip
 
 
-def _typical(lag: Floats, where: Bools, kind: Ints) -> Floats:
+def _typical(lag: Array, where: Flags, kind: Index) -> Array:
     """Take the usual lag [event] over all events of the same kind, 0 where none shows it.
 
     Hidden waits are among them, so it is the median of those close to the shortest tenth (a quarter
@@ -120,7 +115,7 @@ def _typical(lag: Floats, where: Bools, kind: Ints) -> Floats:
 
 
 def _infer(
-    others: list[StepView], maps: list[Ints], start: Floats, end: Floats, late: Bools
+    others: list[StepView], maps: list[Index], start: Array, end: Array, late: Flags
 ) -> tuple[list[tuple[int, int, float]], int]:
     """Choose for each event that begins late the ends that it begins right after.
 
@@ -169,7 +164,7 @@ def _ends_before(view: StepView, i: int) -> list[tuple[int, float]]:
     return [(j, float(lag[j])) for j in latest.values()]
 
 
-def _syncs(view: StepView, returned: Floats, end: Floats) -> list[list[int]]:
+def _syncs(view: StepView, returned: Array, end: Array) -> list[list[int]]:
     """Find the activities each host call waits for [event].
 
     A call that blocks waits for its own activity. A synchronising call waits for the last activity

@@ -43,20 +43,10 @@ class OpTable:
 
 
 def op_table(path: str | Path, device: str | None = None) -> OpTable:
-    """Make a job with a table of ops of a profile of one GPU.
+    """Make a job with a table of ops of a PyTorch profiler's trace of training steps on one GPU.
 
-    Parameters
-    ----------
-    path : str or pathlib.Path
-        A PyTorch profiler's trace of training steps, with host ops; ``record_shapes=True`` gives
-        the shapes.
-    device : str, optional
-        The GPU that was profiled, where the trace does not name it.
-
-    Raises
-    ------
-    PrismError
-        It is no such trace, or of a device that is not known.
+    It needs host ops; ``record_shapes=True`` gives the shapes. `device` is the GPU that was
+    profiled, where the trace does not name it.
     """
     passes = read_passes(path)
     key = device or device_key(passes.device)

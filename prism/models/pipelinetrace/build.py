@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prism.common.arrays import Index
 from prism.common.errors import PrismError
 from prism.common.means import median
 from prism.common.text import format_share
@@ -28,7 +29,7 @@ from prism.models.pipelinetrace.meetings import (
     nobody_leaves_before,
     pair_transfers,
 )
-from prism.models.pipelinetrace.times import CLOCK_S, Index, Times, ordered, read_times
+from prism.models.pipelinetrace.times import CLOCK_S, Times, ordered, read_times
 from prism.simulation.tracemodel.graph import (
     COMPUTE,
     REPLICA,
@@ -54,16 +55,9 @@ REFUSED = 0.5  # a replay further off is of another job: two in one trace are 0.
 def build_trace_graph(trace: "Trace") -> TraceGraph:
     """Build the graph of a pipeline trace from the order in which its workers did things.
 
-    Parameters
-    ----------
-    trace : Trace
-        Ops of several steps with start times; each (dp_rank, stage) is one traced worker.
-
-    Raises
-    ------
-    PrismError
-        The trace has no start times, its workers do not repeat themselves from step to step, or
-        sends and receives do not fit together.
+    Each (dp_rank, stage) is one traced worker. Refused are traces without start times, whose
+    workers do not repeat themselves from step to step, or whose sends and receives do not fit
+    together.
     """
     times, measured, notes = read_times(trace)
     if not measured.all():

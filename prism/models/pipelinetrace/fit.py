@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from prism.common.arrays import Index
 from prism.common.errors import PrismError
 from prism.common.means import finite_mean
 from prism.distributions.distribution import Distribution, bounded_body, constant, lognormal
@@ -204,7 +204,7 @@ class _Fit:
             name = f"{name} stages {first.stages[0]}-{first.stages[-1]}"
         return _describe(first, name, values, _relative_distribution(relative)), profile, mean
 
-    def _step_order(self, total: Array) -> NDArray[np.int64]:
+    def _step_order(self, total: Array) -> Index:
         """Order steps from fast to slow, by the score that memory was estimated of."""
         if self.parts is not None and self.parts.step.scale > 0.0:
             step = self.parts.step

@@ -10,10 +10,10 @@ from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Flags, Index
 from prism.common.means import finite_mean, median
-from prism.models.pipelinetrace.times import CLOCK_S, Index, Times, transfer_roles
+from prism.models.pipelinetrace.times import CLOCK_S, Times, transfer_roles
 from prism.simulation.tracemodel.graph import REPLICA, STAGE, WORKER, WORLD, Array, Scope
 
 # of the step: shorter unexplained waits are less than what a model's mean is wrong by (0.04 to
@@ -145,7 +145,7 @@ class Barrier(NamedTuple):
     scope: Scope  # STAGE or REPLICA
     place: int  # which stage or replica
 
-    def members(self, times: Array) -> NDArray[np.bool_]:
+    def members(self, times: Array) -> Flags:
         """Who takes part, [stage, replica, step] of the shape of `times`."""
         return np.asarray(np.indices(times.shape)[int(self.scope == REPLICA)] == self.place)
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from prism.common import sizes
+from prism.common.arrays import Index
 from prism.common.means import finite_mean
 from prism.models.variance.components import Column
 from prism.simulation.tracemodel.graph import (
@@ -35,7 +35,7 @@ class Crossed(NamedTuple):
 
     columns: list[Column]
     seconds: Array  # [column, replica, step, microbatch], NaN where missing
-    node: NDArray[np.int64]  # [column, microbatch] index of the node, -1: none
+    node: Index  # [column, microbatch] index of the node, -1: none
 
 
 def simplify(graph: TraceGraph) -> TraceGraph:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from prism.common.arrays import Index
 from prism.common.errors import PrismError
 from prism.common.means import median
 from prism.common.text import format_count
@@ -27,7 +28,6 @@ CLOCK_S = 5e-5  # two clocks, or two launches of one event, differ by less
 UNKNOWN = 0.01
 RARE = 0.5  # of the workers' steps: what most have is the job's step, the rest is not
 WHAT = ["name", "op_kind", "kernel_class"]
-Index = NDArray[np.int64]
 _WORDS = re.compile(
     r"i?send|i?recv|receive|forward|fwd|fw(?![a-z])|backward|bwd|bw(?![a-z])|next|prev"
     r"|(?<![a-z])[fb](?![a-z])"

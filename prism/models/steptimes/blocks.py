@@ -12,12 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Index
 from prism.models.changes.segments import outliers
 from prism.models.steptimes.departure import MOST
 from prism.traces import StepTimes
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 _JOIN = 2  # values between those of one stall, as in `prism.models.steptimes.series`
 

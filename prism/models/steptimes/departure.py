@@ -13,17 +13,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.signal import lfilter
 from scipy.stats import norm, t
 
+from prism.common.arrays import Array, Flags, Index
 from prism.models.changes.segments import LEAST, outliers
 from prism.models.changes.spans import FEWEST
-
-Array = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-Index = NDArray[np.int64]
 
 FALSE_ALARMS = 0.01
 """Share of runs without a change in which one is found at any of their steps, at most."""

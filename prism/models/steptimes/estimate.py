@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import prism
+from prism.common.arrays import Array
 from prism.common.errors import PrismError, option
 from prism.common.results import pack_texts, read_texts
 from prism.common.text import format_count
@@ -41,7 +41,6 @@ from prism.traces.growing import Reading, count_done, read_log
 if TYPE_CHECKING:
     import xarray as xr
 
-Array = NDArray[np.float64]
 KIND = "steps_estimate"
 DRAWS = 4096  # of level and drift of a run in progress at most
 LANES = 64  # step replicates of one run, as those of one cluster elsewhere
@@ -68,31 +67,8 @@ def estimate_steps(
 ) -> "xr.Dataset":
     """Estimate a step and the whole run from a model of step times.
 
-    Parameters
-    ----------
-    path : path
-        What `prism fit STEPS -o MODEL.nc` wrote.
-    replicates, run_replicates, seed : int
-        Steps and runs to draw; 64 steps share a run.
-    steps : int, optional
-        Steps of a run; as many as a log of completed steps says, else as were seen, where None.
-    deadline, slowdown_thresholds, start, probability
-        As in `prism.estimate`: [s], times the typical step [1], a date, a probability [1].
-    completed : path, optional
-        The completed steps of the run that is estimated; ``column``, ``unit``, ``pattern`` and
-        ``where`` choose from them.
-    gpus : int, optional
-        GPUs of the run, which fail at a published rate; without failures where None.
-
-    Returns
-    -------
-    xarray.Dataset
-        `prism.summary` gives the figures.
-
-    Raises
-    ------
-    PrismError
-        Bad input.
+    Options are those of `prism.estimate`; 64 steps share a run. A run has as many steps as a log of
+    `completed` ones says, else as were seen; `gpus`, where known, fail at a published rate.
     """
     begin = time.perf_counter()
     model, reading = load_step_model(path), None

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prism.common.agreement import effective_n
+from prism.common.arrays import Array
 from prism.common.errors import PrismError
 from prism.common.means import poisson_interval
 from prism.common.text import format_count, format_duration
@@ -29,7 +29,6 @@ from prism.models.steptimes.series import Series, decompose, first_steps
 from prism.models.steptimes.spread import Spread, mean_variance
 from prism.traces import StepTimes
 
-Array = NDArray[np.float64]
 MIN_STEPS = 4  # of a run, to separate its own spread from that between runs
 MIN_VALUES = 8  # step times a fit can start from
 _SAMPLES = 4096  # residuals kept: quantiles to 1/4096
@@ -45,26 +44,10 @@ def fit_step_times(
     seed: int = 0,
     repeats: int = N_REPEATS,
 ) -> StepModel:
-    """Learn body, stalls, drift and run effect from step times.
+    """Learn body, stalls, drift and run effect from step times of one job on one system.
 
-    Parameters
-    ----------
-    times : StepTimes
-        Of one job on one system, of one or several runs.
-    totals : mapping of str to float, optional
-        Measured total of each run [s].
-    first : int, optional
-        Learn the variation from this many first steps of each run alone; work by step comes
-        from all.
-    seed : int
-        Of the repetitions behind the intervals.
-    repeats : int, optional
-        Their number; 0 leaves the intervals out.
-
-    Raises
-    ------
-    PrismError
-        There are too few steps.
+    `totals` are measured totals of runs [s]. From the `first` steps of each run alone variation is
+    learnt, work by step from all. `repeats` are behind the intervals; 0 leaves these out.
     """
     _check_enough(times)
     series = decompose(times, seed)
@@ -77,7 +60,8 @@ def fit_step_times(
     p_value = no_drift_p_value(observed, of_values)
     n_runs = len(series.runs)
     counts, exposure = _exposure(seen)
-    own = mean_variance(of_values, seen.steps.size, _gap(elapsed_s))
+    gap_s = float(elapsed_s[-1]) / max(elapsed_s.size - 1, 1)
+    own = mean_variance(of_values, seen.steps.size, gap_s)
     model = StepModel(
         series.steps, series.work, series.has_profile, series.mean_over,
         _per_step(of_values, series), _rows([_per_step(s, series) for s in again]),
@@ -133,11 +117,6 @@ def _exposure(series: Series) -> tuple[Array, Array]:
     known = np.isfinite(series.body[series.beginning :])
     seconds = (known * series.work[series.beginning :, None]).sum(axis=0) * series.mean_over
     return counts, seconds
-
-
-def _gap(elapsed_s: Array) -> float:
-    """Usual time from one value to the next [s]."""
-    return float(elapsed_s[-1]) / max(elapsed_s.size - 1, 1)
 
 
 def _residuals(values: Array) -> Array:

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg.lapack import dpttrf, dpttrs
 from scipy.optimize import minimize
 
+from prism.common.arrays import Array
 from prism.models.steptimes.spread import Spread, simulate_body
-
-Array = NDArray[np.float64]
 
 N_REPEATS = 100  # simulated repetitions behind an interval
 LEVEL = 0.9  # of intervals

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Index
 from prism.distributions.modelfile import ModelFile, Scalar, Spec, json_of
 from prism.distributions.ranges import COUNT, FINITE, POSITIVE, Range
 from prism.models.steptimes.spread import Spread
@@ -19,7 +19,6 @@ from prism.models.steptimes.spread import Spread
 if TYPE_CHECKING:
     import xarray as xr
 
-Array = NDArray[np.float64]
 PAUSE = ("pause_interval", "pause_first", "pause_s")
 FILE = ModelFile(
     "steps",
@@ -61,7 +60,7 @@ SCALARS = {
 class StepModel:
     """What step times alone tell of a job."""
 
-    steps: NDArray[np.int64]  # [step] numbers of the steps that were seen
+    steps: Index  # [step] numbers of the steps that were seen
     # [step] typical time of each [s]; all equal where nothing shows that steps differ in work
     work: Array
     has_profile: bool  # whether they differ

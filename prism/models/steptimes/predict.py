@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Index
 from prism.models.steptimes.model import StepModel
 from prism.models.steptimes.spread import Spread, mean_variance
 from prism.simulation.execution.context import RunContext
@@ -22,7 +22,6 @@ from prism.traces.table import SHORTEST_S
 if TYPE_CHECKING:
     from prism.models.steptimes.runs import ProgressPosterior
 
-Array = NDArray[np.float64]
 MAX_WORK = 1_000_000  # steps whose work is held one by one
 _AHEAD = 0.2  # last share of the steps seen whose mean stands for all that come after
 
@@ -38,7 +37,7 @@ class Drawn:
     total: Array  # [run] seconds, the offset between steps and measured totals included
     terms: dict[str, Array]  # [run] seconds by term; they add up to the total
     model: RunModel  # what was drawn
-    failures: NDArray[np.int64]  # [run]
+    failures: Index  # [run]
 
 
 def work_of(model: StepModel, first: int, n_steps: int) -> tuple[float, Array | None]:
@@ -111,16 +110,9 @@ def draw_runs(
     model: StepModel, n_steps: int, n_runs: int, seed: int, past: "ProgressPosterior | None" = None,
     gpus: int | None = None,
 ) -> Drawn:  # fmt: skip
-    """Draw totals of whole runs.
+    """Draw totals of whole runs of n_steps, less what totals leave out at the start.
 
-    Parameters
-    ----------
-    n_steps : int
-        Steps of a run; what totals leave out at the start is left out.
-    past : ProgressPosterior, optional
-        A run in progress (`prism.models.steptimes.progress`).
-    gpus : int, optional
-        Whose failures stop it; none where they are not known.
+    A run in progress has a `past`; `gpus`, where known, are those whose failures stop it.
     """
     done = 0 if past is None else past.done
     first = min(max(done, model.offset_skips * model.mean_over), n_steps)
@@ -144,18 +136,12 @@ def draw_runs(
 
 
 def draw_steps(
-    model: StepModel, positions: NDArray[np.int64], n_runs: int, seed: int,
+    model: StepModel, positions: Index, n_runs: int, seed: int,
     elapsed: Array | None = None,
 ) -> Array:  # fmt: skip
-    """Draw steps of runs, [run, position] s.
+    """Draw steps of runs, [run, position] s, at ascending places in a run, counted from 0.
 
-    Parameters
-    ----------
-    positions : int64 [position]
-        Places of the steps in a run, ascending, counted from 0.
-    elapsed : float64 [position], optional
-        Steps since the start, where the places leave some out; all steps follow each other where
-        None.
+    `elapsed` [position] are steps since the start, where the places leave some out.
     """
     rng = [generator(seed, 10 + k) for k in range(6)]
     shape = (n_runs, positions.size)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError, option
 from prism.common.text import format_count
 from prism.models.changes.find import select_steps
@@ -19,8 +19,6 @@ from prism.models.steptimes.runs import (
 )
 from prism.traces import StepTimes
 from prism.traces.table import SHORTEST_S
-
-Array = NDArray[np.float64]
 
 
 def progress(
@@ -108,7 +106,7 @@ def work_of_values(model: StepModel, n: int) -> Array:
     return np.full(n, mean) if profile is None else mean * profile[:: model.mean_over]
 
 
-def places_of(model: StepModel, times: StepTimes) -> NDArray[np.int64]:
+def places_of(model: StepModel, times: StepTimes) -> Index:
     """Positions of measured values in a run of the model [value]."""
     if times.mean_over != model.mean_over:
         raise PrismError(

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Flags, Index
 from prism.common.errors import PrismError
 from prism.common.text import format_count, format_share
 from prism.models.changes.find import find_changes
@@ -27,7 +27,6 @@ from prism.simulation.runs.rates import step_shares
 from prism.traces import StepTimes
 from prism.traces.growing import count_done
 
-Array = NDArray[np.float64]
 NOMINAL_ERROR = 0.1
 """What a job's mean step may be wrong by before anything is measured [1]: p95 errors of published
 predictions reach 5 %, of rooflines more; the completed steps soon outweigh it."""
@@ -54,7 +53,7 @@ class ProgressPosterior:
     expected: float  # standard deviation of that level before the steps were seen [1]
     far: bool  # whether it is further off than the model allows, and is taken from the steps
     departure: Departure | None  # the last change of level; None of too few steps
-    step: NDArray[np.int64]  # [value] numbers of the completed steps
+    step: Index  # [value] numbers of the completed steps
     last_s: float  # mean of the last ones [s]
     notes: tuple[str, ...] = ()  # what was assumed
 
@@ -90,8 +89,8 @@ class Fitted:
     """What a model of step times knows beside its run model."""
 
     spreads: Sequence[Spread]  # that the fit leaves open
-    place: NDArray[np.int64]  # [value] position of each measured value in the run
-    odd: NDArray[np.bool_]  # [value] whether it tells nothing of the run's level
+    place: Index  # [value] position of each measured value in the run
+    odd: Flags  # [value] whether it tells nothing of the run's level
     early: int  # positions whose stalls are the beginning's, and in which no change is looked for
 
 
@@ -99,32 +98,16 @@ def update_on_progress(
     model: RunModel, times: StepTimes, n_draws: int, seed: int,
     nominal_error: float = NOMINAL_ERROR, fitted: Fitted | None = None,
 ) -> ProgressPosterior:  # fmt: skip
-    """Condition a run model on the completed steps of one run.
+    """Condition a run model on the completed steps of one run; those that lack took as long.
 
-    Parameters
-    ----------
-    model : RunModel
-        Before anything was measured.
-    times : StepTimes
-        Completed steps; those that lack, by number, took as long as the others.
-    n_draws, seed : int
-        Draws of level and drift; each becomes a cluster.
-    nominal_error : float
-        What the model's mean step may be wrong by before anything is measured [1].
-    fitted : Fitted, optional
-        Of a model of step times; without it steps follow each other, and their own noise is theirs.
+    Each draw of level and drift becomes a cluster. `nominal_error` is what the model's mean step
+    may be wrong by before anything is measured [1]. Without `fitted`, of a model of step times,
+    steps follow each other, and their own noise is theirs.
 
-    Raises
-    ------
-    PrismError
-        Steps of several runs.
-
-    Notes
-    -----
     The level's prior is as wide as clusters and runs differ, and as a job's nominal mean may err.
     Where the steps lie far from it, or change, they are believed, and all spreads go with them: the
-    level is that of the steps after a change was found (`departure`). A stall rate has the
-    model's as its prior (gamma), worth the stalls it is based on. A long run is looked at in blocks
+    level is that of the steps after a change was found (`departure`). A stall rate has the model's
+    as its prior (gamma), worth the stalls it is based on. A long run is looked at in blocks
     (`blocks`).
     """
     check_one_run(times)
@@ -175,7 +158,7 @@ def update_on_progress(
     )  # fmt: skip
 
 
-def without_changes(times: StepTimes, odd: NDArray[np.bool_], each: int = 1) -> StepTimes:
+def without_changes(times: StepTimes, odd: Flags, each: int = 1) -> StepTimes:
     """Bring steps to their first level; `odd` ones tell nothing of it [value].
 
     `each` as in `find_departure`.
@@ -196,8 +179,8 @@ class _Done:
     n_values: int
     done: int
     # [value] numbers; steps of the run before each value
-    step: NDArray[np.int64]
-    first: NDArray[np.int64]
+    step: Index
+    first: Index
     series: Series  # of the steps over the work by step and the level between changes
     ratio: Array  # [value] over the usual step; not-a-number where the present level does not show
     # [value] relative work; time since the first [s]

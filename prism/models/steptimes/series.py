@@ -9,16 +9,13 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.ndimage import median_filter
 from scipy.signal import savgol_filter
 from scipy.special import xlogy
 from scipy.stats import binom
 
+from prism.common.arrays import Array, Flags, Index
 from prism.traces import StepTimes
-
-Array = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 WINDOW = 101  # steps of the neighbourhood a step is held against, and work is smoothed over
 FEW_RUNS = 3  # below, steps of equal number tell nothing about the work
@@ -34,7 +31,7 @@ _FLOOR = 1e-9  # relative; what differs by less is rounding
 class Series:
     """Step times by position and run, taken apart."""
 
-    steps: NDArray[np.int64]  # [position] step numbers, ascending
+    steps: Index  # [position] step numbers, ascending
     runs: tuple[str, ...]  # [run]
     mean_over: int  # steps that one value is the mean of
     # [position] typical seconds of the step; equal where nothing shows that steps differ
@@ -45,11 +42,11 @@ class Series:
     # [position, run] what an event adds to its steps [s], clock errors included; 0 elsewhere
     excess: Array
     # [stall] net excess of each event that delays the run [s], and where it begins
-    stall_run: NDArray[np.int64]
-    stall_position: NDArray[np.int64]
+    stall_run: Index
+    stall_position: Index
     stall_s: Array
     # [event] where each event begins, those that add nothing included
-    event_position: NDArray[np.int64]
+    event_position: Index
     # positions at the start that have stalls of their own, kept as they were measured
     beginning: int
     threshold: float  # relative deviation beyond which a step is in an event
@@ -61,7 +58,7 @@ class Series:
         return elapsed_steps(self.steps, self.steps, self.mean_over)
 
 
-def elapsed_steps(steps: NDArray[np.int64], usual: NDArray[np.int64], mean_over: int) -> Array:
+def elapsed_steps(steps: Index, usual: Index, mean_over: int) -> Array:
     """Count steps since the first of these numbers; means of steps may be numbered one by one."""
     stride = float(np.median(np.diff(usual))) if usual.size > 1 else 1.0
     return np.asarray((steps - steps[0]) * max(1.0, mean_over / stride))
@@ -100,7 +97,7 @@ def decompose(times: StepTimes, seed: int = 0, least: float = 0.0) -> Series:
     )  # fmt: skip
 
 
-def side_by_side(times: StepTimes) -> tuple[NDArray[np.int64], tuple[str, ...], Array]:
+def side_by_side(times: StepTimes) -> tuple[Index, tuple[str, ...], Array]:
     """Lay runs side by side.
 
     Returns numbers of the steps [position], names of the runs [run], and seconds [position, run],
@@ -204,7 +201,7 @@ def clock_grain(seconds: Array) -> float:
 
 def _events(
     deviation: Array, scale: Array, outlier: Flags, threshold: float
-) -> tuple[Flags, NDArray[np.int64], NDArray[np.int64], Array]:
+) -> tuple[Flags, Index, Index, Array]:
     """Join outliers that belong together; give their steps, and run, begin and net excess [s]."""
     n, n_runs = outlier.shape
     in_event = np.zeros_like(outlier)
@@ -239,7 +236,7 @@ def first_steps(series: Series, n: int) -> Series:
     )  # fmt: skip
 
 
-def _beginning(position: NDArray[np.int64], outlier: Flags) -> int:
+def _beginning(position: Index, outlier: Flags) -> int:
     """Count positions at the start that have events of their own.
 
     Either those that stick out from the first on; or up to where events become much rarer: the

@@ -7,11 +7,9 @@ estimation is `prism.models.steptimes.likelihood`.
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array
 from prism.simulation.runs.drift import ar1, drift_variance
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Flags, Index
 from prism.common.errors import PrismError
 from prism.common.text import format_count, format_share
 from prism.models.variance.draws import N_DRAWS
 from prism.models.variance.effects import Column, Component, EffectSpread, share_of
 from prism.models.variance.estimates import Estimates, Parts
-from prism.models.variance.lemons import Lemon, Mask, find_lemons
+from prism.models.variance.lemons import Lemon, find_lemons
 from prism.models.variance.strata import decompose, pool_negative_step, separable
 
-Array = NDArray[np.float64]
-
-EXPLAINED_ENOUGH = 0.8
-"""Share of a stratum that one shared draw should carry."""
+EXPLAINED_ENOUGH = 0.8  # share of a stratum that one shared draw should carry
 __all__ = ["Column", "Component", "Components", "Lemon", "EffectSpread", "fit_components"]
 
 
@@ -42,19 +39,17 @@ class Components:
     """
 
     columns: tuple[Column, ...]
-    steps: NDArray[np.int64]
+    steps: Index
     mean: Array
     position: Array
     rank: Array
     lemons: tuple[Lemon, ...]
     step: Component
     rank_step: Component
-    rank_step_apart: bool
-    """Whether rank_step is drawn by stage, not once for a replica."""
+    rank_step_apart: bool  # whether rank_step is drawn by stage, not once for a replica
     content: Component
     residual_std: Array
-    residual: Array
-    """[column, replica, step, microbatch] standardised; nan where missing."""
+    residual: Array  # [column, replica, step, microbatch] standardised; nan where missing
     by_op_kind: dict[str, dict[str, EffectSpread]]
     step_correlation_steps: float | None
     step_correlation_share: float
@@ -62,7 +57,7 @@ class Components:
 
 
 def fit_components(
-    log_seconds: Array, columns: Sequence[Column], steps: NDArray[np.int64], n_draws: int = N_DRAWS
+    log_seconds: Array, columns: Sequence[Column], steps: Index, n_draws: int = N_DRAWS
 ) -> Components:
     """Estimate the variance components of a crossed table.
 
@@ -118,7 +113,7 @@ def fit_components(
     )  # fmt: skip
 
 
-def _common_cells(table: Array, body: Mask) -> Mask:
+def _common_cells(table: Array, body: Flags) -> Flags:
     """Cells [replica, step, microbatch] of all columns, of replicas without a lemon.
 
     A single such replica could not tell rank_step from the step: then lemons, whose level is an
@@ -137,7 +132,7 @@ def _common_cells(table: Array, body: Mask) -> Mask:
     return seen
 
 
-def _check(table: Array, columns: Sequence[Column], steps: NDArray[np.int64]) -> None:
+def _check(table: Array, columns: Sequence[Column], steps: Index) -> None:
     """Refuse what is no table, and tables too small to tell anything."""
     if table.ndim != 4 or table.shape[0] != len(columns) or table.shape[2] != steps.size:
         raise ValueError(

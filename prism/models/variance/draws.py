@@ -15,9 +15,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from prism.common.arrays import Array
 
 N_DRAWS = 1000
 

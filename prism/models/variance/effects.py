@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array
 from prism.models.variance.factors import explained_share, leading_signs
-
-Array = NDArray[np.float64]
 
 
 class Column(NamedTuple):
@@ -34,8 +32,7 @@ class EffectSpread(NamedTuple):
     std: float
     lo: float
     hi: float
-    share: float
-    """Share of the variance of the op_kind, lemons apart."""
+    share: float  # share of the variance of the op_kind, lemons apart
 
 
 @dataclass(frozen=True)

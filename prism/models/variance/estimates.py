@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Flags, Index
 from prism.common.means import finite_mean
 from prism.models.variance.draws import (
     N_DRAWS,
@@ -32,17 +32,14 @@ from prism.models.variance.effects import (
     standardise,
 )
 from prism.models.variance.factors import explained_share, leading_signs, split_factor
-from prism.models.variance.lemons import Mask
 from prism.models.variance.strata import Strata
 
 # ----------------------------------------------------------------- memory of the step effect
-Array = NDArray[np.float64]
 
 NOT_WHITE = 3.84
 """5 % point of chi-square with 1 degree of freedom. The length means nothing without the share,
 so no chi-square is exact; white scores pass in 1 to 6 % of simulated tables (six layouts)."""
-FEW = 8
-"""Steps below which no memory is looked for."""
+FEW = 8  # steps below which no memory is looked for
 LONGEST = 0.5
 """Of the steps' span: a longer memory looks like a drift. With a third, intervals hold a true
 variance in 65 % of the cases where the memory is that long; with all of it estimates are 26 % high
@@ -54,14 +51,12 @@ class Memory(NamedTuple):
 
     steps: float
     share: float
-    variance: float
-    """Marginal variance of the scores over their sample variance."""
-    draws: Array
-    """[draw] of it: lengths and shares as likely as they are, a chi-square each."""
+    variance: float  # marginal variance of the scores over their sample variance
+    draws: Array  # [draw] of it: lengths and shares as likely as they are, a chi-square each
 
 
 def step_memory(
-    scores: Array, steps: NDArray[np.int64], rng: np.random.Generator, n_draws: int = N_DRAWS
+    scores: Array, steps: Index, rng: np.random.Generator, n_draws: int = N_DRAWS
 ) -> Memory | None:
     """Correlation length of scores at gapped step numbers, by restricted likelihood.
 
@@ -83,16 +78,14 @@ def step_memory(
     return Memory(length, share, float(square[best]) / sample, drawn * (n - 1) / sample)
 
 
-def _grid(steps: NDArray[np.int64]) -> tuple[Array, Array]:
+def _grid(steps: Index) -> tuple[Array, Array]:
     """Lengths and shares among which the most likely is looked for."""
     number = np.sort(steps).astype(np.float64)
     gap, span = float(np.min(np.diff(number))), float(number[-1] - number[0])
     return np.geomspace(0.5 * gap, max(LONGEST * span, gap), 24), np.linspace(0.1, 1.0, 10)
 
 
-def _likelihood(
-    scores: Array, steps: NDArray[np.int64], lengths: Array, shares: Array
-) -> tuple[Array, Array]:
+def _likelihood(scores: Array, steps: Index, lengths: Array, shares: Array) -> tuple[Array, Array]:
     """Squares about the mean, and twice the log restricted likelihood, [share, length].
 
     By a Kalman filter, which has a memory in the form of an exponential for its state: time in
@@ -131,7 +124,7 @@ class Estimates:
     """Components of one table."""
 
     def __init__(
-        self, table: Array, columns: tuple[Column, ...], body: Mask, strata: Strata, n: int
+        self, table: Array, columns: tuple[Column, ...], body: Flags, strata: Strata, n: int
     ) -> None:
         self.table, self.body, self.s, self.n = table, body, strata, n
         self.stages = np.array([c.stage for c in columns])
@@ -166,7 +159,7 @@ class Estimates:
         effect = build_effect("rank_step", covariance, raw, np.diag(s.cell_products))
         return effect, Parts(np.diag(covariance), draws if known else draws + np.nan), covariance
 
-    def step(self, numbers: NDArray[np.int64]) -> tuple[Component, Parts, Array, Memory | None]:
+    def step(self, numbers: Index) -> tuple[Component, Parts, Array, Memory | None]:
         """Estimate what all workers have in a step; its share of what is seen; its memory."""
         s, seen = self.s, self.s.seen.any(axis=(0, 2))
         products, noise = s.step_products, s.per_step * s.cell_products

@@ -8,9 +8,8 @@ factor, and errors that are correlated between columns; `explained_share` says w
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from prism.common.arrays import Array
 
 MOST_SHARED = 0.9999
 """Largest communality: a column wholly explained would get all the weight (Heywood case)."""

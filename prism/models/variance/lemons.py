@@ -7,19 +7,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from prism.common.arrays import Array, Flags
 from prism.common.means import finite_mean, median
 from prism.models.variance.effects import Column
 
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
-
-LEMON_PROBABILITY = 1e-5
-"""Chance of a healthy worker beyond the limit, where its body is normal."""
-LEMON_SLOWER = 0.035
-"""Smallest slowdown worth a name: 112 burnt-in GPUs were all within it."""
+LEMON_PROBABILITY = 1e-5  # chance of a healthy worker beyond the limit, where its body is normal
+LEMON_SLOWER = 0.035  # smallest slowdown worth a name: 112 burnt-in GPUs were all within it
 PRIOR_SCALE, PRIOR_DF = 0.01, 4.0
 """CV of a healthy body, worth four workers, so that two that agree by chance do not make a lemon
 of the third (false alarms and power: experiments/checks/components.py)."""
@@ -30,11 +25,10 @@ class Lemon(NamedTuple):
 
     stage: int
     replica: int
-    slowdown: dict[str, float]
-    """op_kind to duration over the body's mean."""
+    slowdown: dict[str, float]  # op_kind to duration over the body's mean
 
 
-def find_lemons(table: Array, columns: Sequence[Column]) -> tuple[tuple[Lemon, ...], Mask]:
+def find_lemons(table: Array, columns: Sequence[Column]) -> tuple[tuple[Lemon, ...], Flags]:
     """Find workers far slower than their peers of the same stage.
 
     `table` [column, replica, step, microbatch] log durations; nan where missing.

@@ -11,42 +11,30 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
+from prism.common.arrays import Array, Flags
 
 
 class Strata(NamedTuple):
     """Least-squares effects and mean products; the expectations are on the scale of one cell."""
 
-    seen: Mask
-    """[replica, step, microbatch] cells of which all columns have data."""
-    position: Array
-    """[column, microbatch] effect of the position, of mean zero."""
-    position_noise: float
-    """Variance of a position's estimate, in units of the residual's variance."""
-    step: Array
-    """[column, step] effect of the step; 0 where nothing was seen."""
-    rank_step: Array
-    """[column, replica, step] what a worker and step have left."""
-    rest: Array
-    """[column, replica, step, microbatch] what a cell has left; 0 where missing."""
-    rest_products: Array
-    """[column, column] E = S_rest."""
+    seen: Flags  # [replica, step, microbatch] cells of which all columns have data
+    position: Array  # [column, microbatch] effect of the position, of mean zero
+    position_noise: float  # variance of a position's estimate, in units of the residual's variance
+    step: Array  # [column, step] effect of the step; 0 where nothing was seen
+    rank_step: Array  # [column, replica, step] what a worker and step have left
+    rest: Array  # [column, replica, step, microbatch] what a cell has left; 0 where missing
+    rest_products: Array  # [column, column] E = S_rest
     rest_df: float
-    cell_products: Array
-    """[column, column] E = S_rank_step + per_cell S_rest."""
+    cell_products: Array  # [column, column] E = S_rank_step + per_cell S_rest
     cell_df: float
-    per_cell: float
-    """Mean of 1 / microbatches of a (worker, step)."""
-    step_products: Array
-    """[column, column] E = S_step + per_step (S_rank_step + per_cell S_rest)."""
+    per_cell: float  # mean of 1 / microbatches of a (worker, step)
+    step_products: Array  # [column, column] E = S_step + per_step (S_rank_step + per_cell S_rest)
     step_df: float
     per_step: float
 
 
-def decompose(table: Array, seen: Mask) -> Strata:
+def decompose(table: Array, seen: Flags) -> Strata:
     """Take a table apart.
 
     `table` [column, replica, step, microbatch] log durations. `seen` [replica, step, microbatch]
@@ -81,7 +69,7 @@ def _mean_products(values: Array, df: float) -> Array:
     return np.asarray(flat @ flat.T / max(df, 1.0))
 
 
-def _two_way(cell: Array, used: Mask) -> tuple[Array, Array, float, float]:
+def _two_way(cell: Array, used: Flags) -> tuple[Array, Array, float, float]:
     """Fit worker + step to cells [column, replica, step], each of weight one.
 
     Returns `step`, `rest` [column, step], and [column, replica, step]. `df`, `per_step`: degrees of

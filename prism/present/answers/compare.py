@@ -18,8 +18,7 @@ from prism.present.tables import Rule, find
 
 WORDS = {"step_time": "step", "time_to_train": "run"}
 NAMES = {"std": "standard deviation", "cv": "CV"}
-MOST_KEYS = 10
-"""Keys of the jobs in the table; the JSON has all that differ."""
+MOST_KEYS = 10  # keys of the jobs in the table; the JSON has all that differ
 LONGEST_VALUE = 40
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -41,6 +40,7 @@ from prism.present.cells import (
     Cell,
     Column,
     Figure,
+    Json,
     Table,
     count,
     delay,
@@ -58,8 +58,6 @@ from prism.simulation.steps import EXPOSED_BLOCKS
 from prism.simulation.summary import spread
 from prism.workload.fitting import ways_to_fit
 from prism.workload.memory import WARNED_P_FITS
-
-Json = Mapping[str, Any]
 
 SMALL_DELAY, SMALL_SHARE = 1e-4, 1e-3
 """Shares of the run and of its variance that a term is left out below, where both are less [1]."""

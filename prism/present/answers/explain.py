@@ -9,8 +9,7 @@ from prism.present.answers.estimate import part_name
 from prism.present.cells import Cell, Column, Figure, Json, Table, share
 from prism.present.tables import Rule, find
 
-LEAST = 1e-4
-"""Share of either job's cost that a term must change to be shown."""
+LEAST = 1e-4  # share of either job's cost that a term must change to be shown
 _COST = (
     "GPU-seconds for an exaflop of the model's own work: 1e18 over the flop/s of a GPU. Both "
     "columns add up to what the jobs take, or took where that was given."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from prism.common.text import format_count
 from prism.models.fitted import Model
@@ -20,18 +19,18 @@ from prism.present.cells import (
     Cell,
     Column,
     Figure,
+    Json,
     Table,
     change,
     count,
     duration,
     lines_table,
+    number,
     share,
     spread,
     words,
 )
 from prism.present.tables import Rule, find
-
-Json = Mapping[str, Any]
 
 MOST_KERNELS, MOST_IN_DETAILS = 10, 200
 """Kernels shown by default and in detail, those with the largest share of the time first."""
@@ -209,13 +208,12 @@ def _kernels(kernels: Sequence[Json]) -> list[Table]:
 
 
 def _kernel(kernel: Json) -> tuple[Cell, ...]:
-    ratio = kernel["p99_p50"]
     return (
         shorten(str(kernel["name"])),
         count(kernel["n"]),
         duration(kernel["mean"], 1e-3 * kernel["mean"]),
         share(kernel["cv"]),
-        None if ratio is None else Figure(ratio, f"{ratio:.3f}"),
+        number(kernel["p99_p50"], ".3f"),
         kernel["distribution"],
         share(kernel.get("step_share")),
     )

@@ -9,25 +9,20 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prism.cluster.machine import build_cluster
 from prism.common.text import format_count, format_duration, format_parameters, format_share
 from prism.distributions.library import load_library
-from prism.jobs.job import flatten, layer_split, provenance
+from prism.jobs.job import Job, flatten, layer_split, provenance
 from prism.present.answer import Answer
 from prism.present.answers.memory import fit_table, memory_table
 from prism.present.answers.runs import framework_text, parameters_text
-from prism.present.cells import Cell, Column, Figure, Table, count, pairs_table
+from prism.present.cells import Cell, Column, Figure, Json, Table, count, pairs_table
 from prism.workload.build import nominal_library
 from prism.workload.described import layer_figures, parameter_figures, step_figures
 from prism.workload.fitting import ways_to_fit
 from prism.workload.memory import memory_figures
-
-if TYPE_CHECKING:
-    from prism.jobs.job import Job
-
-Json = Mapping[str, Any]
 
 DURATION_KEYS = {
     "run.deadline",

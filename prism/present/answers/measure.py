@@ -17,6 +17,7 @@ from prism.present.cells import (
     count,
     duration,
     lines_table,
+    number,
     pairs_table,
     share,
     words,
@@ -87,13 +88,9 @@ def _case(case: Json) -> tuple[Cell, ...]:
     cells = (
         case["label"], count(case["n"]), *(brief(case[key]) for key in ("p50", "p95", "p99")),
         share(case["cv"]), Figure(case["rate"], f"{case['rate'] / scale:.3g} {unit}"),
-        _lag(case["autocorrelation"]), change(case["drift"]), count(case["modes"]),
+        number(case["autocorrelation"], "+.2f"), change(case["drift"]), count(case["modes"]),
     )  # fmt: skip
     return (*cells, brief(case["slowest_p50"])) if "slowest_p50" in case else cells
-
-
-def _lag(value: float | None) -> Cell:
-    return None if value is None else Figure(value, f"{value:+.2f}")
 
 
 def _machine(numbers: Json) -> Table:

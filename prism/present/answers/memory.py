@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from prism.common.text import format_share
-from prism.present.cells import Cell, Column, Figure, Table, change, share, words
+from prism.present.cells import Cell, Column, Figure, Json, Table, change, share, words
 from prism.workload.memory import LEAST_P_FITS, PARTS
-
-Json = Mapping[str, Any]
 
 MOST_STAGES = 6
 LEAST_GIB = 0.05

@@ -50,8 +50,7 @@ MOST_MOVES, MOST_NODES, MOST_ALIKE, MOST_BETTER = 6, 8, 3, 3
 """Moves, nodes, kinds of slowness and better alternatives that are named one by one."""
 DO = {"drop_nodes": "run ", "spares": "put ", "fewer_layers": "put "}
 """What is done for an alternative, before its label."""
-LEAST_SURE = 0.9
-"""Probability of a good selection below which there is a warning [1]."""
+LEAST_SURE = 0.9  # probability of a good selection below which there is a warning [1]
 
 
 def place_answer(result: Placing) -> Answer:

@@ -59,10 +59,8 @@ def remedy_text(cause: str, kind: str) -> str:
 MOST_ROWS, MOST_CHANGES, MOST_NAMED = 12, 8, 3
 SMALL, SMALL_CHANGE = 1e-3, 0.01
 """Shares of the variance, and changes, of causes that are details [1]."""
-LEAST_FINDING = 0.005
-"""Change of p95 worth a sentence [1]."""
-NOTABLE = 0.02
-"""Difference of shares worth a sentence [1]."""
+LEAST_FINDING = 0.005  # change of p95 worth a sentence [1]
+NOTABLE = 0.02  # difference of shares worth a sentence [1]
 FIELDS = {field.name: field for field in CAUSES.fields}
 _SHARES = ("recurrence", "first_order", "total_order")
 _GAINS = ("p50_reduction", "p95_reduction", "run_reduction")

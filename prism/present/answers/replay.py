@@ -14,8 +14,7 @@ from prism.present.cells import Cell, Column, Figure, Table, change, duration, s
 from prism.present.tables import Rule, find, lay_out
 
 MOST_CAUSES = 6
-WORTH_SHOWING = 1.0005
-"""Slowdown below which a cause is left out."""
+WORTH_SHOWING = 1.0005  # slowdown below which a cause is left out
 
 RULES = (
     Rule("stragglers", "answer", lambda r: True,

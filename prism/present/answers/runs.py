@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from prism.common.text import (
     format_count,
     format_duration,
@@ -12,10 +9,9 @@ from prism.common.text import (
     format_share,
     percent_change,
 )
-from prism.present.cells import Cell, change
+from prism.present.cells import Cell, Json, change
 from prism.present.tables import Rule
 
-Json = Mapping[str, Any]
 NO_FAILURES = {
     "model.durations": ", as the job gives durations and no hardware; run.failures adds them",
     "gpus": ": a model of step times knows no GPUs; --gpus N adds those of N GPUs",

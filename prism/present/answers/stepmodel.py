@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from prism.common.text import format_count, format_duration, format_share, plural
 from prism.present.answers.times import std_figure
@@ -11,6 +10,7 @@ from prism.present.cells import (
     Cell,
     Column,
     Figure,
+    Json,
     Table,
     change,
     count,
@@ -22,7 +22,6 @@ from prism.present.cells import (
 )
 from prism.present.tables import Rule
 
-Json = Mapping[str, Any]
 Parts = tuple[list[str], tuple[Rule, ...], list[Table]]
 """What follows the subject, findings as rules, and tables."""
 

@@ -30,18 +30,14 @@ from prism.present.cells import (
 )
 from prism.present.tables import Rule, find
 
-MOST_ROWS = 12
-"""Settings in the first table, where not more of them are marked."""
+MOST_ROWS = 12  # settings in the first table, where not more of them are marked
 MOST_NAMED = 3
 MOST_REASONS = 5
 SIGNIFICANT = 1.96
-LEAST_SURE = 0.9
-"""Probability of a right choice below which there is a warning [1]."""
-KEY = "varied"
-"""Group of the columns of varied keys, until they stand in a table."""
+LEAST_SURE = 0.9  # probability of a right choice below which there is a warning [1]
+KEY = "varied"  # group of the columns of varied keys, until they stand in a table
 STEP = "step time"
-TOLERANCE = 0.001
-"""Share of a figure that does not matter."""
+TOLERANCE = 0.001  # share of a figure that does not matter
 POWER_KEYS = {
     f"cluster.{key}"
     for key in ("power_limit_w", "clock_mhz", "throttled_share", "throttled_power_w")
@@ -63,11 +59,12 @@ def sweep_answer(result: Sweep) -> Answer:
         _why(numbers, [*shown, *rest]),
     )
     asked = _varied(json.loads(result.attrs["call"]), keys)
+    aim = "run in the mean" if by_run(numbers) else "step, in the median and at p95"
     return Answer(
         title="Settings side by side",
         subject=str(numbers["job"]),
         head=_head(numbers),
-        question=f"Which setting of {numbers['job']} has the shortest {_aim(numbers)}? "
+        question=f"Which setting of {numbers['job']} has the shortest {aim}? "
         f"Varied: {asked}.",
         findings=find(numbers, (*RUN_RULES, *RULES)),
         tables=tuple(table for table in made if table.rows),
@@ -86,10 +83,6 @@ def sweep_answer(result: Sweep) -> Answer:
             Errors(f"p95 of the first row ± {words(_error(rows[0]))} (95 %)", NOT_INCLUDED),
         ),),
     )  # fmt: skip
-
-
-def _aim(numbers: Json) -> str:
-    return "run in the mean" if by_run(numbers) else "step, in the median and at p95"
 
 
 def _chosen(numbers: Json) -> dict[str, int]:

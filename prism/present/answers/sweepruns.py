@@ -6,12 +6,12 @@ from prism.analyses.sweeps.swept import label
 from prism.present.cells import (
     Cell,
     Column,
-    Figure,
     Json,
     Table,
     duration,
     error,
     half_width,
+    number,
     words,
 )
 from prism.present.tables import Rule
@@ -48,9 +48,9 @@ def _evens(numbers: Json) -> list[str]:
     """Say at which rates another setting becomes the best."""
     said = []
     for even in numbers.get("break_even", ()):
-        low, high = (words(_rate(even[f"rate_{end}"])) for end in ("low", "high"))
+        low, high = (words(number(even[f"rate_{end}"], ".3g")) for end in ("low", "high"))
         within = f"{low} to {high}" if low else f"at most {high}"
-        below, above, rate = even["below"], even["above"], words(_rate(even["rate"]))
+        below, above, rate = even["below"], even["above"], words(number(even["rate"], ".3g"))
         said.append(
             f"Below {rate} failures per 1,000 node-days ({within}; MTTF of the job "
             f"{words(duration(even['mttf']))}) the shortest mean run is {below}, above {above}"
@@ -76,12 +76,8 @@ def break_even_table(numbers: Json) -> Table:
         *map(Column, ("rate", "95 % from", "to", "MTTF of the job")),
     )
     made = tuple(
-        (even["below"], even["above"], *(_rate(even[key]) for key in
+        (even["below"], even["above"], *(number(even[key], ".3g") for key in
          ("rate", "rate_low", "rate_high")), duration(even["mttf"]))
         for even in numbers.get("break_even", ()) if even["rate"] is not None
     )  # fmt: skip
     return Table("Break-even", columns, made, ("rates: failures per 1,000 node-days",))
-
-
-def _rate(rate: float | None) -> Cell:
-    return None if rate is None else Figure(rate, f"{rate:.3g}")

@@ -11,14 +11,10 @@ from prism.present.answer import Answer
 from prism.present.cells import Cell, Column, Json, Table, lines_table, share
 from prism.present.tables import Rule, find
 
-MOST_ROWS = 12
-"""Rows of a step that are shown by default, those whose replicas decide first."""
-MOST_WAITS = 20
-"""Waits of a step that are listed by whom they are for, the longest."""
-SMALL = 5e-4
-"""Shares of a step that are left out below [1]."""
-NONE = {"share": 0.0}
-"""Wait of a row that has none of a cause."""
+MOST_ROWS = 12  # rows of a step that are shown by default, those whose replicas decide first
+MOST_WAITS = 20  # waits of a step that are listed by whom they are for, the longest
+SMALL = 5e-4  # shares of a step that are left out below [1]
+NONE = {"share": 0.0}  # wait of a row that has none of a cause
 
 
 def timeline_answer(result: Timeline) -> Answer:

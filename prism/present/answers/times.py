@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from prism.common.text import format_count, format_like, format_share
 from prism.present.answer import Errors
-from prism.present.cells import Cell, Column, Figure, Table, duration, error, half_width, words
+from prism.present.cells import (
+    Cell,
+    Column,
+    Figure,
+    Json,
+    Table,
+    duration,
+    error,
+    half_width,
+    words,
+)
 from prism.simulation.results import TAIL_SAMPLES
-
-Json = Mapping[str, Any]
 
 UNKNOWN = "unknown from 1 cluster draw"
 TITLES = {"step_time": "step time", "time_to_train": "time-to-train"}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
 from prism.analyses.watch import Forecast
 from prism.common.text import format_count, format_share
 from prism.present.answer import Answer
 from prism.present.answers.runs import DEPARTURE, FAILURES
-from prism.present.cells import Cell, Column, Figure, Table, duration
+from prism.present.cells import Cell, Column, Figure, Json, Table, duration
 from prism.present.tables import Rule, find
 
-Json = Mapping[str, Any]
 SHOWN = {"p10": "earliest, 10 %", "p50": "median, 50 %", "p90": "latest, 90 %"}
 MODELS = {"job": "the job", "steps": "the model", "log": "the completed steps"}
 """What a log is held against, by kind."""

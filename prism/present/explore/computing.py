@@ -27,8 +27,7 @@ from prism.present.reports.page import render_answer
 
 FIRST, REFINED = 64, 512
 """Replicates of the first answer, which is one cluster draw, and of the one that replaces it."""
-POLL_S = 0.05
-"""Time between two looks at what was answered [s]."""
+POLL_S = 0.05  # time between two looks at what was answered [s]
 _TURN = asyncio.Semaphore(1)  # a process takes all threads: further windows wait
 
 

@@ -23,13 +23,11 @@ from prism.present.explore.computing import EndedError, Question, Stage, compute
 from prism.present.reports import html as reports
 
 HOST = "127.0.0.1"
-WAIT_MS = 150
-"""Time without a key press after which a typed value counts [ms]."""
+WAIT_MS = 150  # time without a key press after which a typed value counts [ms]
 RECONNECT_S = 1800.0
 """Pause of a connection after which a page goes on, what was changed meanwhile included; after a
 longer one it is drawn anew [s]."""
-GRACE_S = 1
-"""Time that open connections get to end, once the page is to [s]."""
+GRACE_S = 1  # time that open connections get to end, once the page is to [s]
 HINTS = {
     "answer": "<p>Being computed.</p>",
     "ranking": "<p>Computed last.</p>",
@@ -116,14 +114,8 @@ def style() -> str:
 class Page:
     """The page of one browser window.
 
-    Parameters
-    ----------
-    kept : mapping
-        What outlives a connection of the window: its job, what was changed and what is pinned.
-    base : Job
-        Whose values stand in the controls at first.
-    seed, threads
-        As in `prism.simulate`.
+    `kept` outlives a connection of the window: its job, what was changed and what is pinned. The
+    values of `base` stand in the controls at first.
     """
 
     def __init__(

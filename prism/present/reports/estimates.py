@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prism import plots
 from prism.common.text import format_duration, format_share
 from prism.present.answer import Errors, Picture
 from prism.present.answers.times import READING, interval_text, mean_figure, time_figure
-from prism.present.cells import Cell, Column, Table, count
+from prism.present.cells import Cell, Column, Json, Table, count
 
 if TYPE_CHECKING:
     import xarray as xr
 
-Json = Mapping[str, Any]
 
-MOST_CURVES = 8
-"""Curves in one picture of several estimates."""
+MOST_CURVES = 8  # curves in one picture of several estimates
 
 
 def summary_table(estimates: Mapping[str, Json]) -> Table:

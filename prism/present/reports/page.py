@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path, PurePath
@@ -25,7 +25,7 @@ from prism.jobs.job import flatten
 from prism.plots.base import style
 from prism.present.answer import Answer, Picture
 from prism.present.answers.job import job_table, value_text
-from prism.present.cells import Column, Table
+from prism.present.cells import Column, Json, Table
 from prism.present.reports.estimates import overlays, summary_table
 from prism.present.reports.html import template
 from prism.present.show import describe
@@ -34,11 +34,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
 # ------------------------------------------------------------------------------------ inputs
-Json = Mapping[str, Any]
 
 LONGEST_VALUE = 200  # of a key, in characters
-MOST_DIFFERENCES = 16
-"""Values listed in which a job differs from another of its name."""
+MOST_DIFFERENCES = 16  # values listed in which a job differs from another of its name
 
 
 @dataclass(frozen=True)
@@ -171,10 +169,8 @@ def _loaded(text: Any) -> dict[str, Any]:
 ESTIMATES = ("estimate", "steps_estimate")
 MOST_BYTES = 2_000_000
 """A page larger than this is reported: it no longer goes through every mail [bytes]."""
-WIDE = 7.8
-"""Width from which a picture has a row of its own [inch]."""
-SHORT_ANSWERS = 2
-"""Sentences of each result in the answer of a page of several."""
+WIDE = 7.8  # width from which a picture has a row of its own [inch]
+SHORT_ANSWERS = 2  # sentences of each result in the answer of a page of several
 
 
 @dataclass
@@ -224,11 +220,6 @@ def report(
     -------
     str
         The page.
-
-    Raises
-    ------
-    PrismError
-        A result is missing, foreign or broken, or the page cannot be written.
 
     Examples
     --------

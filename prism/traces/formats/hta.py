@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.traces.columns import PER_SECOND
@@ -28,10 +28,7 @@ from prism.traces.file import RawTable, RecordedFile, read_csv
 from prism.traces.kernelnames import is_communication_kernel
 from prism.traces.table import LONGEST_S
 
-Floats = NDArray[np.float64]
-
-OTHERS = "others"
-"""Name of the rows in which HTA sums up the kernels that take least."""
+OTHERS = "others"  # name of the rows in which HTA sums up the kernels that take least
 
 _MOMENT = re.compile(
     r"(sum|mean|max|min|std|stddev|count)(?:\s*[(_\[]\s*(ns|us|ms|s)[)\]]?)?$", re.I
@@ -56,15 +53,13 @@ class KernelMoments:
 
     source: str
     name: list[str]
-    kernel_type: list[str]
-    """HTA's: COMPUTATION, COMMUNICATION or MEMORY."""
-    rank: NDArray[np.int64]
-    n: NDArray[np.int64]
-    """Kernels, from sum and mean where the table does not count them."""
-    total: Floats
-    mean: Floats
-    std: Floats
-    most: Floats
+    kernel_type: list[str]  # HTA's: COMPUTATION, COMMUNICATION or MEMORY
+    rank: Index
+    n: Index  # kernels, from sum and mean where the table does not count them
+    total: Array
+    mean: Array
+    std: Array
+    most: Array
     notes: tuple[str, ...]
 
 
@@ -151,7 +146,7 @@ def _read(table: RawTable, way: str, shortest_ns: float) -> KernelMoments:
     )  # fmt: skip
 
 
-def _check(table: RawTable, values: dict[str, Floats], scale: float) -> None:
+def _check(table: RawTable, values: dict[str, Array], scale: float) -> None:
     """Refuse moments that no durations have."""
     low, mean, high = values["min"], values["mean"], values["max"]
     near = 1.0 + 1e-6

@@ -56,24 +56,18 @@ _WORDS = re.compile(
 class BandwidthTest:
     """One run of one test."""
 
-    where: str
-    """Where its table starts, as ``file:line``."""
+    where: str  # where its table starts, as ``file:line``
     name: str = ""
     """The test without ``_perf``, such as ``all_reduce``; empty where the output does not say."""
-    hosts: tuple[str, ...] = ()
-    """Who took part, in the order of ranks."""
-    n_gpus: int = 0
-    """Ranks of the test; 0 where the output does not list them."""
+    hosts: tuple[str, ...] = ()  # who took part, in the order of ranks
+    n_gpus: int = 0  # ranks of the test; 0 where the output does not list them
     bus: dict[tuple[int, int], float] = field(default_factory=dict)
     """Bus bandwidth [GB/s] by message size [byte] and column (0 out of place, 1 in place)."""
     time: dict[tuple[int, int], float] = field(default_factory=dict)
     """Duration [s] by message size [byte] and column, where the table tells it."""
-    device: str = ""
-    """Product name of its GPUs, where the output lists them."""
-    reduces: bool = False
-    """Whether its operation adds up."""
-    failure: str = ""
-    """What went wrong, in the output's words."""
+    device: str = ""  # product name of its GPUs, where the output lists them
+    reduces: bool = False  # whether its operation adds up
+    failure: str = ""  # what went wrong, in the output's words
 
 
 @dataclass(frozen=True)

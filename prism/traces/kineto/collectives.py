@@ -15,10 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from prism.common.arrays import Array, Index
 
 _WINDOW_S = 1e-3
 """Ends of one collective differ by less than this over ranks [s]; the largest difference found
@@ -44,14 +42,14 @@ _MOST_OPEN = 256  # collectives of one kind, size and group that can be in progr
 class Matched:
     """What belongs together."""
 
-    offset: Floats  # [rank] to be added to a rank's times [s], and
-    drift: Floats  # [rank] this share of the time since the rank's recording began
-    aligned_on: Ints  # [rank] pairs of collectives that these rest on
-    collective: Ints  # [row] number of the collective, -1 unmatched
-    transfer: Floats  # [row] from the last arrival to the own end [s]; NaN where unmatched
+    offset: Array  # [rank] to be added to a rank's times [s], and
+    drift: Array  # [rank] this share of the time since the rank's recording began
+    aligned_on: Index  # [rank] pairs of collectives that these rest on
+    collective: Index  # [row] number of the collective, -1 unmatched
+    transfer: Array  # [row] from the last arrival to the own end [s]; NaN where unmatched
 
 
-def match_collectives(members: pd.DataFrame, begin: Floats) -> Matched:
+def match_collectives(members: pd.DataFrame, begin: Array) -> Matched:
     """Match the collectives of ranks whose recordings start at `begin` [s], and align clocks.
 
     `members`: collectives of all ranks, one row a recorded kernel: rank_idx (by its place in the
@@ -76,8 +74,8 @@ def match_collectives(members: pd.DataFrame, begin: Floats) -> Matched:
 
 
 def _align(
-    rank_idx: Ints, key: Ints, step: Ints, end: Floats, begin: Floats
-) -> tuple[Floats, Floats, Ints, Ints]:
+    rank_idx: Index, key: Index, step: Index, end: Array, begin: Array
+) -> tuple[Array, Array, Index, Index]:
     """Find each rank's offset, drift, pairs they rest on, and the rank it is aligned to [rank]."""
     n_ranks = begin.size
     offset, drift = np.zeros(n_ranks), np.zeros(n_ranks)
@@ -113,7 +111,7 @@ def _align(
 
 
 def _line_between(
-    key: Ints, cell: Ints, end: Floats, mine: Ints, theirs: Ints, begin: float
+    key: Index, cell: Index, end: Array, mine: Index, theirs: Index, begin: float
 ) -> tuple[float, float, int] | None:
     """Offset at `begin`, drift and pairs that bring ends of `mine` onto those of `theirs`."""
     found = _gathered(cell[mine], end[mine], cell[theirs], end[theirs])
@@ -147,8 +145,8 @@ def _line_between(
 
 
 def _gathered(
-    my_cell: Ints, my_end: Floats, their_cell: Ints, their_end: Floats
-) -> tuple[Floats, Floats] | None:
+    my_cell: Index, my_end: Array, their_cell: Index, their_end: Array
+) -> tuple[Array, Array] | None:
     """Find the ends whose distances to the other rank's gather, and these distances."""
     order = np.argsort(their_cell, kind="stable")
     first, last = (np.searchsorted(their_cell[order], my_cell, side) for side in ("left", "right"))
@@ -181,7 +179,7 @@ def _gathered(
     return found
 
 
-def _line(time: Floats, lag: Floats) -> tuple[float, float]:
+def _line(time: Array, lag: Array) -> tuple[float, float]:
     """Robust line: offset at 0, and drift where it is significant, else 0.
 
     The drift is the median slope of pairs half of the points apart.
@@ -199,12 +197,12 @@ def _line(time: Floats, lag: Floats) -> tuple[float, float]:
     return float(np.median(lag - drift * time)), drift
 
 
-def _mad(x: Floats) -> float:
+def _mad(x: Array) -> float:
     """Median distance from the median."""
     return float(np.median(np.abs(x - np.median(x)))) if x.size else 0.0
 
 
-def _cluster(rank: Ints, key: Ints, most: Ints, start: Floats, end: Floats) -> Ints:
+def _cluster(rank: Index, key: Index, most: Index, start: Array, end: Array) -> Index:
     """Find the collective that each row belongs to, -1 where nobody overlaps it."""
     collective = np.arange(key.size)
     order = np.lexsort((end, key))

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError
 from prism.common.launchgaps import launch_gaps
 from prism.common.text import format_count, format_duration, format_share
@@ -28,8 +28,6 @@ from prism.traces.kineto.events import read_events
 from prism.traces.kineto.periods import mark_by_rhythm, number_alike, periods_of
 from prism.traces.kineto.rank import RankTrace, read_rank
 from prism.traces.table import COLUMNS, Trace, impossible_durations, make_trace
-
-Floats = NDArray[np.float64]
 
 EXTRA_COLUMNS = (
     "launch", "launch_end", "thread", "shape", "copy_back", "collective", "transfer",
@@ -231,7 +229,7 @@ def _number_ranks(ranks: list[RankTrace], files: list[RecordedFile], notes: list
 
 
 def _check_together(
-    ranks: list[RankTrace], files: list[RecordedFile], starts: Floats, matched: Matched
+    ranks: list[RankTrace], files: list[RecordedFile], starts: Array, matched: Matched
 ) -> None:
     """Refuse ranks of different jobs, or recorded at different times."""
     sizes = {rank.world_size: file.source for rank, file in zip(ranks, files, strict=True)}
@@ -255,12 +253,12 @@ def _check_together(
             )
 
 
-def _collectives(rank: RankTrace) -> NDArray[np.int64]:
+def _collectives(rank: RankTrace) -> Index:
     """Rows of a rank that are collectives."""
     return np.flatnonzero(rank.table["op_kind"].isin(COLLECTIVES))
 
 
-def _members(ranks: list[RankTrace], starts: Floats) -> pd.DataFrame:
+def _members(ranks: list[RankTrace], starts: Array) -> pd.DataFrame:
     """Rows of all collectives, rank by rank and in the rows' order."""
     columns = ["rank_idx", "op_kind", "group", "bytes", "step", "start", "end"]
     table = pd.concat([

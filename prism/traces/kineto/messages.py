@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array
 from prism.traces.kernelnames import collective_kind
 from prism.traces.kineto.events import Args, Event, arguments, as_int
 
@@ -36,7 +36,7 @@ def number(value: Any) -> float:
         return math.nan
 
 
-def numbers(values: list[Any]) -> NDArray[np.float64]:
+def numbers(values: list[Any]) -> Array:
     """Floats of decoded values."""
     try:
         return np.array(values, dtype=np.float64)

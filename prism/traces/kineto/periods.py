@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy.fft import fft, ifft, next_fast_len
 
+from prism.common.arrays import Array, Flags, Index
 from prism.traces.kineto.rank import RankTrace, issued
-
-Ints = NDArray[np.int64]
 
 
 def mark_by_rhythm(rank: RankTrace) -> None:
@@ -42,7 +40,7 @@ _ALIKE = 0.8
 reach .22 to .64, and .90 or .81 where 5 or 10 % of each step's kernels are others."""
 
 
-def _ends_of_steps(kernel: Ints, optimizer: NDArray[np.bool_]) -> Ints:
+def _ends_of_steps(kernel: Index, optimizer: Flags) -> Index:
     """Find the last activity of every step in the order of launch; empty where nothing repeats.
 
     `kernel` numbers them from 0 [activity]; a step ends after the last activity of an optimizer.
@@ -56,7 +54,7 @@ def _ends_of_steps(kernel: Ints, optimizer: NDArray[np.bool_]) -> Ints:
     return _once_a_period(kernel, period)
 
 
-def _period(kernel: Ints) -> int:
+def _period(kernel: Index) -> int:
     """Find the shortest distance at which nearly all activities are the same; 0: none."""
     if kernel.max(initial=0) == 0:
         return 0
@@ -72,10 +70,10 @@ def _period(kernel: Ints) -> int:
     return int(near[np.argmax(share >= share.max() - 0.01)])
 
 
-def _once_a_period(kernel: Ints, period: int) -> Ints:
+def _once_a_period(kernel: Index, period: int) -> Index:
     """Activities before the kernel that comes most evenly once a period."""
     counts = np.bincount(kernel)
-    evenly: dict[float, Ints] = {}
+    evenly: dict[float, Index] = {}
     for k in np.flatnonzero(np.abs(counts - kernel.size / period) <= 1.0):
         rows = np.flatnonzero(kernel == k)
         if rows.size > 1:
@@ -84,7 +82,7 @@ def _once_a_period(kernel: Ints, period: int) -> Ints:
     return rows[rows > 0] - 1
 
 
-def number_alike(ranks: list[RankTrace], starts: NDArray[np.float64]) -> None:
+def number_alike(ranks: list[RankTrace], starts: Array) -> None:
     """Count steps whose marks do not, as ranks may begin to record in different ones.
 
     Ranks wait for each other, so their ends of the same steps differ by their clocks alone.
@@ -101,7 +99,7 @@ def number_alike(ranks: list[RankTrace], starts: NDArray[np.float64]) -> None:
         ranks[i].steps = [(number + shift, a, b) for number, a, b in ranks[i].steps]
 
 
-def _shift(a: NDArray[np.float64], b: NDArray[np.float64]) -> int:
+def _shift(a: Array, b: Array) -> int:
     """By how many steps `b` begins after `a`; where their ends do not tell, by the clocks."""
     if min(a.size, b.size) < 2:
         return 0

@@ -14,16 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Index
 from prism.common.text import format_count
 from prism.traces.file import COPY_AGAIN
 from prism.traces.kernelnames import classify, is_communication_kernel, op_role
 from prism.traces.kineto.events import NO_ARGS, Args, Event, RawTrace, arguments, correlation
 from prism.traces.kineto.messages import number, numbers, raw_text, read_message, whole
 from prism.traces.kineto.stepmarks import NamedRanges, find_steps, optimizer_steps
-
-Floats = NDArray[np.float64]
 
 _DEVICE = {
     "kernel": "kernel", "concurrent_kernel": "kernel", "gpu_memcpy": "memcpy", "memcpy": "memcpy",
@@ -48,10 +46,8 @@ _CALLS = {
     "stream_wait": "StreamWaitEvent|Stream Wait Event",
 }  # fmt: skip
 
-Steps = list[tuple[int, float, float]]
-"""Number, start and end [us] of each step, in order of time."""
-_FAR_US = 1e12
-"""No recording lasts as long, 12 days [us]: those are errors."""
+Steps = list[tuple[int, float, float]]  # number, start and end [us] of each step, in order of time
+_FAR_US = 1e12  # no recording lasts as long, 12 days [us]: those are errors
 
 
 @dataclass
@@ -154,7 +150,7 @@ def read_rank(raw: RawTrace, steps: Steps | None = None, stacks: bool = False) -
 
 def _sound(
     events: list[Event], middle: float, device: bool = False
-) -> tuple[list[Event], Floats, Floats]:
+) -> tuple[list[Event], Array, Array]:
     """Find the events whose times can be true, with their starts and durations [us]."""
     ts, dur = numbers([e.ts for e in events]), numbers([e.dur for e in events])
     if not device:  # when a call began counts even where its end is not known
@@ -178,7 +174,7 @@ _DEEPEST = 64  # host ops in one another; what overlaps more was not recorded by
 
 
 def _enclosing_ops(
-    ops: list[Event], start: Floats, duration: Floats, calls: pd.DataFrame, index: list[int],
+    ops: list[Event], start: Array, duration: Array, calls: pd.DataFrame, index: list[int],
     threads: dict[Any, int],
 ) -> dict[int, _Host]:  # fmt: skip
     """Find for each launching call the ops of its thread that are open at its time."""
@@ -235,7 +231,7 @@ def _marks(ops: list[Event]) -> NamedRanges:
     return NamedRanges(list(names), label.astype(np.int64), start, start + length)
 
 
-def issued(table: pd.DataFrame) -> Floats:
+def issued(table: pd.DataFrame) -> Array:
     """When each activity was launched [us], or its predecessor on the stream where that is missing.
 
     What a stream runs before its first recorded launch was launched before the recording: minus
@@ -248,7 +244,7 @@ def issued(table: pd.DataFrame) -> Floats:
     return np.asarray(before.where(~never, table["start"]))
 
 
-def step_of(when: Floats, steps: Steps) -> NDArray[np.int64]:
+def step_of(when: Array, steps: Steps) -> Index:
     """Step in which each time lies: -1 outside of all, 0 where no step is marked."""
     if not steps:
         return np.zeros(when.size, dtype=np.int64)

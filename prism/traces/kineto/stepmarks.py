@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prism.common.arrays import Array, Index
 from prism.common.errors import PrismError, option
 from prism.common.text import format_count
-
-Floats = NDArray[np.float64]
 
 _STEP = re.compile(
     r"^(?:(?:profiler|train(?:ing|er)?|global|mini|micro_?global)[\s_.:/-]*)?"
@@ -33,9 +31,9 @@ class NamedRanges:
     """Ranges of one process, times in us; one row a range."""
 
     labels: Sequence[str]  # the different names
-    label: NDArray[np.int64]  # [range] index into `labels`
-    start: Floats
-    end: Floats
+    label: Index  # [range] index into `labels`
+    start: Array
+    end: Array
 
 
 def compile_pattern(pattern: str | None) -> re.Pattern[str] | None:
@@ -88,7 +86,7 @@ def _number(match: re.Match[str], text: str) -> int | None:
 
 
 def _steps(
-    ranges: NamedRanges, rows: NDArray[np.int64], numbers: dict[int, int | None]
+    ranges: NamedRanges, rows: Index, numbers: dict[int, int | None]
 ) -> list[tuple[int, float, float]]:
     """Build the steps of one family, its ranges in order of start."""
     found: dict[int, tuple[float, float]] = {}
@@ -107,7 +105,7 @@ def _steps(
     return sorted(((n, *times) for n, times in found.items()), key=lambda step: step[1])
 
 
-def optimizer_steps(ranges: NamedRanges, launches: Floats) -> list[tuple[int, float, float]]:
+def optimizer_steps(ranges: NamedRanges, launches: Array) -> list[tuple[int, float, float]]:
     """Find steps by the optimizer: each lasts from the end of one update to that of the next.
 
     ``Optimizer.zero_grad#`` serves where no update is annotated. Where several optimizers take
@@ -129,7 +127,7 @@ def optimizer_steps(ranges: NamedRanges, launches: Floats) -> list[tuple[int, fl
     return []
 
 
-def _turns(launched: NDArray[np.int64]) -> int:
+def _turns(launched: Index) -> int:
     """Tell how many pieces between marks are one step, from what each launches."""
     usual = launched[1:]  # the recording may begin within the first
     for turns in range(1, usual.size // 3 + 1):

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from prism.common.arrays import Index
 from prism.common.errors import PrismError
 from prism.common.text import format_count
 from prism.traces.choose import list_values
@@ -390,9 +390,7 @@ def _clock_and_count(event: dict[str, Any]) -> tuple[float, float]:
     return _plain(event.get("time_ms")) * 1e-3, _plain(count)
 
 
-def _step_numbers(
-    stats: pd.DataFrame, settings: dict[str, float], mean_over: int
-) -> NDArray[np.int64]:
+def _step_numbers(stats: pd.DataFrame, settings: dict[str, float], mean_over: int) -> Index:
     """Turn counts of tokens or samples into steps; ordinals where they are none."""
     batch = settings.get("global_batch_size", np.nan)
     tokens = batch * settings.get("max_sequence_length", np.nan)

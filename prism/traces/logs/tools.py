@@ -19,8 +19,7 @@ References
 import re
 from typing import NamedTuple
 
-NEVER = "(?!)"
-"""A pattern that finds nothing."""
+NEVER = "(?!)"  # a pattern that finds nothing
 
 
 class Tool(NamedTuple):
