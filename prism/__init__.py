@@ -2,7 +2,7 @@
 
 Everything a command calls is here and is loaded when it is first used, so that
 ``import prism`` and ``prism --help`` stay fast. Results are tables and
-labelled arrays over an :class:`xarray.Dataset`; bad input is a `PrismError`.
+labelled arrays over an :class:`xarray.Dataset`.
 The names live in ``__init__.pyi``, which type checkers and the lazy loader both read.
 """
 

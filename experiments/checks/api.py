@@ -26,10 +26,9 @@ ROOMS = {
 HEAD = """# Python API
 
 What the commands call; times are in seconds, probabilities in [0, 1]. Results have
-labelled arrays and tables with units; bad input is a `prism.PrismError`.
-[Commands](../README.md#commands), [glossary](glossary.md). Made from the docstrings by
-`experiments/checks/api.py`; the tests run the examples, in a checkout, but for those that
-need torch or take long.
+labelled arrays and tables with units. [Commands](../README.md#commands),
+[glossary](glossary.md). Made from the docstrings by `experiments/checks/api.py`; the tests
+run the examples, in a checkout, but for those that need torch or take long.
 """
 
 

@@ -65,6 +65,11 @@ def kernel(
         outside of what was measured, or there is no table); ``distribution`` and its source;
         ``backends``, the same figures of others of the kind.
 
+    Raises
+    ------
+    PrismError
+        Unknown kind, device, library, option or number format; a size that is missing or none.
+
     Examples
     --------
     >>> import prism

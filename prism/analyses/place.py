@@ -87,6 +87,11 @@ def place(
         best placement, whose files for launchers `Placing.host_files` writes; ``slot_cost``
         [stage, dp_rank] in seconds. `prism.summary` gives the figures the command prints.
 
+    Raises
+    ------
+    PrismError
+        The job cannot be built, or a number or node is out of range.
+
     Examples
     --------
     >>> import prism

@@ -161,6 +161,11 @@ def rank(
         Table ``causes``, sorted by total-order share, with what each would gain at its median
         (congestion, which is on or off, at its mean).
 
+    Raises
+    ------
+    PrismError
+        The job cannot be built, or a number or name is out of range.
+
     Examples
     --------
     >>> import prism

@@ -78,6 +78,11 @@ def replay(
         mean step time over the one in which only this has no stragglers; table
         ``slowdowns``. `prism.summary` gives the figures the command prints.
 
+    Raises
+    ------
+    PrismError
+        The trace cannot be read or put in order.
+
     Examples
     --------
     >>> import prism

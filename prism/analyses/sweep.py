@@ -109,6 +109,11 @@ def sweep(
         Tables ``settings`` and ``refused``; `prism.summary` gives the figures the command
         prints.
 
+    Raises
+    ------
+    PrismError
+        Nothing is varied, no setting can be built, or a number is out of range.
+
     Examples
     --------
     >>> import prism

@@ -104,6 +104,11 @@ def timeline(
         ``start``, ``duration``, ``nominal`` [event] in s, ``busy`` [row] in s, and more; table
         ``waits``. `prism.to_perfetto` gives the file.
 
+    Raises
+    ------
+    PrismError
+        Bad input, or a step too large.
+
     Examples
     --------
     >>> import prism

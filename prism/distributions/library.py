@@ -150,6 +150,11 @@ def load_library(name_or_path: str | os.PathLike[str]) -> Library:
         ``entries`` by name, each with its source; ``distribution(name)`` gives one of mean 1,
         ``value(name)`` a figure in the entry's units.
 
+    Raises
+    ------
+    PrismError
+        No such set or file, or not a library file.
+
     Examples
     --------
     >>> import prism

@@ -100,6 +100,11 @@ def fit(
         and `prism.validate` take its file. Of what holds no steps, a ``library`` of
         distributions. `prism.summary` gives what the command prints.
 
+    Raises
+    ------
+    PrismError
+        The input cannot be read, or has too little to learn from.
+
     Examples
     --------
     >>> import prism

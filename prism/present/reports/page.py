@@ -221,6 +221,11 @@ def report(
     str
         The page.
 
+    Raises
+    ------
+    PrismError
+        A result is missing, foreign or broken, or the page cannot be written.
+
     Examples
     --------
     >>> import prism
