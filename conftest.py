@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+collect_ignore = ["prism/present/explore/warmed.py"]  # no examples, and seconds to import
 COMPILE = """
 from prism.common import compiled
 compiled.start_compiling()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from drawn_steps import draw_steps
 from numpy.typing import NDArray
 
 import prism
@@ -55,8 +56,8 @@ class Truth:
         off = {"step": {"cv": 0.0}, "stall": {"rate_per_hour": 0.0}, "jitter": {"mean_s": 0.0}}
         own = {} if self.rank_cv is None else {"variability.effects.rank.cv": self.rank_cv}
         quiet = {f"variability.effects.{name}": x for name, x in off.items()}
-        drawn = prism.simulate(job.replace({"cluster.scale": scale, **quiet, **own}), 64 * runs,
-                               int(rng.integers(1 << 30)), 1)  # fmt: skip
+        changed = job.replace({"cluster.scale": scale, **quiet, **own})
+        drawn = draw_steps(changed, 64 * runs, int(rng.integers(1 << 30)), threads=1)
         steps = drawn.step_time.values.reshape(runs, 64).astype(np.float64)
         steps = steps * np.exp(self.model_error * rng.standard_normal())
         steps = steps * (1.0 + self.relative * rng.standard_normal(steps.shape))

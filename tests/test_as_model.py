@@ -9,6 +9,7 @@ import msgspec
 import profile_made
 import pytest
 import yaml
+from drawn_steps import draw_steps
 
 import prism
 
@@ -170,14 +171,14 @@ def test_a_measured_profile_predicts_its_own_period_and_other_devices(tmp_path, 
     assert [x["repeat"] for x in json.loads(out)["layers"]] == [1, 16, 1]
     period = json.loads(run("compare", TRACE, job, "--json")[1])["period"]
     assert period["predicted"] == pytest.approx(period["measured"], rel=0.02)
-    nominal = float(prism.simulate(job, 64, seed=1).ideal_step_time)
+    nominal = float(draw_steps(job, 64, 1).ideal_step_time)
     assert nominal == pytest.approx(period["predicted"], rel=1e-5)
     known = yaml.safe_load((TRACE.parent / "job.yaml").read_text())
     known["parallelism"] |= yaml.safe_load(job.read_text())["parallelism"]
     for device in ("h200", "b200", "a100"):
         changes = [f"cluster.device={device}", f"variability.library={device}-healthy"]
         own, built_in = (
-            float(prism.simulate(x, 64, seed=1).step_time.mean())
+            float(draw_steps(x, 64, 1).step_time.mean())
             for x in (prism.load_job(job, changes), prism.load_job(known).replace(*changes))
         )
         assert own == pytest.approx(built_in, rel=0.10)
@@ -188,5 +189,5 @@ def test_a_measured_profile_predicts_its_own_period_and_other_devices(tmp_path, 
             event.get("args", {}).pop(key, None)
     bare.write_bytes(msgspec.json.encode(trace))
     assert run("import", bare, "--as-model", "-o", job, "-q")[0] == 0
-    nominal = float(prism.simulate(job, 64, seed=1).ideal_step_time)
+    nominal = float(draw_steps(job, 64, 1).ideal_step_time)
     assert nominal == pytest.approx(period["measured"], rel=0.03)

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from calibration_made import BASE, Truth, small_job, write_steps
 from campaign import examples
+from drawn_steps import draw_steps
 from scipy.stats import binom, chi2, gamma
 
 import prism
@@ -237,9 +238,9 @@ def test_a_model_is_named_in_any_place(made, tmp_path, way):
         key = {"library": "library", "yaml": "model"}[way]
         found = prism.load_job({**tree, "variability": {**block, key: model}})
     assert found.variability.library == model and found.variability.model is None
-    one, other = (prism.simulate(x, 640, 5, 1).step_time.values for x in (wanted, found))
+    one, other = (draw_steps(x, 640, 5).step_time.values for x in (wanted, found))
     np.testing.assert_array_equal(one, other)
-    base = prism.simulate(plain, 640, 5, 1).step_time.values
+    base = draw_steps(plain, 640, 5).step_time.values
     true = STEPS.steps(plain, 21)
     assert np.median(one) == pytest.approx(np.median(true), rel=0.02)
     assert abs(np.median(base) / np.median(true) - 1.0) > 0.1  # negative control
@@ -287,7 +288,7 @@ def test_stalls_come_on_top_and_by_the_nodes_of_the_job(tmp_path):
     prism.save(fitted(tmp_path, [(job, steps), (job_of("both"), other)]), tmp_path / "m.nc")
     use = job.replace({"variability.model": str(tmp_path / "m.nc")})
     calm = use.replace({"variability.effects.stall.rate_per_hour": 0.0})
-    with_stalls, without = (prism.simulate(x, 6400, 1).step_time.values for x in (use, calm))
+    with_stalls, without = (draw_steps(x, 6400, 1).step_time.values for x in (use, calm))
     assert np.median(with_stalls) == pytest.approx(np.median(without), rel=0.002)
     assert with_stalls.max() > without.max() + 1.5 and without.max() < 2.0 * np.median(without)
     gained = with_stalls.mean() - without.mean()
@@ -422,11 +423,11 @@ def test_gpt3_of_6144_gpus_from_512_and_4096(tmp_path, monkeypatch):
     q = [0.5, 0.95]
     measured = np.quantile(steps(768).step_s, q)
     third = job(768, **{"variability.model": str(tmp_path / "m.nc")})
-    own = np.quantile(prism.simulate(third, 1024, 1).step_time.values, q)
+    own = np.quantile(draw_steps(third, 1024, 1).step_time.values, q)
     copy = np.quantile(steps(512).step_s, q)  # which has as many microbatches: the line too
     errors = {k: np.abs(v / measured - 1.0) for k, v in {"own": own, "copy": copy}.items()}
     assert errors["own"][0] < 0.02 and errors["own"][1] < 0.03
     assert np.all(errors["own"] < errors["copy"] + 0.003), errors
     # the job as it stands, in a format that the machine did not run, is farther off
-    plain = prism.simulate(job(768), 64, 1).step_time.values
+    plain = draw_steps(job(768), 64, 1).step_time.values
     assert abs(np.median(plain) / measured[0] - 1.0) > 1.5 * errors["own"][0]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+from drawn_steps import draw_steps
 from scipy import stats
 
 import prism
@@ -35,7 +36,7 @@ def made(effects=None, *, cluster=None, run=None, seconds=(1.0, 2.0), variabilit
 
 def times(job, n=N, seed=1):
     """Step times [replicate]."""
-    return prism.simulate(job, replicates=n, seed=seed).step_time.to_numpy().astype(float)
+    return draw_steps(job, n, seed).step_time.to_numpy().astype(float)
 
 
 def by_cluster(job, n=1000, seed=1):
@@ -133,7 +134,7 @@ def test_a_step_waits_for_the_slowest_of_many_ranks(distribution, quantile, n):
     cluster = {"nodes": n // 8, "gpus_per_node": 8}
     residual = {"residual": {"law": distribution, "cv": 0.1}}
     job = made(residual, dp=n, seconds=(1.0, 0.0), cluster=cluster)
-    found = prism.simulate(job, replicates=1280, seed=1, engine="exact")
+    found = draw_steps(job, 1280, 1, engine="exact")
     x = found.step_time.to_numpy().astype(float)
     assert x.mean() == pytest.approx(slowest.mean(), abs=5 * x.std() / x.size**0.5)
     assert x.std() == pytest.approx(slowest.std(), rel=0.15)

@@ -3,6 +3,7 @@
 import naive
 import numpy as np
 import pytest
+from drawn_steps import draw_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from played_ops import play
@@ -44,7 +45,7 @@ def explicit_job(**changes):
 
 def steps(job, blocks=2, seed=0, **options):
     """Step times [replicate]."""
-    return prism.simulate(job, LANES * blocks, seed=seed, **options).step_time.values
+    return draw_steps(job, LANES * blocks, seed, **options).step_time.values
 
 
 # ------------------------------------------------------------------------------------- draws

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from campaign import examples
+from drawn_steps import draw_steps
 from pipeline_synth import Effects, Layout, draw, make_trace, run, write_tidy
 
 import prism
@@ -154,7 +155,7 @@ def test_lemons_are_found_and_follow_what_they_did(fitted, slow):
             0.05 * power, rel=0.05
         )
         assert found.loadings[f"{kind} stage 0"]["residual"] == pytest.approx(0.01, rel=0.05)
-    drawn = prism.simulate(load_job(found.path), 2048, seed=1).step_time
+    drawn = draw_steps(load_job(found.path), 2048, 1).step_time
     true = population(layout, effects)
     # the lemon's own mean is known to 0.4 %; a delay that followed the contents would vary more
     assert float(drawn.mean()) == pytest.approx(true.mean(), rel=0.008)
@@ -183,7 +184,7 @@ def test_a_model_varies_as_its_job_whatever_it_varies_by(fitted, source):
         return run(shape, effects, durations)
 
     found = fitted(times(60, 1)[0], simulated=True)
-    drawn = prism.simulate(load_job(found.path), 2048, seed=1).step_time
+    drawn = draw_steps(load_job(found.path), 2048, 1).step_time
     true = times(1000, 2)[1]
     error = true.std() / np.sqrt(60)
     assert float(drawn.mean()) == pytest.approx(true.mean(), abs=3.0 * error)
@@ -197,7 +198,7 @@ def test_workers_are_drawn_from_the_traced_ones_lemons_among_them(fitted):
     found = fitted(make_trace(Layout(16, 1, 4, 4), effects)[0], simulated=True)
     measured = load_job(found.path)
     steps = {
-        how: prism.simulate(measured.replace(f"variability.ranks={how}"), 64 * n, seed=1).step_time
+        how: draw_steps(measured.replace(f"variability.ranks={how}"), 64 * n, 1).step_time
         for how, n in (("measured", 1), ("drawn", 400))
     }
     healthy, slow = 4 * 0.6, 4 * 0.6 * 1.5
@@ -213,7 +214,7 @@ def test_drawn_workers_differ_as_the_traced_ones_do(fitted):
     effects = Effects(residual_sd=0.001, other_sd=0.0, rank_sd=0.01)
     found = fitted(make_trace(Layout(16, 1, 4, 10), effects, 3)[0], simulated=True)
     job = load_job(found.path).replace("variability.ranks=drawn")
-    slowest = (prism.simulate(job, 6400, seed=1).step_time.values - 4 * 0.05 - 0.02) / (4 * 0.6)
+    slowest = (draw_steps(job, 6400, 1).step_time.values - 4 * 0.05 - 0.02) / (4 * 0.6)
     # the largest of 16 normal numbers is 1.77 above their mean, of a bounded body somewhat less
     spread = found.effects["rank"]["cv"]
     assert slowest.mean() - 1.0 == pytest.approx(1.7 * spread, rel=0.2)
@@ -237,7 +238,7 @@ def test_content_that_speeds_up_where_it_slows_others_down_keeps_its_sign(fitted
         for stage, loading in enumerate(loadings):
             there = sign * found.loadings[f"{kind} stage {stage}"]["microbatch"]
             assert there == pytest.approx(loading, rel=0.1)
-    drawn = prism.simulate(load_job(found.path), 2048, seed=1).step_time
+    drawn = draw_steps(load_job(found.path), 2048, 1).step_time
     true = contents(replace(layout, steps=3000), np.random.default_rng(4))[1]
     assert float(drawn.mean()) == pytest.approx(true.mean(), rel=0.001)
     assert float(drawn.std()) == pytest.approx(true.std(), rel=0.08)

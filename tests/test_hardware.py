@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from drawn_steps import draw_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +61,7 @@ def ideal(job):
 
 
 def steps(job, n=640):
-    return prism.simulate(job, replicates=n, seed=3).step_time.to_numpy().astype(float)
+    return draw_steps(job, n, 3).step_time.to_numpy().astype(float)
 
 
 def spread(job, n=4096):

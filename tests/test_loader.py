@@ -4,6 +4,7 @@ from collections import deque
 
 import numpy as np
 import pytest
+from drawn_steps import draw_steps
 from scipy import stats
 
 import prism
@@ -58,7 +59,7 @@ def test_one_batch_ahead_is_the_larger_of_load_and_step():
     sigma = np.log1p(0.25) ** 0.5
     load = stats.lognorm(s=sigma, scale=2.5 * np.exp(-0.5 * sigma**2))
     mean = STEP + load.expect(lambda x: x - STEP, lb=STEP)
-    times = prism.simulate(made(slower(2.5, cv=0.5, prefetch=1)), 64_000, seed=1).step_time
+    times = draw_steps(made(slower(2.5, cv=0.5, prefetch=1)), 64_000, 1).step_time
     assert float(times.mean()) == pytest.approx(mean, abs=5 * float(times.std()) / 64_000**0.5)
 
 
@@ -87,7 +88,7 @@ def test_a_buffer_absorbs_what_it_does_step_by_step(prefetch, seconds, stalls):
         load += np.where(hit, rng.exponential(8.0, n), 0.0)
     step = STEP * rng.lognormal(-0.5 * spread**2, spread, n)
     job = made(slower(seconds, cv=0.3, prefetch=prefetch, **stalls), {"step": {"cv": 0.2}})
-    times = prism.simulate(job, n, seed=1).step_time
+    times = draw_steps(job, n, 1).step_time
     # 64 steps in a circle know a little less of long queues
     assert float(times.mean()) == pytest.approx(by_hand(load, step, prefetch), rel=0.006)
 

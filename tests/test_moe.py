@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from drawn_steps import draw_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_effects import body, check
@@ -60,7 +61,7 @@ def seconds(job, kernel_class):
 
 
 def times(job, n=6400):
-    return prism.simulate(job, replicates=n, seed=1).step_time.to_numpy().astype(float)
+    return draw_steps(job, n, 1).step_time.to_numpy().astype(float)
 
 
 # ------------------------------------------------------------------------------- what they hold

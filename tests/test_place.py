@@ -6,6 +6,7 @@ from math import comb
 
 import numpy as np
 import pytest
+from drawn_steps import draw_steps
 from pipeline_synth import Effects, Layout, as_production, make_trace
 
 import prism
@@ -61,7 +62,7 @@ def one_slow_stage(p, m, backward, x):
 
 def step_of(job):
     """Step of a job that does not vary [s]."""
-    return float(prism.simulate(job, replicates=64, seed=1).step_time.mean())
+    return float(draw_steps(job, 64, 1).step_time.mean())
 
 
 # ------------------------------------------------------------------------------- closed forms
@@ -241,16 +242,16 @@ def test_a_job_without_its_slow_nodes_is_the_smaller_job(noisy):
                         "fewer_layers": None}.items():  # fmt: skip
         row = found["alternatives"][name]
         if other is not None:
-            steps = prism.simulate(other, replicates=64 * 32, seed=9).step_time
+            steps = draw_steps(other, 64 * 32, 9).step_time
             for q in (0.5, 0.95):
                 figure = float(np.quantile(steps, q))
                 assert row[f"p{round(100 * q)}"] == pytest.approx(figure, rel=0.01)
         assert row["p50"] < row["p95"] < row["p99"]
-    healthy = prism.simulate(job, replicates=64 * 32, seed=9).step_time
+    healthy = draw_steps(job, 64 * 32, 9).step_time
     assert found["healthy"]["p95"] == pytest.approx(float(np.quantile(healthy, 0.95)), rel=0.01)
     now = job.replace({"cluster.node_slowdowns": dict.fromkeys(nodes, 1.3)})
     rows = {row["name"]: row for row in found["placements"]}
-    steps = prism.simulate(now, replicates=64 * 32, seed=9).step_time
+    steps = draw_steps(now, 64 * 32, 9).step_time
     assert rows[found["current"]]["p95"] == pytest.approx(float(np.quantile(steps, 0.95)), rel=0.01)
 
 

@@ -4,6 +4,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from drawn_steps import draw_steps
 from played_ops import of_kind, play
 from test_stepgraph import given, sized
 
@@ -29,7 +30,7 @@ def on_nodes(job, dependence="full", resolution="op", **cluster):
 @cache
 def steps(job, clusters, seed=5):
     """Step times [cluster, draw]."""
-    return prism.simulate(job, 64 * clusters, seed=seed).step_time.values.reshape(clusters, 64)
+    return draw_steps(job, 64 * clusters, seed).step_time.values.reshape(clusters, 64)
 
 
 def by_cluster(values):

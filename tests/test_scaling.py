@@ -10,6 +10,7 @@ import functools
 
 import numpy as np
 import pytest
+from drawn_steps import draw_steps
 
 from prism import load_job, simulate
 
@@ -75,7 +76,7 @@ def weights(size, n):
 def one_replica(name, shocked=False):
     """Steps of one replica [cluster, lane] in s."""
     job = make_job(PATHS[name], 1, STEP_SHOCK if shocked else EFFECTS)
-    return simulate(job, ONE, seed=11, threads=1).step_time.to_numpy().reshape(-1, 64)
+    return draw_steps(job, ONE, 11, threads=1).step_time.to_numpy().reshape(-1, 64)
 
 
 @functools.cache
@@ -89,7 +90,7 @@ def in_order(name, shocked):
 @functools.cache
 def sending(name, n):
     """What replicas send takes although links are fast: NCCL's channels pass it on [s]."""
-    ideal = (simulate(make_job(PATHS[name], k, {}), 64).ideal_step_time for k in (n, 1))
+    ideal = (draw_steps(make_job(PATHS[name], k, {}), 64, 1).ideal_step_time for k in (n, 1))
     return float(next(ideal)) - float(next(ideal))
 
 
@@ -109,7 +110,7 @@ def prediction(name, n, shocked=False):
 def simulated(name, n, effects):
     """Mean step time of n replicas and its standard error by cluster [s]."""
     clusters = max(256, 8192 // n)
-    result = simulate(make_job(PATHS[name], n, effects), 64 * clusters, seed=5, threads=1)
+    result = draw_steps(make_job(PATHS[name], n, effects), 64 * clusters, 5, threads=1)
     means = result.step_time.to_numpy().reshape(-1, 64).mean(axis=1)
     return float(means.mean()), float(means.std(ddof=1) / np.sqrt(means.size))
 
