@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,7 +144,8 @@ class StyledFigure(Figure):
         super().__init__(figsize=(width, height), layout="constrained")
         self._style: Any = {key: rcParams[key] for key in rcParams if key != "backend"}
 
-    def draw(self, renderer: Any) -> None:
+    @contextmanager
+    def _styled(self) -> Iterator[None]:
         """Draw names in any script and of any length, control characters made visible."""
         with rc_context(self._style), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # glyphs, and room for the axes
@@ -155,7 +156,19 @@ class StyledFigure(Figure):
                         formatter.seq = [visible(str(name)) for name in formatter.seq]
             for text in self.findobj(Text):
                 text.set_text(visible(text.get_text()))
+            yield
+
+    def draw(self, renderer: Any) -> None:
+        """Draw it in its style."""
+        with self._styled():
             super().draw(renderer)
+
+    def lay_out(self) -> None:
+        """Give everything its place, once for all formats; to save it would draw it, too."""
+        engine = self.get_layout_engine()
+        assert engine is not None
+        with self._styled():
+            engine.execute(self)
 
 
 def new_axes(ax: Axes | None, width: float = 7.2, height: float = 4.4) -> Axes:
@@ -184,6 +197,9 @@ def save_figure(ax: Axes, *paths: str | Path) -> None:
     clean = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     layout = figure.get_layout_engine()
     with rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
+        if isinstance(figure, StyledFigure) and layout is not None:
+            figure.lay_out()
+            figure.set_layout_engine(None)
         for path in paths:
             figure.savefig(path, metadata=clean.get(Path(path).suffix))
             figure.set_layout_engine(None)  # for the next; None means none by these settings alone
