@@ -23,7 +23,7 @@ from prism.simulation.tracemodel.arrays import (
     drawn_rank_table,
     step_profile,
 )
-from prism.simulation.tracemodel.graph import COMPUTE, WORKER, TraceNode, propagate, replay
+from prism.simulation.tracemodel.graph import COMPUTE, TraceNode, replay
 from prism.simulation.tracemodel.model import (
     conditioned,
     draw_durations,
@@ -368,17 +368,3 @@ def test_independent_draws_keep_variances_and_lose_what_is_shared(model):
               for g in (full, none)]  # fmt: skip
     assert shared[0] > 0.5 and abs(shared[1]) < 0.13
     assert none.measured.mean() < 0.95 * full.measured.mean()  # nobody is always slow any more
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_one_step_of_one_replica_ends_as_it_does_among_others(seed):
-    rng, nodes = np.random.default_rng(seed), []
-    for i in range(60):
-        preds = tuple(rng.choice(i, min(i, int(rng.integers(0, 4))), replace=False).tolist())
-        lags = tuple(rng.random(len(preds)).tolist()) if i % 2 else ()
-        nodes.append(TraceNode("op", "", "", "", WORKER, (0,), -1, 0, -1, preds, lags))
-    seconds = rng.normal(0.5, 1.0, (60, 1, 3))
-    together = propagate(nodes, seconds)
-    for k in range(3):
-        alone = propagate(nodes, seconds[:, :, k : k + 1])
-        np.testing.assert_array_equal(alone[..., 0], together[..., k])
