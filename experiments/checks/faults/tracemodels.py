@@ -105,8 +105,8 @@ FAULTS = [
     ),
     (
         "what the host waits for a full queue counts as its own time",
-        "length = max(0.0, until - since - (queued[there] - counted))",
-        "length = max(0.0, until - since)",
+        "max(0.0, until - since - (queued[there] - counted)) * share",
+        "max(0.0, until - since) * share",
     ),
     (
         "an optimizer's annotation ends a step where it begins",

@@ -270,7 +270,6 @@ def _host_times(
     now: dict[int, float] = {}  # per node: when it ended in the other step
     # lists, as numbers are picked out of arrays one by one slowly
     counterpart, returns = to[graph.event[on_host]].tolist(), (graph.role == "return").tolist()
-    event = graph.event.tolist()
     issued = np.where(view.on_device, view.issued, view.call).tolist()
     call, call_end, end = view.call.tolist(), view.call_end.tolist(), view.end.tolist()
     queued = np.cumsum(np.where(np.isfinite(view.call), view.queued, 0.0)).tolist()
@@ -289,17 +288,15 @@ def _host_times(
         if not until > -np.inf:
             continue
         stretch = [i]
-        while (before := graph.nodes[stretch[-1]].preds[0]) not in now and event[before] >= 0:
+        while (before := graph.nodes[stretch[-1]].preds[0]) not in now and graph.event[before] >= 0:
             stretch.append(before)
         since = max(now.get(before, view.begin), view.begin)
-        length = max(0.0, until - since - (queued[there] - counted))
+        share: Floats | float = 1.0 / len(stretch)
+        if len(stretch) > 1 and (whole := own[stretch].sum()) > 0.0:
+            share = own[stretch] / whole
+        found[stretch] = max(0.0, until - since - (queued[there] - counted)) * share
         counted = queued[there]
-        if len(stretch) > 1:
-            whole = own[stretch].sum()
-            found[stretch] = length * (own[stretch] / whole if whole > 0.0 else 1.0 / len(stretch))
-            for node in stretch[::-1]:
-                since = now[node] = since + float(found[node])
-        else:
-            found[i] = length
+        for node in stretch[::-1]:
+            since = now[node] = since + float(found[node])
         now[i] = until
     return found
