@@ -184,7 +184,7 @@ def lay_bank(
     """Lay shared-effect vectors, table[factor, row, vector] and draw[factor, vector]."""
     order = np.argsort(draw, axis=1, kind="stable").astype(np.int32)
     return engine.Bank(
-        np.ascontiguousarray(table), np.ascontiguousarray(draw), order,
+        np.array(table, order="C"), np.array(draw, order="C"), order,  # that can be written
         np.array(stream, np.int32), np.array(by_replica, np.uint8), link,
         is_global.astype(np.uint8),
     )  # fmt: skip

@@ -183,7 +183,7 @@ def _drop_trace_replicas(problem: Problem) -> Alternative:
         low=low._replace(
             member=low.member[keep], fixed_mean=low.fixed_mean[rows], fixed_var=low.fixed_var[rows]
         ),
-        bank=bank._replace(table=bank.table[:, bank_rows]),
+        bank=bank._replace(table=bank.table[:, bank_rows].copy()),
     )
     label += f", {format_count(n - keep.size, 'replica')} fewer, smaller batch"
     return Alternative("drop_nodes", label, program, keep.size / n)

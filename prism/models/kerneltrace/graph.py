@@ -291,7 +291,7 @@ def _host_times(
         while (before := graph.nodes[stretch[-1]].preds[0]) not in now and graph.event[before] >= 0:
             stretch.append(before)
         since = max(now.get(before, view.begin), view.begin)
-        share: Floats | float = 1.0 / len(stretch)
+        share: Array | float = 1.0 / len(stretch)
         if len(stretch) > 1 and (whole := own[stretch].sum()) > 0.0:
             share = own[stretch] / whole
         found[stretch] = max(0.0, until - since - (queued[there] - counted)) * share
