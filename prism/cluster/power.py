@@ -280,28 +280,19 @@ def mix_of(
     at_phi_1 = {"gemm": of.table_phi, "attention": math.pow(of.attention_phi, 1.0 / GEMM_EXPONENT)}
     slow = at_phi_1 if at_cap else {}
     sums = dict.fromkeys(Mix.__dataclass_fields__, 0.0)
-
-    def terms(kernel: Work, n: float) -> dict[str, float]:
-        kind = kind_of(kernel, memory_time)
-        seconds = {f"{kind}_s": n * kernel.duration * slow.get(kind, 1.0)}
-        if kind == "wait":
-            return seconds
-        pj = kernel.bytes * of.byte_pj
-        if kernel.flop > 0.0:
-            attention = kernel.kernel_class == "attention"
-            precision = "bf16" if kernel.kernel_class == "loss" else job.parallelism.precision
-            pj += kernel.flop * (of.attention_pj if attention else of.flop_pj(precision))
-        # a variant's durations follow its factors; it draws what the device draws
-        factor = scale.memory.time if kind == "memory" else scale.compute.time
-        return seconds | {f"{kind}_j": 1e-12 * n * pj * factor}
-
-    kernels, known = list(kernels), dict[tuple[int, float], dict[str, float]]()
-    for kernel, n in kernels:  # layers are of the same kernels
-        key = id(kernel), n
-        if key not in known:
-            known[key] = terms(kernel, n)
-        for name, value in known[key].items():
-            sums[name] += value
+    for kernel, n in kernels:
+        kind, seconds = kind_of(kernel, memory_time), n * kernel.duration
+        seconds *= slow.get(kind, 1.0)
+        sums[f"{kind}_s"] += seconds
+        if kind != "wait":
+            pj = kernel.bytes * of.byte_pj
+            if kernel.flop > 0.0:
+                attention = kernel.kernel_class == "attention"
+                precision = "bf16" if kernel.kernel_class == "loss" else job.parallelism.precision
+                pj += kernel.flop * (of.attention_pj if attention else of.flop_pj(precision))
+            # a variant's durations follow its factors; it draws what the device draws
+            factor = scale.memory.time if kind == "memory" else scale.compute.time
+            sums[f"{kind}_j"] += 1e-12 * n * pj * factor
     sums["wait_s"] += wait_s
     return Mix(**sums)
 

@@ -9,7 +9,6 @@ kernels and messages, or, simulated kernel by kernel, what another placement add
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
 from prism.workload.kernels import GAPS, ChunkWork, Kernel
@@ -42,15 +41,11 @@ class Host(NamedTuple):
         spans = [[0.0, 0.0]]  # host over device, by pass, between two waits of the host [s]
         passes = work.forward, work.backward
         for i, kernels in enumerate(passes):
-            here, launch_s = 0.0, self.launch_s[i]
             for k in kernels:
-                if k.kernel_class == GAPS and blocks(k):
-                    spans[-1][i], here = here, 0.0
+                if blocks(k):
                     spans.append([0.0, 0.0])
                     continue
-                between = 0.0 if k.group else self.gap_s * k.launches  # gaps of the device
-                here += k.launches * launch_s - k.duration - between
-            spans[-1][i] = here
+                spans[-1][i] += k.launches * self.launch_s[i] - k.duration - self._between(k)
         if len(spans) > 1:  # what follows the last wait goes on in the next microbatch
             first = spans.pop(0)
             spans[-1] = [sum(pair) for pair in zip(spans[-1], first, strict=True)]
@@ -62,21 +57,24 @@ class Host(NamedTuple):
         launches = [sum(k.launches for k in kernels) for kernels in passes]
         return [s / n if s else 0.0 for s, n in zip(late, launches, strict=True)]
 
+    def _between(self, kernel: Kernel) -> float:
+        """Gaps of the device after a kernel's launches [s]."""
+        return self.gap_s * kernel.launches * (not kernel.group)
+
     def _spaced(self, kernels: tuple[Kernel, ...], late_s: float) -> tuple[Kernel, ...]:
         """Put gaps before each collective and at the end; each launch is late by some time."""
         out: list[Kernel] = []
         gap_s = behind_s = 0.0
         for k in kernels:
-            if k.kernel_class == GAPS and blocks(k):
+            if blocks(k):
                 gap_s += self.wait_s
                 continue
-            between, late = self.gap_s * k.launches, k.launches * late_s
             if k.group:
                 out += _gap(gap_s, behind_s)
-                gap_s = behind_s = between = 0.0
+                gap_s = behind_s = 0.0
             out.append(k)
-            behind_s += late
-            gap_s += between + late
+            behind_s += k.launches * late_s
+            gap_s += self._between(k) + k.launches * late_s
         return (*out, *_gap(gap_s, behind_s))
 
 
@@ -85,7 +83,6 @@ def blocks(kernel: Kernel) -> bool:
     return kernel.kernel_class == GAPS and kernel.name.endswith(BLOCKS.name)
 
 
-@lru_cache(maxsize=1024)  # layers are alike
 def _gap(seconds: float, behind_s: float) -> tuple[Kernel, ...]:
     gap = Kernel(GAPS, GAPS, seconds, 0.0, 0.0, "residual/memory", behind_s=behind_s)
     return (gap,) * (seconds > 0.0)

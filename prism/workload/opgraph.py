@@ -207,7 +207,7 @@ class _Slots:
             heapq.heappush(self.free, slot)
 
 
-def nominal_step(builder: Builder) -> float:
+def step_seconds(builder: Builder) -> float:
     """Seconds of the step that `build_arrays` lays, without laying it."""
     nominal = [*map(nominal_duration, builder.types), 0.0]
     preds, is_global, type_of, *_ = zip(*builder.nodes, strict=True)

@@ -17,7 +17,7 @@ from prism.jobs.job import Job
 from prism.jobs.pipelineshape import Action, Schedule, VirtualStages, play_rows
 from prism.jobs.schedule import make_schedule
 from prism.workload.build import Collective, Workload
-from prism.workload.opgraph import START, Builder, OpType, StepGraph, build_arrays, nominal_step
+from prism.workload.opgraph import START, Builder, OpType, StepGraph, build_arrays, step_seconds
 
 Message = tuple[str, int, int]  # kind, virtual stage, microbatch
 
@@ -349,7 +349,7 @@ def job_graph(job: Job, workload: Workload, microbatches: int, resolution: str =
 
 def job_seconds(job: Job, workload: Workload, microbatches: int) -> float:
     """Nominal seconds of a job's step, with a given number of microbatches."""
-    return nominal_step(_StepBuilder(workload, *_laid_out(job, workload, microbatches)).build()[0])
+    return step_seconds(_StepBuilder(workload, *_laid_out(job, workload, microbatches)).build()[0])
 
 
 def _laid_out(

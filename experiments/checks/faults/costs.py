@@ -118,8 +118,8 @@ FAULTS = [
     ),
     (
         "kernels follow each other without gaps",
-        "gap_s += between + late",
-        "gap_s += late",
+        "gap_s += self._between(k) + k.launches * late_s",
+        "gap_s += k.launches * late_s",
     ),
     (
         "recomputation in PyTorch runs the layer's last product too",
